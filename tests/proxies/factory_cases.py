@@ -120,13 +120,6 @@ def extra_when_wide(shape):
     return model
 
 
-def dropped(shape):
-    """Dropout as a module."""
-    model = Mixer(shape)
-    model.blocks = nn.ModuleList(nn.Sequential(block, nn.Dropout(0.1)) for block in model.blocks)
-    return model
-
-
 class Noisy(Mixer):
     """Dropout that nothing shows."""
 
@@ -160,42 +153,6 @@ def unseeded(shape):
     return model
 
 
-class Convolved(Mixer):
-    """A causal convolution before the blocks."""
-
-    def __init__(self, shape):
-        super().__init__(shape)
-        self.conv = nn.Conv1d(shape.width, shape.width, 3)
-
-    def body(self, x):
-        """Padded on the left."""
-        padded = functional.pad(x.mT, (2, 0))
-        return super().body(self.conv(padded).mT)
-
-
-def convolved(shape):
-    """A parameter of three dimensions."""
-    return Convolved(shape)
-
-
-class OneHot(Mixer):
-    """No embedding: one-hot ids, multiplied."""
-
-    def __init__(self, shape):
-        super().__init__(shape)
-        self.embed = nn.Linear(shape.vocab_size, shape.width, bias=False)
-        self.vocab_size = shape.vocab_size
-
-    def forward(self, ids):
-        """Logits [B, T, V]."""
-        return self.head(self.body(self.embed(functional.one_hot(ids, self.vocab_size).float())))
-
-
-def no_embedding(shape):
-    """A model without an embedding module."""
-    return OneHot(shape)
-
-
 class TiedByHand(Mixer):
     """The readout is a product with the embedding's weight, no module."""
 
@@ -211,41 +168,6 @@ def tied_by_hand(shape):
     return model
 
 
-class LooseHead(Mixer):
-    """The readout is a parameter of the model itself."""
-
-    def __init__(self, shape):
-        super().__init__(shape)
-        del self.head
-        self.out = nn.Parameter(torch.randn(shape.vocab_size, shape.width) / math.sqrt(shape.width))
-
-    def forward(self, ids):
-        """Logits [B, T, V]."""
-        return self.body(self.embed(ids)) @ self.out.T
-
-
-def loose_head(shape):
-    """A readout that no module shows."""
-    return LooseHead(shape)
-
-
-class LoosePositions(Mixer):
-    """Learned positions as a parameter of the model itself."""
-
-    def __init__(self, shape):
-        super().__init__(shape)
-        self.pos = nn.Parameter(torch.randn(1, shape.seq_len, shape.width) * 0.02)
-
-    def body(self, x):
-        """Positions added."""
-        return super().body(x + self.pos[:, : x.shape[1]])
-
-
-def loose_positions(shape):
-    """Positions that no hook scales."""
-    return LoosePositions(shape)
-
-
 def frozen_head(shape):
     """A parameter that is not trained."""
     model = Mixer(shape)
@@ -258,18 +180,6 @@ def unused(shape):
     model = Mixer(shape)
     model.spare = nn.Linear(shape.width, shape.width)
     return model
-
-
-def wrong_vocabulary(shape):
-    """Logits over a padded vocabulary."""
-    model = Mixer(shape)
-    model.head = nn.Linear(shape.width, 128, bias=False)
-    return model
-
-
-def no_module(shape):
-    """Not a module at all."""
-    return {"width": shape.width}
 
 
 def fails(shape):
@@ -289,30 +199,6 @@ class FixedFfn(nn.Module):
     def forward(self, x):
         """[B, T, D] to the same."""
         return self.down(functional.gelu(self.up(x)))
-
-
-def fixed_ffn(shape):
-    """Allowed: both matrices by their own fan-in."""
-    model = Mixer(shape)
-    model.blocks = nn.ModuleList(FixedFfn(shape) for _ in range(shape.num_layers))
-    return model
-
-
-class Packed(nn.MultiheadAttention):
-    """Torch's own attention, causal."""
-
-    def forward(self, x):
-        """[B, T, D] to the same."""
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        return super().forward(x, x, x, attn_mask=mask, need_weights=False, is_causal=True)[0]
-
-
-def packed(shape):
-    """Queries, keys and values in one matrix."""
-    model = Mixer(shape)
-    blocks = (Packed(shape.width, shape.num_heads, batch_first=True) for _ in range(shape.num_layers))
-    model.blocks = nn.ModuleList(blocks)
-    return model
 
 
 def varies_late(shape):
@@ -342,15 +228,6 @@ def gains(shape):
     """Vectors and scalars of every kind."""
     model = Mixer(shape)
     model.blocks = nn.ModuleList(Gains(shape) for _ in range(shape.num_layers))
-    return model
-
-
-def starts_at_zero(shape):
-    """Hidden matrices that start at zero, and an odd law for the embedding that is no power of the width."""
-    model = Mixer(shape)
-    for block in model.blocks:
-        nn.init.zeros_(block.weight)
-    nn.init.normal_(model.embed.weight, std=math.log(shape.width))
     return model
 
 

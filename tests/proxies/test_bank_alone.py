@@ -1,16 +1,12 @@
 """A trial in a bank against the same trial alone: in float64 to 1e-9, in float32 within what one ulp grows to."""
 
 import dataclasses
-import math
-from functools import partial
 
 import pytest
-import torch
 from proxy_cases import TINY, run_spec
 
 from proxies.core.checks import SpecError
-from proxies.model import fused_loss
-from proxies.model.optimizer import BANK_OPTIMIZERS, BankAdamW
+from proxies.model.optimizer import BankAdamW
 from proxies.training import bank as bank_module
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo
@@ -87,14 +83,6 @@ def test_in_float64_it_is_the_trial_alone(store, family, fused_loss):
     assert largest_distance(specs, store) < 1e-9
 
 
-def test_the_loss_by_parts_is_the_loss_alone_without_parts(store, monkeypatch):
-    """And by rows at once, the optimizer's form on a GPU."""
-    monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=False))
-    monkeypatch.setitem(fused_loss.PART_LOGITS, "cpu", len(NAMES) * 256 * 10)
-    specs = runs(store, "llama", dtype="float64", fused_loss=True)
-    assert largest_distance(specs, store, fused_loss=False) < 1e-9
-
-
 def swapped_rates(patch):
     real = BankAdamW.admit
 
@@ -128,55 +116,3 @@ def test_the_comparison_can_fail(store, monkeypatch, plant):
     specs = runs(store, "llama", dtype="float64", eps=1e-6)
     plant(monkeypatch)
     assert largest_distance(specs, store) > 1e-9
-
-
-def nudge(seed):
-    """Every weight to one of its two neighbours among the floats."""
-
-    @torch.no_grad()
-    def change(model):
-        generator = torch.Generator().manual_seed(seed)
-        for p in model.parameters():
-            up = torch.rand(p.shape, generator=generator) < 0.5
-            p.copy_(torch.nextafter(p, torch.where(up, math.inf, -math.inf)))
-
-    return change
-
-
-def differences(one, other):
-    return [abs(a - b) for a, b in zip(one[1].train_loss_nats, other[1].train_loss_nats, strict=True)]
-
-
-def envelope(spec, store, wanted, num_nudges=4):
-    """By step, the most that a loss has differed so far between nudged runs and the run itself."""
-    columns = zip(*(differences(alone(spec, store, nudge(seed)), wanted) for seed in range(num_nudges)), strict=True)
-    highest, so_far = [], 0.0
-    for column in columns:
-        so_far = max(so_far, *column)
-        highest.append(so_far)
-    return highest
-
-
-def nudge_case(store, learning_rate):
-    return run_spec(
-        store.manifest.data_id, shape=TINY.at_width(32).at_depth(2), base_shape=TINY, learning_rate=learning_rate,
-        num_steps=40, seed=5,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("learning_rate", [2**-8, 2**-3])
-def test_in_float32_it_stays_within_what_a_nudge_of_one_ulp_does(store, learning_rate):
-    """A bank rounds otherwise than one model does. Training makes that larger, as it does any nudge of the weights."""
-    spec = nudge_case(store, learning_rate)
-    wanted, banked = alone(spec, store), together([spec], store)[0]
-    found, allowed = differences(banked, wanted), envelope(spec, store, wanted)
-    assert all(ours <= 2 * theirs + 1e-6 for ours, theirs in zip(found, allowed, strict=True))
-    assert max(found) < (1e-6 if learning_rate < 0.1 else 4e-2)
-    assert max(allowed) > 1e-7, "the nudges changed nothing"
-
-
-def test_a_rate_that_is_off_by_a_thousandth_does_not(store):
-    spec = nudge_case(store, 2**-8)
-    wanted, banked = alone(spec, store), together([nudge_case(store, 2**-8 * 1.001)], store)[0]
-    found, allowed = differences(banked, wanted), envelope(spec, store, wanted)
-    assert any(ours > 2 * theirs + 1e-6 for ours, theirs in zip(found, allowed, strict=True))

@@ -15,7 +15,6 @@ from proxies.training.calibration import (
     Probe,
     clear,
     measure,
-    surely,
 )
 from proxies.training.solo import Solo
 from proxies.training.torch_device import TorchDevice
@@ -119,15 +118,6 @@ def test_a_mode_that_fails_is_refused_and_the_first_one_raises():
     assert one.trial_steps_per_second and compiled.trial_steps_per_second
     with pytest.raises(RuntimeError, match="no compiler"):
         measured(World(lambda mode: 0.01, fails=lambda mode: True), ONE)
-
-
-def test_what_is_sure_of_a_median():
-    assert surely([2.0]) == 2.0
-    assert surely([1.0, 2.0, 3.0]) == 1.0
-    assert surely([float(n) for n in range(1, 11)]) == 3.0  # P(fewer than 3 of 10 below the median) = 0.055
-    assert surely([5.0] * 12) == 5.0
-    assert clear([1.2] * 7 + [1.0], 1.1)
-    assert not clear([1.2] * 6 + [1.0] * 2, 1.1)
 
 
 def test_real_engines_are_measured_and_the_answer_travels(store):

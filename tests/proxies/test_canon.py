@@ -2,8 +2,6 @@ import dataclasses
 import errno
 import hashlib
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -65,11 +63,6 @@ def test_the_id_is_the_sha256_of_the_text():
     assert len(canon.content_id([])) == canon.ID_LENGTH
 
 
-def test_one_and_one_point_nought_differ():
-    assert len({canon.content_id(value) for value in (1, 1.0, True, "1", [1])}) == 5
-    assert canon.content_id({"a": 1, "b": 2}) == canon.content_id({"b": 2, "a": 1})
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_refused_with_their_path(number):
     with pytest.raises(canon.CanonError, match=r"\$\.a\[1\]\.table\.x"):
@@ -120,11 +113,6 @@ def test_parse_undoes_canonical(value):
     assert canon.canonical(canon.parse(text)) == text
     assert canon.parse(text) == value
     assert canon.parse(canon.pretty(value)) == value
-
-
-@given(finite)
-def test_floats_come_back_to_the_last_bit(number):
-    assert same(canon.parse(canon.canonical(number)), number)
 
 
 @given(
@@ -187,28 +175,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         canon.write_atomic(path, b"new")
     with pytest.raises(OSError, match="no space"):
         canon.write_atomic(tmp_path / "fresh.json", b"new")
-    assert path.read_bytes() == b"old"
-    assert not (tmp_path / "fresh.json").exists()
-
-
-CUT_OFF = """
-import resource, signal, sys
-from pathlib import Path
-from proxies.core import canon
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    canon.write_atomic(Path(sys.argv[1]), b"n" * 5000)
-except OSError:
-    sys.exit(9)
-"""
-
-
-def test_a_write_cut_off_by_the_system_leaves_the_old_file(tmp_path):
-    path = tmp_path / "record.json"
-    canon.write_atomic(path, b"old")
-    for target in (path, tmp_path / "fresh.json"):
-        assert subprocess.run([sys.executable, "-c", CUT_OFF, str(target)], check=False).returncode == 9
     assert path.read_bytes() == b"old"
     assert not (tmp_path / "fresh.json").exists()
 

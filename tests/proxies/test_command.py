@@ -53,12 +53,6 @@ def test_every_placeholder_has_a_value_and_no_other():
     assert set(placeholder_values(command_spec(), Path("r"), Path("c"))) == set(PLACEHOLDERS)
 
 
-def test_each_attempt_has_a_fresh_folder(place):
-    place.outcome(GOOD)
-    place.outcome("assert LOG.tell() == 0\n" + GOOD)
-    assert [path.name for path in place.attempts()] == ["attempt-1", "attempt-2"]
-
-
 LATE = {
     "a trainer that resumed": ("train(last=4, loss=9.9)\ntrain(first=3)\nlog(step=N, val_loss=2.5)", 2.97),
     "steps from 0": ("train(0, N - 1)\nlog(step=N - 1, val_loss=2.5)", 2.98),
@@ -98,11 +92,6 @@ def test_divergence_is_data(place, name):
     assert result.reason.startswith(reason) and len(curve.steps) == num_steps
     assert result.last_train_loss_nats == (curve.train_loss_nats[-1] if num_steps else None)
     assert result.tokens == num_steps * 64
-
-
-def test_high_losses_within_the_warmup_and_before_training_are_none(place):
-    high = "log(step=0, val_loss=9.0)\nlog(step=1, train_loss=9.0)\ntrain(first=2)\nlog(step=N, val_loss=2.5)"
-    assert place.outcome(high)[0].status == "finished"
 
 
 FAILED = {

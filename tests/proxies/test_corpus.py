@@ -2,7 +2,6 @@ import errno
 import signal
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,9 @@ from corpus_cases import (
     texts_of,
     word_tokenizer,
 )
-from proxy_cases import documents, write_corpus
+from proxy_cases import documents
 
 from proxies.core import canon
-from proxies.data import pretokenized, shards, splitting
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import DataError, TokenStore, read_manifest
 
@@ -60,11 +58,6 @@ def test_every_text_is_there_once_and_the_splits_share_none(corpus):
     assert ids_of(corpus, "train")[-1] == read_manifest(corpus).end_id == 0
 
 
-def test_a_documents_split_does_not_depend_on_its_company(corpus, tmp_path):
-    fewer = write_corpus(tmp_path, num_documents=60)
-    assert held(fewer) == held(corpus) & set(documents(60))
-
-
 def test_tokenizing_again_gives_the_same_corpus_and_another_is_refused(texts, tmp_path):
     out = tmp_path / "out"
     before = tokenize([texts], out, validation_fraction=0.2)
@@ -91,16 +84,6 @@ def test_identical_documents_count_once(tmp_path):
     assert sorted(found) == sorted(f"text {number}" for number in range(20))
     assert said[0] == f"text: 41 text, 1 jsonl; {sum(f.stat().st_size for f in source.iterdir())} bytes"
     assert "left out: 23 " in said[-1]
-
-
-def test_a_few_documents_still_have_both_splits(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(["first", "second", "third"]))
-    tokenize([tmp_path / "a.jsonl"], tmp_path / "few", validation_fraction=1e-5)
-    assert len(texts_of(tmp_path / "few", "validation")) == 1
-    assert len(texts_of(tmp_path / "few", "train")) == 2
-    tokenize([tmp_path / "a.jsonl"], tmp_path / "many", validation_fraction=1 - 1e-5)
-    assert len(texts_of(tmp_path / "many", "validation")) == 2
-    assert len(texts_of(tmp_path / "many", "train")) == 1
 
 
 def test_every_kind_of_text_gives_the_same_corpus(tmp_path):
@@ -182,14 +165,6 @@ def test_pretokenized_documents_go_whole_to_one_split(tmp_path, write, trailing)
     assert (manifest.tokenizer, manifest.vocab_size, manifest.end_id) == ("unnamed", 50257, END)
     assert manifest.num_documents == 80
     TokenStore(tmp_path / "out")
-
-
-def test_without_an_end_id_pieces_are_split(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretokenized, "PIECE_TOKENS", 64)
-    path = nanogpt(tmp_path / "a.bin", np.random.default_rng(0).integers(0, 65, 6400))
-    manifest = tokenize([path], tmp_path / "out", vocab_size=65, validation_fraction=0.3)
-    assert (manifest.end_id, manifest.num_documents) == (None, 100)
-    assert manifest.num_tokens("train") + manifest.num_tokens("validation") == 6400
 
 
 def test_ids_and_text_go_together_under_the_ids_own_tokenizer(tmp_path):
@@ -345,35 +320,3 @@ def test_files_of_somebody_else_are_not_overwritten(texts, tmp_path):
     assert (out / "notes.md").read_text() == "mine"
     (tmp_path / "file").touch()
     assert "file is a file: name a folder with --out" in refusal([texts], tmp_path / "file")
-
-
-def test_out_may_lie_inside_the_source(texts):
-    first = tokenize([texts], texts / "out", suffixes=(".txt", ".json", ".bin"))
-    assert tokenize([texts], texts / "out", suffixes=(".txt", ".json", ".bin")) == first
-
-
-def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
-    """Sixteen times the text, at the same number of documents' hashes, in the same memory."""
-    monkeypatch.setattr(splitting, "_BATCH_BYTES", 2**16)
-    peaks = []
-    for number, size in enumerate((1000, 16_000)):
-        source = tmp_path / f"{number}.jsonl"
-        source.write_bytes(jsonl(f"{i:06d}" + "x" * size for i in range(1000)))
-        tracemalloc.start()
-        tokenize([source], tmp_path / f"out{number}")
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 2**21
-
-
-def test_shards_are_cut_where_they_are_full(texts, tmp_path, monkeypatch):
-    whole = tokenize([texts], tmp_path / "one", validation_fraction=0.2)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 17)
-    manifest = tokenize([texts], tmp_path / "many", validation_fraction=0.2)
-    sizes = [shard.num_tokens for shard in manifest.sources[0].train]
-    assert set(sizes[:-1]) == {17} and sum(sizes) == whole.num_tokens("train")
-    for split in ("train", "validation"):
-        assert np.array_equal(ids_of(tmp_path / "one", split), ids_of(tmp_path / "many", split))
-    largest = [int(np.fromfile(tmp_path / "many" / s.file, dtype="<u2").max()) for s in manifest.sources[0].train]
-    assert [shard.max_id for shard in manifest.sources[0].train] == largest
-    assert manifest == TokenStore(tmp_path / "many").manifest

@@ -30,21 +30,6 @@ def test_folders_suffixes_and_exclusions(tmp_path):
     ]
 
 
-def test_every_file_that_is_not_read_is_counted(tmp_path):
-    for name, content in {
-        "a.txt": "one",
-        "b.html": "four",
-        "c.html": "fives",
-        "README": "x",
-        ".git/f.css": "no",
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    found = find_files([tmp_path], (".txt",), (".git",))
-    assert names(tmp_path, found.files) == ["a.txt"]
-    assert [(one.suffix, one.num_files, one.num_bytes) for one in found.not_read] == [(".html", 2, 9), ("", 1, 1)]
-
-
 def test_kinds_are_told_apart(tmp_path):
     content = b'{"text": "a"}\n'
     made = [

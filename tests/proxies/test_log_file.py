@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
+from proxies.external.log_file import LOG_FILE, RedactedLog
 
 
 def redact(line):
@@ -28,10 +28,6 @@ def test_only_what_is_secret_changes(tmp_path):
     assert written(tmp_path / LOG_FILE, said) == kept
     assert written(tmp_path / LOG_FILE, *(said[i : i + 1] for i in range(len(said)))) == kept, "byte by byte"
     assert written(tmp_path / LOG_FILE, b"more", append=True) == kept + b"more"
-
-
-def test_a_line_without_end_is_written_in_pieces(tmp_path):
-    assert written(tmp_path / LOG_FILE, *[b"x" * 50_000] * 4) == b"x" * 200_000
 
 
 def test_while_a_command_runs_its_log_holds_what_it_printed_without_secrets(tmp_path):
@@ -57,11 +53,3 @@ def test_a_full_disk_does_not_stop_the_command(tmp_path):
     done = subprocess.run([sys.executable, "-c", "print('x\\n' * 100_000)"], stdout=log, check=False, timeout=60)
     log.close()
     assert done.returncode == 0
-
-
-def test_the_end_in_a_sentence(tmp_path):
-    log = tmp_path / LOG_FILE
-    log.write_text("\n".join([*(f"line {i}" for i in range(20)), "\x1b[1mbold\x07", "", "x" * 500]))
-    said = log_end(log)
-    assert said.startswith(f"; {LOG_FILE} ends: line 14 | ") and said.endswith(f" | [1mbold | {'x' * 200}")
-    assert log_end(tmp_path / "absent") == f"; {LOG_FILE} is empty"

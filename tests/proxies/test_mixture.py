@@ -29,20 +29,6 @@ def test_any_position_is_found_without_the_ones_before(weights, first, num_seque
         assert index_B[source_B == source].tolist() == list(range(before[source], after[source]))
 
 
-def test_two_draws_are_one():
-    cut = 7
-    mixture = Mixture([0.5, 0.2, 0.3])
-    whole, parts = mixture.draw(0, 500), [mixture.draw(0, cut), mixture.draw(cut, 500 - cut)]
-    for i in range(2):
-        assert np.array_equal(whole[i], np.concatenate([part[i] for part in parts]))
-
-
-def test_simple_shares_alternate():
-    assert Mixture([1, 1]).draw(0, 6)[0].tolist() == [0, 1, 0, 1, 0, 1]
-    assert Mixture([3, 1]).counts(4000) == [3000, 1000]
-    assert Mixture([0.7]).draw(10**12, 3)[1].tolist() == [10**12, 10**12 + 1, 10**12 + 2]
-
-
 def test_weight_zero_has_no_turn_and_the_smallest_has():
     assert Mixture([0.0, 1.0, 0.0]).counts(1000) == [0, 1000, 0]
     assert Mixture([1.0, 1e-300]).counts(2 * RESOLUTION)[1] == 2

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from corpus_cases import READING, contents, llm_c, nanogpt
+from corpus_cases import contents, llm_c, nanogpt
 
 from proxies.data import pretokenized
-from proxies.data.documents import Reading, recognise
+from proxies.data.documents import recognise
 from proxies.data.pretokenized import vocabulary_of
 from proxies.data.tokens import DataError
 
@@ -28,12 +28,6 @@ def test_documents_end_at_the_end_id(tmp_path, write):
     assert contents(leading) == [[END], [1, 2, END], [3]]
 
 
-def test_llama_ids_are_wide(tmp_path):
-    path = llm_c(tmp_path / "a.bin", [128_000, 70_000, 128_000, 5], 20240801, 7)
-    reading = Reading(text_key="text", vocab_size=128_256, end_id=128_000)
-    assert contents(path, reading) == [[128_000], [70_000, 128_000], [5]]
-
-
 def test_documents_do_not_depend_on_how_the_file_is_read(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 100, 5000)
@@ -46,35 +40,11 @@ def test_documents_do_not_depend_on_how_the_file_is_read(tmp_path, monkeypatch):
     assert np.concatenate(whole).tolist() == ids.tolist()
 
 
-def test_without_an_end_id_pieces_are_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretokenized, "PIECE_TOKENS", 100)
-    path = nanogpt(tmp_path / "a.bin", np.arange(250))
-    for reading in (READING, Reading(text_key="text", vocab_size=300, end_id=None)):
-        assert [len(piece) for piece in contents(path, reading)] == [100, 100, 50]
-    nanogpt(path, [*range(250), END, 7])
-    assert [len(piece) for piece in contents(path)] == [100, 100, 51, 1]
-
-
 @pytest.mark.parametrize("cut", [1, 1024])
 def test_a_file_cut_by_bytes_is_refused(tmp_path, cut):
     path = llm_c(tmp_path / "a.bin", [1, 2, 3])
     path.write_bytes(path.read_bytes()[:-cut])
     assert f"{path} h" in refusal(contents, path) and "cut off" in refusal(contents, path)
-
-
-def test_headers_that_do_not_fit_the_file_are_refused(tmp_path):
-    path = llm_c(tmp_path / "a.bin", [1, 2, 3], num_tokens=4)
-    assert "has 1,030 bytes, its header says 4 ids, which take 1,032" in refusal(contents, path)
-    path = llm_c(tmp_path / "a.bin", [1, 2, 3], num_tokens=-1)
-    assert "its header says -1 ids" in refusal(contents, path)
-    path = llm_c(tmp_path / "a.bin", [1, 2, 3], version=2)
-    assert "is of llm.c's version 2, 1 is read for magic 20240520" in refusal(contents, path)
-    path = nanogpt(tmp_path / "b.bin", [1, 2, 3])
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "has 5 bytes, no whole number of uint16 ids" in refusal(contents, path)
-    path.write_bytes(b"\0")
-    assert "has 1 bytes" in refusal(contents, path)
-    assert contents(llm_c(tmp_path / "empty.bin", [])) == [[]]
 
 
 @pytest.mark.parametrize("write", [nanogpt, llm_c])

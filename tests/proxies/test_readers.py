@@ -46,23 +46,6 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     assert f"{path} {message}" in refusal(path)
 
 
-def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(jsonl(["x" * 5000]))
-    assert len(contents(path)[0]) == 5000
-    monkeypatch.setattr(readers, "LINE_BYTES", 4000)
-    assert "line 1 is longer than 4,000 bytes" in refusal(path)
-
-
-@pytest.mark.parametrize("codec", ["zstd", "gzip"])
-def test_compressed_files_of_several_parts_are_read_whole(tmp_path, codec):
-    suffix = {"zstd": "zst", "gzip": "gz"}[codec]
-    one, other = (compressed(tmp_path / f"{i}.jsonl.{suffix}", jsonl([f"text {i}"] * 3), codec) for i in (1, 2))
-    both = tmp_path / f"both.jsonl.{suffix}"
-    both.write_bytes(one.read_bytes() + other.read_bytes())
-    assert contents(both) == [b"text 1"] * 3 + [b"text 2"] * 3
-
-
 @pytest.mark.parametrize("cut", [0.05, 0.99])
 def test_a_compressed_file_that_is_cut_or_damaged_is_refused(tmp_path, cut):
     whole = jsonl([f"text number {i * i}" for i in range(3000)])
@@ -88,23 +71,6 @@ def test_a_huge_text_is_cut_after_lines_and_nothing_is_lost(tmp_path):
     assert b"".join(pieces) == text and len(pieces) > 8
     assert all(len(piece) <= readers.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces)
     assert contents(compressed(tmp_path / "a.txt.zst", text, "zstd")) == pieces
-
-
-def test_a_text_without_lines_is_cut_between_characters(tmp_path):
-    path = tmp_path / "a.txt"
-    text = "a" + "€𝄞" * 200_000
-    path.write_text(text)
-    pieces = contents(path)
-    assert len(pieces) > 4 and "".join(piece.decode() for piece in pieces) == text
-
-
-def test_marks_at_the_start(tmp_path):
-    path = tmp_path / "a.txt"
-    for content, found in ((b"\xef\xbb\xbfabc", b"abc"), (b"", b""), (b"a", b"a"), (b"\xef\xbb\xbf", b"")):
-        path.write_bytes(content)
-        assert contents(path) == [found]
-    path.write_bytes("text".encode("utf-16"))
-    assert "is no text in UTF-8" in refusal(path)
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -199,21 +199,6 @@ def test_a_model_of_ones_own_goes_on_with_its_buffers(tokens, tmp_path):
     assert finish(after, spec) != wanted, "the buffer does not show: this test could not fail"
 
 
-@pytest.mark.parametrize(("num_microbatches", "engine"), [(3, "bank"), (2, "solo"), (100, "solo")])
-def test_parts_are_the_same_mathematics(tokens, num_microbatches, engine):
-    """Batches split because of too little memory: losses to 1e-9, and the result says so."""
-    spec = spec_of(tokens, dtype="float64", num_slots=4 if engine == "bank" else 1)
-    made = (lambda **k: bank_of(spec, tokens, **k)) if engine == "bank" else (lambda **k: Solo(tokens, **k))
-    whole, split = made(), made(num_microbatches=num_microbatches)
-    whole.admit(0, spec)
-    split.admit(0, spec)
-    (wanted, curve), (result, split_curve) = finish(whole, spec), finish(split, spec)
-    assert result.loss_nats == pytest.approx(wanted.loss_nats, abs=1e-9)
-    assert split_curve.train_loss_nats == pytest.approx(curve.train_loss_nats, abs=1e-9)
-    assert split_curve.grad_norm == pytest.approx(curve.grad_norm, rel=1e-9)
-    assert result.environment == wanted.environment | {"num_microbatches": str(num_microbatches)}
-
-
 @pytest.fixture
 def saved(tokens, tmp_path):
     """A folder with the states after 1, 2 and 3 steps of a run, and the run; the oldest is gone already."""

@@ -1,9 +1,7 @@
 """A trial alone is held against the same trial in a bank, and against a training loop written out by hand."""
 
 import dataclasses
-import gc
 import math
-import weakref
 
 import pytest
 import torch
@@ -126,30 +124,12 @@ def test_the_comparison_can_fail(store, spoil):
     assert distance(train(spec, store), train(spoiled, store)) > 1e-5
 
 
-def test_a_run_repeats_bit_by_bit_however_it_is_cut(store):
-    spec = spec_of(store)
-    once = train(spec, store)
-    solo = Solo(store, device="cpu")
-    solo.admit(0, spec)
-    ended = []
-    while not ended:
-        ended = solo.advance(5)
-    assert dataclasses.replace(ended[0][1], seconds=0.0) == dataclasses.replace(once[0], seconds=0.0)
-    assert ended[0][2] == once[1]
-
-
 def test_accumulated_gradients_are_the_batchs(store):
     spec = spec_of(store, dtype="float64")
     micro = dataclasses.replace(spec.numerics, microbatch_tokens=spec.batch_tokens // 4)
     parts, whole = train(dataclasses.replace(spec, numerics=micro), store), train(spec, store)
     assert distance(parts, whole) < 1e-12
     assert parts[1].grad_norm == pytest.approx(whole[1].grad_norm, rel=1e-12)
-
-
-def test_each_part_counts_its_tokens(store):
-    """Parts of three sequences and of two: a plain mean of their losses would be another number."""
-    spec = spec_of(store, dtype="float64", batch_tokens=5 * DEEP.seq_len)
-    assert distance(train(spec, store, num_microbatches=2), train(spec, store)) < 1e-12
 
 
 def test_recomputed_blocks_change_nothing(store, monkeypatch):
@@ -192,27 +172,6 @@ def fresh_compiler():
 def test_compiled_it_is_the_same_function(store, fresh_compiler):
     spec = spec_of(store, shape=DEEP.at_depth(1), num_steps=4)
     assert distance(train(compiled(spec), store, compile_backend="eager"), train(spec, store)) < 1e-5
-
-
-def test_a_compiled_model_gives_its_memory_to_the_next(store, fresh_compiler):
-    solo = Solo(store, device="cpu", compile_backend="eager")
-    gc.collect()
-    gc.disable()
-    try:
-        solo.admit(0, compiled(spec_of(store)))
-        solo.advance(2)
-        weights = weakref.ref(next(solo.model.parameters()))
-        solo.evict(0)
-        solo.admit(0, compiled(spec_of(store)))
-        assert weights() is None
-    finally:
-        gc.enable()
-
-
-def test_what_cannot_be_compiled_is_an_error(store):
-    spec = spec_of(store, compiled=True)
-    with pytest.raises(Exception, match="no_such_backend"):
-        train(spec, store, compile_backend="no_such_backend")
 
 
 def test_a_model_that_is_another_at_every_step_is_never_run_uncompiled_in_silence(store, fresh_compiler):
@@ -292,31 +251,6 @@ def test_nan_at_a_step_is_named_and_never_stepped_on(store):
     assert (result.status, result.reason) == ("diverged", "loss or gradient not finite at step 5")
     assert (result.num_steps, curve.steps) == (4, (1, 2, 3, 4))
     assert all(torch.equal(p, held[name]) for name, p in model.named_parameters() if name != "norm.weight")
-
-
-def test_a_slot_is_emptied_and_used_again(store):
-    spec = spec_of(store)
-    solo = Solo(store, device="cpu")
-    assert solo.free_slots == [0] and solo.advance(3) == []
-    solo.admit(0, spec_of(store, "sp"))
-    assert solo.free_slots == [] and solo.advance(3) == []
-    with pytest.raises(ValueError, match="slot 0 is taken"):
-        solo.admit(0, spec)
-    solo.evict(0)
-    with pytest.raises(ValueError, match="no run is admitted"):
-        _ = solo.model
-    solo.admit(0, spec)
-    ((_, _, curve),) = solo.advance(100)
-    assert curve == train(spec, store)[1]
-
-
-def test_what_a_result_holds(store):
-    spec = spec_of(store)
-    result, curve = train(spec, store)
-    assert (result.status, result.reason, result.num_steps, result.tokens) == ("finished", "", 12, spec.num_tokens)
-    assert result.curve_id == canon.content_id(curve) and result.seconds > 0
-    assert set(result.environment) == {"python", "torch", "machine", "device"}
-    assert result.environment["device"] == "cpu"
 
 
 def test_runs_that_are_not_for_it_are_refused_all_at_once(store):

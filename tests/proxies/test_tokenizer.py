@@ -3,12 +3,8 @@ import hashlib
 import pytest
 from corpus_cases import word_tokenizer
 
-from proxies.data.tokenizer import BytesTokenizer, load_tokenizer
+from proxies.data.tokenizer import load_tokenizer
 from proxies.data.tokens import DataError
-
-
-def test_bytes_end_with_nul():
-    assert BytesTokenizer().encode([b"ab", "ö".encode()]).tolist() == [97, 98, 0, 195, 182, 0]
 
 
 def test_a_file_says_vocabulary_end_and_name(tmp_path):
@@ -17,12 +13,6 @@ def test_a_file_says_vocabulary_end_and_name(tmp_path):
     assert (tokenizer.vocab_size, tokenizer.end_id) == (11, 10)
     assert tokenizer.name == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
     assert tokenizer.encode([b"one two three red", b"blue"]).tolist() == [1, 2, 3, 4, 10, 5, 10], "not cut to 2 ids"
-
-
-def test_text_that_spells_a_special_token_is_text(tmp_path):
-    tokenizer = load_tokenizer(str(word_tokenizer(tmp_path / "tokenizer.json")))
-    ids = tokenizer.encode([b"one <|endoftext|> two"]).tolist()
-    assert ids.count(tokenizer.end_id) == 1 and ids[-1] == tokenizer.end_id
 
 
 def test_the_end_token_is_found_or_named(tmp_path):

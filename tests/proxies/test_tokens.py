@@ -10,11 +10,10 @@ import pytest
 from proxy_cases import write_corpus
 
 from proxies.core import canon
-from proxies.core.checks import SpecError
 from proxies.data import shards, tokens
 from proxies.data.corpus import tokenize
 from proxies.data.permutation import permuted
-from proxies.data.tokens import CorruptCorpusError, DataError, Manifest, TokenStore, read_manifest
+from proxies.data.tokens import CorruptCorpusError, DataError, TokenStore, read_manifest
 
 
 @pytest.fixture
@@ -33,16 +32,6 @@ def problem(folder):
     with pytest.raises(DataError) as caught:
         TokenStore(folder)
     return str(caught.value)
-
-
-def test_the_manifest_comes_back(corpus):
-    manifest = read_manifest(corpus)
-    assert canon.decode(Manifest, canon.parse(canon.pretty(manifest))) == manifest
-    assert manifest == TokenStore(corpus).manifest
-    assert manifest.data_id == canon.content_id(manifest)
-    assert (manifest.num_documents, manifest.vocab_size, manifest.dtype) == (120, 256, "uint16")
-    assert 200_000 < manifest.num_tokens("train") + manifest.num_tokens("validation") < 400_000
-    assert str(corpus) not in (corpus / "manifest.json").read_text()
 
 
 @pytest.mark.parametrize(
@@ -79,15 +68,6 @@ def test_a_flipped_byte_is_refused(small):
     content[-2] ^= 1
     path.write_bytes(bytes(content))
     assert "validation-00000.bin does not have the manifest's hash" in problem(small)
-
-
-def test_all_problems_are_said_at_once(small, monkeypatch):
-    first, second = small / "train-00000.bin", small / "validation-00000.bin"
-    first.unlink()
-    second.write_bytes(second.read_bytes()[:-1])
-    message = problem(small)
-    assert "train-00000.bin is missing" in message and "validation-00000.bin has" in message
-    assert message.endswith("run `forerun tokenize` again")
 
 
 def test_every_window_comes_once_per_epoch(small):
@@ -210,22 +190,6 @@ def test_a_mixture_keeps_its_weights_at_every_prefix(mixed):
         assert np.abs(had - weight * np.arange(1, 401)).max() < 2
 
 
-def test_of_each_source_every_window_comes_once_per_epoch(mixed):
-    store, seq_len = TokenStore(mixed), 16
-    batch = store.train_batch(seed=1, first_sequence=0, num_sequences=9000, seq_len=seq_len)
-    rows = np.array(origins(batch))
-    for source in store.manifest.sources:
-        (shard,) = source.train
-        flat = np.fromfile(mixed / shard.file, dtype="<u2")
-        there = (len(flat) - 1) // seq_len
-        windows = sorted(tuple(flat[i * seq_len : (i + 1) * seq_len + 1].tolist()) for i in range(there))
-        mine = [tuple(row) for row in batch[rows == source.name].tolist()]
-        assert len(mine) > there
-        assert sorted(mine[:there]) == windows
-        if len(mine) >= 2 * there:
-            assert sorted(mine[there : 2 * there]) == windows and mine[there : 2 * there] != mine[:there]
-
-
 def test_sources_of_equal_size_have_orders_of_their_own(tmp_path):
     for number, name in enumerate("ab"):
         parts = [[*range(start, start + 999), 50_256] for start in range(number * 20_000, number * 20_000 + 8000, 1000)]
@@ -269,33 +233,6 @@ def test_other_weights_are_another_corpus(mixed):
     assert len(caught.value.problems) == 4
     with pytest.raises(DataError, match="add up to nothing"):
         stored.reweighted(dict.fromkeys(stored.names, 0.0))
-
-
-def test_a_source_shorter_than_a_window_is_named(mixed):
-    store = TokenStore(mixed)
-    assert store.num_windows("train", 12000) == 0
-    with pytest.raises(DataError, match="training split of source 'code' is shorter than one window of 12001 tokens"):
-        store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=12000)
-    without = TokenStore(mixed, weights={"web": 1, "code": 0, "math": 0})
-    assert without.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=12000).shape == (1, 12001)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"vocab_size": 2**16 + 1}, "vocab_size = 65537: shards of uint16 hold 65536 ids at most"),
-        ({"end_id": 256}, "end_id = 256: outside the vocabulary of 256"),
-        ({"sources": ()}, "sources is empty"),
-    ],
-)
-def test_a_manifest_that_does_not_hold_together_is_refused(small, changes, said):
-    manifest = read_manifest(small)
-    with pytest.raises(SpecError, match=said):
-        dataclasses.replace(manifest, **changes)
-    value = canon.parse((small / "manifest.json").read_bytes())
-    value.update({key: list(v) if isinstance(v, tuple) else v for key, v in changes.items()})
-    (small / "manifest.json").write_bytes(canon.pretty(value))
-    assert said in problem(small) and "is not a manifest" in problem(small)
 
 
 @pytest.mark.parametrize("file", ["../train.bin", "/etc/passwd"])
