@@ -28,31 +28,6 @@ case "$*" in
 esac
 """
 """An interpreter on a CPU that has the recipe believe in a GPU."""
-GPU_TESTS = """
-import os
-from pathlib import Path
-import pytest
-
-HERE, gpu = Path(__file__).parent, pytest.mark.gpu
-
-def ran(name):
-    with (HERE / "ran").open("a") as log:
-        log.write(name + " ")
-    return (HERE / "mended").exists()
-
-@gpu
-def test_passes():
-    ran("passes")
-
-@gpu
-def test_fails():
-    assert ran("fails")
-
-@gpu
-def test_is_killed():
-    if not ran("killed"):
-        os._exit(9)
-"""
 
 
 @pytest.fixture
@@ -82,14 +57,6 @@ def test_without_a_device_nothing_is_measured(tmp_path):
     done = benchmark("--json", tmp_path / "gpu.json")
     assert (done.returncode, done.stderr) == (2, "needs a CUDA device; not measured\n")
     assert not list(tmp_path.iterdir())
-
-
-def test_what_comes_too_late_is_said_to_be_unreached(tmp_path):
-    out = tmp_path / "gpu.json"
-    assert benchmark("--device", "cpu", "--quick", "--seconds", 0, "--json", out).returncode == 3
-    (case,) = json.loads(out.read_text())["models"]["tiny"]["cases"]
-    assert {mode["refused"] for mode in case["modes"]} == {"not reached"}
-    assert case["processes"] == {}
 
 
 @pytest.mark.slow
@@ -150,30 +117,3 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
     assert whole.returncode == 0, whole.stdout + whole.stderr
     (case,) = json.loads((out / "gpu.json").read_text())["models"]["tiny"]["cases"]
     assert not any(mode["refused"] for mode in case["modes"])
-
-
-@pytest.mark.slow
-def test_tests_that_passed_are_left_out_of_the_next_call(tmp_path, bare):
-    (tmp_path / "test_three.py").write_text(GPU_TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
-    out, log = tmp_path / "deep" / "gpu-tests.json", tmp_path / "ran"
-    environment = {**bare, "PYTHONPATH": f"{ROOT / 'benchmarks'}:{bare['PYTHONPATH']}"}
-
-    def ran():
-        asked = [sys.executable, "-m", "pytest", "-p", "gpu_tests", "-m", "gpu", "--outcomes", out, tmp_path]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-        names = log.read_text().split()
-        log.write_text("")
-        return done.returncode, names
-
-    def outcomes():
-        return {name.partition("::")[2]: one["outcome"] for name, one in json.loads(out.read_text())["tests"].items()}
-
-    assert ran() == (9, ["passes", "fails", "killed"])
-    assert outcomes() == {"test_passes": "passed", "test_fails": "failed"}
-    (tmp_path / "mended").touch()
-    assert ran() == (0, ["killed", "fails"]), "what has not run yet comes first"
-    assert set(outcomes().values()) == {"passed"} and len(outcomes()) == 3
-    assert ran() == (0, [])
-    out.write_text(out.read_text().replace('"source": "', '"source": "of-another-'))
-    assert ran() == (0, ["passes", "fails", "killed"])

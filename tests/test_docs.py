@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from reference_pages.writing import PAGES
-from site_hook import ABOVE, LINK, PICTURE, slug, turned
+from site_hook import ABOVE, LINK, PICTURE, slug
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/NOTES.md")
@@ -101,17 +101,6 @@ def test_a_planted_fault_is_found(tmp_path, text, rule, said):
     (tmp_path / "docs" / "a.md").write_text(PAGE + text)
     (tmp_path / "mkdocs.yml").write_text(nav.replace(", {z: c.md}", "") if rule is wrong_nav else nav)
     assert rule(tmp_path) == [said]
-
-
-def test_links_of_pages_above_docs_are_turned():
-    text = "[a](docs/limits.md#x), [b](benchmarks/NOTES.md), [c](examples/own_model), [d](https://e.org)"
-    assert turned(text, "README.md") == (
-        "[a](limits.md#x), [b](project/benchmarks.md), c (`examples/own_model`), [d](https://e.org)"
-    )
-    assert turned("[e](docs/log.md)", "CONTRIBUTING.md") == "[e](../log.md)"
-    assert (
-        turned("[e](../../README.md#x) [f](../log.md)", "docs/how-to/slurm.md") == "[e](../index.md#x) [f](../log.md)"
-    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material: pip install 'forerun[docs]'")

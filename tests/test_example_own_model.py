@@ -9,17 +9,15 @@ import pytest
 import torch
 from factory_cases import factory_spec
 from proxy_cases import write_corpus
-from torch.nn import functional
 
 from launcher.plan.file import load_plan
-from proxies.coordinates.coordinates import check_coordinates
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.external.construction import construct
 from proxies.external.description import describe
-from proxies.external.factory import build_model, load, size_note
-from proxies.parametrization.parametrization import forward_numbers, parameter_table
+from proxies.external.factory import build_model, load
+from proxies.parametrization.parametrization import parameter_table
 from proxies.training.solo import Solo
 
 FOLDER = Path(__file__).parents[1] / "examples" / "own_model"
@@ -122,49 +120,6 @@ def test_at_four_times_the_width_hugging_faces_stds_are_halved_in_the_blocks_and
         assert factor == pytest.approx(wanted / 0.02, rel=0.01)
 
 
-def test_its_multipliers_reach_attention_branches_and_readout(llama):
-    """Heads twice as wide, twice the blocks: against Hugging Face's own with the numbers written into it."""
-    wide = dataclasses.replace(BASE, width=64, ffn_width=128).at_depth(4)
-    spec = factory_spec(wide, BASE, "completep", factory=llama[1], output_multiplier=3.0, dtype="float64")
-    built, forward = build_model(spec, FOLDER), forward_numbers(spec)
-    assert forward.attention == pytest.approx(8**0.5 / 16)
-    assert (forward.residual, forward.output) == (0.5, 1.5)
-    plain = dataclasses.replace(forward, residual=1.0, output=1.0)
-    own = llama[0](wide, plain).double()
-    own.load_state_dict(built.module.state_dict())
-    for block in own.model.layers:
-        block.self_attn.o_proj.weight.data.mul_(0.5)
-        block.mlp.down_proj.weight.data.mul_(0.5)
-    own.lm_head.weight.data.mul_(1.5)
-    ids = torch.randint(256, (2, 16))
-    assert torch.allclose(built(ids), own(ids).logits.flatten(0, 1), rtol=1e-9, atol=1e-12)
-    loss = functional.cross_entropy(built(ids), ids.flatten())
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in built.module.parameters())
-
-
-def test_dropout_in_a_hugging_face_model_is_refused(llama):
-    def build(shape, forward):
-        model = llama[0](shape, forward)
-        for layer in model.model.layers:
-            layer.self_attn.attention_dropout = 0.1
-        return model
-
-    with pytest.raises(ValueError, match="other logits at every call, as dropout does"):
-        describe(build, factory_spec(BASE, BASE))
-
-
-def test_the_plain_model_is_described_and_said_to_be_of_another_size():
-    build, factory = load("plain:Transformer", FOLDER)
-    spec = factory_spec(BASE.at_width(128), BASE, factory=factory)
-    described = describe(build, spec)
-    kinds = {numbers.name: numbers.kind for numbers in described.numbers}
-    assert kinds["positions.weight"] == kinds["tokens.weight"] == "embedding"
-    assert kinds["blocks.0.qkv.weight"] == "hidden"
-    assert (described.embeddings, described.readouts) == (("tokens", "positions"), ("readout",))
-    assert "plain:Transformer has 331,776 parameters at width 128" in size_note(spec, FOLDER)
-
-
 def test_the_plan_is_a_plan():
     plan = load_plan(FOLDER / "plan.toml")
     assert plan.proxy.factory == "models:llama"
@@ -191,14 +146,3 @@ def test_both_train(target, store):
         assert curve.train_loss_nats[-1] < curve.train_loss_nats[0] - 0.5
         losses.append(curve.train_loss_nats)
     assert losses[0] == losses[1], "a run repeats bit by bit"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "outcome"), [("mup", "passes"), ("sp", "blows_up")])
-def test_the_coordinate_check_sees_what_a_llamas_widths_do(llama, store, name, outcome):
-    specs = [
-        [spec_on(store, llama[1], width, seed=seed, num_steps=6, name=name) for seed in range(3)]
-        for width in (32, 64, 128, 256)
-    ]
-    found = check_coordinates(specs, store, build=lambda run: build_model(run, FOLDER))
-    assert found.outcome == outcome, [(layer.layer, layer.outcome, layer.slope) for layer in found.layers]

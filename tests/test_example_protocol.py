@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,11 +43,6 @@ def corpus(tmp_path):
 @pytest.fixture
 def study(corpus, tmp_path):
     return plan_study(PLAN, tmp_path / "study", (f'data.path="{corpus}"',))
-
-
-def test_the_plan_is_valid_for_tokens_of_gpt2(corpus):
-    code, body = ask("validate", PLAN, "--set", f'data.path="{corpus}"')
-    assert code == 0, body
 
 
 def test_it_asks_for_what_was_published(study):
@@ -105,14 +99,6 @@ def test_the_readme_has_the_figures_that_forerun_computes():
     assert f"that is {total / ASSUMED_SHARE / H100_FLOPS / 3600:.1f} hours" in text
 
 
-def test_the_readme_names_the_command_behind_a_row():
-    text = " ".join((FOLDER / "README.md").read_text(encoding="utf-8").split())
-    command = re.search(r"`forerun (flops [^`]*)`", text)
-    assert command
-    code, found = ask(*command[1].split())
-    assert code == 0 and figure(found["flops_total"]) in text
-
-
 def script(environment, *arguments):
     command = ["bash", str(FOLDER / "run.sh"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -151,12 +137,6 @@ def test_the_script_tokenizes_checks_searches_judges_and_reports(tmp_path):
 def test_the_script_ends_as_the_verdict_does(tmp_path, codes, exit_code, last):
     ended, calls = run_script(tmp_path, "train.bin", **codes)
     assert (ended.returncode, calls[-1][0]) == (exit_code, last), ended.stderr
-
-
-def test_the_script_without_a_file_says_what_it_wants(tmp_path):
-    ended, calls = run_script(tmp_path)
-    assert ended.returncode == 2 and not calls
-    assert "./run.sh FILE.bin" in ended.stderr and "./run.sh --small" in ended.stderr
 
 
 def test_the_small_study_is_one(corpus, tmp_path):
