@@ -41,7 +41,7 @@ class MainRun:
     def flops(self) -> dict[str, float]:
         """Training FLOPs by convention; of the model, so what is recomputed does not count."""
         found = {name: float(flops_per_token(self.shape, cast(Convention, name))) * self.num_tokens
-                 for name in CONVENTIONS if name != "recompute"}  # fmt: skip
+                 for name in CONVENTIONS}  # fmt: skip
         return {"six_nd": six_nd(count_params(self.shape).total, self.num_tokens), **found}
 
 

@@ -7,8 +7,6 @@ family: what is done to single elements (norms, QK-norm, biases, positions, acti
   6 * layers * heads * head_dim * seq: only the lower triangle of the attention (Megatron-LM).
 - `full`: the same with the whole square of the attention, 12 * ... (torchtitan).
 - `palm`: 6 * all parameters (gains, biases and positions too) plus the whole square (arXiv 2204.02311, appendix B).
-- `recompute`: what the hardware does where every block is computed twice forward: 8 per block parameter, 6 of the
-  readout, a third more attention than the square (Megatron-LM, arXiv 2104.04473, equation 3).
 - `chinchilla`: embedding look-up as a matmul, and softmax, counted too (arXiv 2203.15556, appendix F; its own models
   have two feed-forward matrices and no grouped heads, as `gpt2` does).
 """
@@ -20,7 +18,7 @@ from typing import Literal, get_args
 
 from proxies.core.shape import Shape
 
-Convention = Literal["causal", "full", "palm", "chinchilla", "recompute"]
+Convention = Literal["causal", "full", "palm", "chinchilla"]
 CONVENTIONS: tuple[str, ...] = get_args(Convention)
 
 
@@ -82,8 +80,6 @@ def flops_per_token(shape: Shape, convention: Convention = "causal") -> int:
     if convention == "chinchilla":
         softmax = 3 * shape.num_heads * shape.seq_len
         return 6 * (params.hidden + table + table) + square + 3 * shape.num_layers * softmax
-    if convention == "recompute":
-        return 8 * params.hidden + 6 * table + square * 4 // 3
     raise ValueError(f"convention = {convention!r}: one of {', '.join(CONVENTIONS)} is wanted")
 
 
