@@ -62,11 +62,8 @@ class Found(NamedTuple):
     not_read: tuple[NotRead, ...]
 
 
-class Document(NamedTuple):
-    """What a reader gives: a text in UTF-8 or token ids, and how many bytes of the file have been read by now."""
-
-    content: bytes | NDArray[np.uint32]
-    bytes_read: int
+Document = bytes | NDArray[np.uint32]
+"""What a reader gives: a text in UTF-8, or token ids."""
 
 
 def find_files(

@@ -115,19 +115,18 @@ def _read_ids(file: SourceFile, reading: Reading, dtype: str, start: int) -> Ite
                 f"{reading.vocab_size}: another --vocab-size is meant, or the file is damaged or of another kind"
             )
         position += len(ids)
-        bytes_read = start + position * np.dtype(dtype).itemsize
         pending = np.concatenate([pending, ids])
         done = 0
         for end in [*(np.flatnonzero(pending == end_id) + 1).tolist(), None]:
             stop = len(pending) if end is None else end
             while stop - done > PIECE_TOKENS:
-                yield Document(pending[done : done + PIECE_TOKENS], bytes_read)
+                yield pending[done : done + PIECE_TOKENS]
                 done += PIECE_TOKENS
             if end is not None:
-                yield Document(pending[done:end], bytes_read)
+                yield pending[done:end]
                 done = end
         pending = pending[done:]
-    yield Document(pending, file.num_bytes)
+    yield pending
 
 
 def _chunks(file: SourceFile, dtype: str, start: int) -> Iterator[NDArray[np.uint32]]:

@@ -33,12 +33,12 @@ def read_text(file: SourceFile, reading: Reading) -> Iterator[Document]:
             while len(pending) - start > PIECE_BYTES:
                 end = pending.rfind(b"\n", start, start + PIECE_BYTES) + 1
                 end = end if end > start else _character_end(pending, start + PIECE_BYTES)
-                yield Document(_checked(file, pending[start:end]), stream.bytes_read)
+                yield _checked(file, pending[start:end])
                 start = end
             pending = pending[start:]
             if not chunk:
                 break
-        yield Document(_checked(file, pending), stream.bytes_read)
+        yield _checked(file, pending)
 
 
 def _checked(file: SourceFile, text: bytes) -> bytes:
@@ -68,7 +68,7 @@ def read_jsonl(file: SourceFile, reading: Reading) -> Iterator[Document]:
         while line := stream.readline(LINE_BYTES + 1):
             number += 1
             if line.strip():
-                yield Document(_text_of(file, number, line, reading.text_key), stream.bytes_read)
+                yield _text_of(file, number, line, reading.text_key)
 
 
 def _text_of(file: SourceFile, number: int, line: bytes, text_key: str) -> bytes:
@@ -101,15 +101,13 @@ def read_parquet(file: SourceFile, reading: Reading) -> Iterator[Document]:
             if columns.count(reading.text_key) != 1:
                 said = f"{file.path} has no column {reading.text_key!r}"
                 raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
-            row, num_rows = 0, max(1, table.metadata.num_rows)
             for batch in table.iter_batches(batch_size=_ROWS, columns=[reading.text_key], use_threads=False):
                 for value in batch.column(0).to_pylist():
-                    row += 1
                     text = value.encode() if isinstance(value, str) else b"" if value is None else value
                     if not isinstance(text, bytes):
                         said = f"{file.path} column {reading.text_key!r} holds {value!r:.40}, no text"
                         raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
-                    yield Document(text, file.num_bytes * row // num_rows)
+                    yield _checked(file, text)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file.path} cannot be read as parquet: {_first_line(error)}") from error
 
@@ -135,11 +133,6 @@ class _Stream:
 
     def __exit__(self, *_: object) -> None:
         self._raw.close()
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file, compressed as it is, that have been read."""
-        return self._raw.tell()
 
     def read(self, size: int) -> bytes:
         return self._guarded(self._stream.read, size)

@@ -17,7 +17,7 @@ from proxies.data.documents import Document, Reading, SourceFile
 from proxies.data.pretokenized import read_llm_c, read_nanogpt
 from proxies.data.readers import read_jsonl, read_parquet, read_text
 from proxies.data.shards import ShardWriter
-from proxies.data.tokenizer import FileTokenizer, Tokenizer
+from proxies.data.tokenizer import Tokenizer
 from proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
 
 READERS: dict[str, Callable[[SourceFile, Reading], Iterator[Document]]] = {
@@ -37,6 +37,7 @@ class Progress:
     """How far the writing of a corpus has come; documents and tokens are the present source's."""
 
     bytes_read: int
+    """Of the files that are done."""
     total_bytes: int
     num_documents: int
     num_tokens: int
@@ -120,16 +121,16 @@ class _Pass:
         """Read the files to their ends and write what is new in them."""
         for file in files:
             for document in READERS[file.format](file, self._job.reading):
-                self._take(file, document)
+                self._take(document)
                 self._num_taken += 1
                 if self._num_waiting >= _BATCH_BYTES:
                     self._write_texts()
-                    self._tell(document.bytes_read)
+                    self._tell()
                 elif self._num_taken % _TELL_EVERY == 0:
-                    self._tell(document.bytes_read)
+                    self._tell()
             self._job.bytes_done += file.num_bytes
         self._write_texts()
-        self._tell(0)
+        self._tell()
 
     def source(self, name: str) -> Source:
         """End the shards: the source that was written."""
@@ -149,8 +150,8 @@ class _Pass:
             for shard in writer.close():
                 (self._job.folder / shard.file).unlink()
 
-    def _take(self, file: SourceFile, document: Document) -> None:
-        content, end_id = document.content, self._job.reading.end_id
+    def _take(self, content: Document) -> None:
+        end_id = self._job.reading.end_id
         if isinstance(content, bytes):
             content = content.replace(b"\0", b"")  # the byte tokenizer's end of a document
             known_by, blank = content, not content or content.isspace()
@@ -168,23 +169,12 @@ class _Pass:
         split: Split = "validation" if self._held_out(digest) else "train"
         self.num_documents[split] += 1
         if isinstance(content, bytes):
-            self._add_text(split, content, file, document.bytes_read)
+            self._texts[split].append(content)
+            self._num_waiting += len(content)
         else:
             self._write_texts()
             end = [] if end_id is None or content[-1] == end_id else [end_id]
             self.writers[split].write(np.append(content, np.array(end, dtype=np.uint32)))
-
-    def _add_text(self, split: Split, text: bytes, file: SourceFile, bytes_read: int) -> None:
-        if isinstance(self._job.tokenizer, FileTokenizer):
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{file.path}: the byte 0x{text[error.start]:02x}, before byte {bytes_read:,} of the file, is not "
-                    f"UTF-8 ({text[max(0, error.start - 20) : error.start + 5]!r}): convert the file, or leave it out"
-                ) from None
-        self._texts[split].append(text)
-        self._num_waiting += len(text)
 
     def _write_texts(self) -> None:
         for split, texts in self._texts.items():
@@ -193,11 +183,11 @@ class _Pass:
                 texts.clear()
         self._num_waiting = 0
 
-    def _tell(self, bytes_read: int) -> None:
+    def _tell(self) -> None:
         job = self._job
         job.progress(
             Progress(
-                bytes_read=job.bytes_done + bytes_read,
+                bytes_read=job.bytes_done,
                 total_bytes=job.total_bytes,
                 num_documents=len(self.fresh),
                 num_tokens=sum(writer.num_tokens for writer in self.writers.values()),

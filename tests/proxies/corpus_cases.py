@@ -17,7 +17,7 @@ READING = Reading(text_key="text", vocab_size=50257, end_id=50256)
 def contents(path, reading=READING):
     """What the reader of a file gives, texts as bytes and ids as lists."""
     file = recognise(path)
-    given = [document.content for document in READERS[file.format](file, reading)]
+    given = READERS[file.format](file, reading)
     return [content if isinstance(content, bytes) else content.tolist() for content in given]
 
 
