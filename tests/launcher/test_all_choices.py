@@ -88,14 +88,6 @@ def test_it_is_launched_and_verified(frozen):
     assert ask("verify", frozen)[0] == 0
 
 
-def test_torchtitan_refuses_what_its_blocks_lack(frozen):
-    code, body = ask("export", frozen, "--to", "torchtitan")
-    assert code == 2
-    said = " ".join(body["problems"])
-    for word in ("gpt2", "batch_warmup_stages"):
-        assert word in said
-
-
 TIMED = """
 [proxy]
 parametrization = "completedp"

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from launcher.doctor import libraries, machine
-from launcher.doctor.findings import Finding, body_of, fail, line_of, ok, warn, worst
 from launcher.doctor.folders import judge_locks, judge_room
 from launcher.doctor.libraries import Imported, judge_library, judge_python
 from launcher.doctor.machine import (
@@ -91,18 +90,3 @@ def test_the_tests_run_with_what_is_asked_for():
     assert {"torch", "ray", "optuna", "wandb", "mup"} < set(needs)
     for name, limits in needs.items():
         assert judge_library(name, libraries.version_of(name), limits, Imported()).state == "ok"
-
-
-def test_findings_are_counted_and_the_worst_decides():
-    found = [ok("a", "b"), warn("c", "d", "e"), ok("f", "g")]
-    assert (worst(found), worst([*found, fail("h", "i", "j")]), worst([])) == ("warn", "fail", "ok")
-    body = body_of(found)
-    assert (body["outcome"], body["num_ok"], body["num_warn"], body["num_fail"]) == ("warn", 2, 1, 0)
-    assert body["findings"][1] == {"name": "c", "state": "warn", "said": "d", "mend": "e"}
-    assert line_of(found[1]) == "warn  c: d\n      mend: e"
-
-
-@pytest.mark.parametrize(("state", "mend"), [("ok", "x"), ("warn", ""), ("fail", "")])
-def test_what_is_not_ok_has_a_mend_and_what_is_has_none(state, mend):
-    with pytest.raises(ValueError, match="mend"):
-        Finding(name="a", state=state, said="b", mend=mend)

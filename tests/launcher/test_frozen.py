@@ -110,12 +110,6 @@ def test_an_added_or_lost_field_is_refused(decision, tmp_path):
         read_launch(tmp_path / "absent")
 
 
-def test_every_field_moves_the_digest(decision):
-    others = {"seed": 8, "clip_norm": None, "precision": "bfloat16"}
-    digests = {dataclasses.replace(decision, **{name: value}).digest for name, value in others.items()}
-    assert len(digests | {decision.digest}) == 4
-
-
 def test_a_decision_adds_up(decision):
     with pytest.raises(SpecError) as caught:
         dataclasses.replace(decision, num_tokens=7, seed=-1)
@@ -168,11 +162,6 @@ def test_groups_that_do_not_fit_are_told_all_at_once(decision):
     assert "the group 'nobody' claims no parameter" in problems
 
 
-def test_a_pattern_matches_whole_names_only(decision):
-    with pytest.raises(FrozenError, match=r"no group claims layers\.0\.attention\.wq\.weight_extra"):
-        assign_groups(decision.groups, ["layers.0.attention.wq.weight_extra"])
-
-
 def test_attestations_name_the_digest_and_hold_their_hash(decision, tmp_path):
     path = attest(tmp_path, "parity", decision.digest, {"mismatches": []})
     assert read_attestation(path, decision.digest) == {"mismatches": []}
@@ -222,17 +211,16 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize(("leaf", "value"), [(leaf, value) for leaf, values in FORGED.items() for value in values],
-                         ids=lambda of: str(of)[:40])  # fmt: skip
-def test_a_forged_leaf_under_its_own_digest_is_refused_at_once_in_a_few_words(decision, tmp_path, leaf, value):
-    path = forged(decision, tmp_path, leaf, value)
-    began = time.monotonic()
-    with pytest.raises(FrozenError) as caught:
-        read_launch(path)
-    assert not isinstance(caught.value, TamperedError)
-    assert str(leaf[-1]) in str(caught.value)
-    assert len(str(caught.value)) < 3000
-    assert time.monotonic() - began < 5
+def test_a_forged_leaf_under_its_own_digest_is_refused_at_once_in_a_few_words(decision, tmp_path):
+    for leaf, value in ((leaf, value) for leaf, values in FORGED.items() for value in values):
+        path = forged(decision, tmp_path, leaf, value)
+        began = time.monotonic()
+        with pytest.raises(FrozenError) as caught:
+            read_launch(path)
+        assert not isinstance(caught.value, TamperedError)
+        assert str(leaf[-1]) in str(caught.value)
+        assert len(str(caught.value)) < 3000
+        assert time.monotonic() - began < 5
 
 
 def test_a_number_of_another_type_would_be_another_decision(decision, tmp_path):

@@ -53,11 +53,6 @@ def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
     assert classify(error.value) == "out_of_memory", "it is tried again in smaller parts"
 
 
-def test_nothing_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    gpu_share.cap_memory(0.25)
-
-
 @pytest.mark.gpu
 def test_a_real_gpu_keeps_a_worker_to_its_share():
     script = """

@@ -14,7 +14,7 @@ from export_case import SCHEDULES, SHAPE, wide_decision
 from exported_program import change
 from huggingface_case import PROBE, trained
 from live_case import GROWING_BATCH, LOGITS_TOLERANCE, assert_same_run, first_pass, native, share_apart, tied, varied
-from trainer_venv import in_trainer, interpreter, torchrun
+from trainer_venv import in_trainer, interpreter
 
 from launcher.exporters import fidelity, proof
 from launcher.exporters.trainers import huggingface
@@ -167,18 +167,3 @@ def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_pa
     assert done.returncode != 0
     for word in ("5.0.0 is needed", "learning rates", "2 ranks"):
         assert word in done.stderr, word
-
-
-@pytest.mark.slow
-def test_a_refusal_is_one_sentence_of_one_rank(tmp_path, corpus, manifest, trainer_python):
-    """On CPUs accelerate leaves out FSDP."""
-    huggingface.export(varied(manifest, parallelism=Parallelism(data_parallel_shard=2)), tmp_path)
-    done = in_trainer([*torchrun(trainer_python, 2), "forerun_huggingface.py"], tmp_path, FORERUN_DATA=corpus)
-    assert done.returncode != 0
-    assert done.stderr.count("forerun_huggingface.py: accelerate leaves out FSDP on cpu: ") == 1
-    assert "exitcode  : 2 " in done.stderr  # torchrun's own words, with its own traceback
-    assert f'"{tmp_path / "forerun_huggingface.py"}", line' not in done.stderr
-    huggingface.export(varied(manifest), tmp_path / "one")
-    alone = in_trainer([trainer_python, "forerun_huggingface.py"], tmp_path / "one", FORERUN_DATA=tmp_path / "nowhere")
-    assert (alone.returncode, "Traceback" in alone.stderr) == (2, False)
-    assert "nowhere" in alone.stderr

@@ -12,7 +12,6 @@ from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for,
 from launcher.base.policy import Monitoring
 from launcher.exporters.trainers import megatron_lm
 from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of
-from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule, lr_table
@@ -111,15 +110,6 @@ def test_the_distance_from_the_frozen_table_is_known_and_judged(tmp_path, manife
     assert verdicts["learning_rate.schedule.kind"] == "exact"
 
 
-def test_an_output_multiplier_of_one_is_not_taken_for_automatic(tmp_path, manifest):
-    decision = decision_for(manifest, spec_for(manifest.data_id, parametrization=MEGATRON_MUP))
-    one = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, output=1.0))
-    megatron_lm.export(one, tmp_path)
-    told = float(arguments_in(tmp_path)["--mup-output-mult"])
-    assert told != 1.0
-    assert told == pytest.approx(1.0, rel=2e-16)
-
-
 def test_the_mesh_becomes_degrees(tmp_path, manifest):
     mesh = Parallelism(
         data_parallel_shard=2, data_parallel_replicate=2, tensor=2, pipeline=2, context=2, microbatch_sequences=1,
@@ -190,13 +180,6 @@ def test_the_seed_checkpoint_holds_the_embedded_trainers_weights(tmp_path, manif
         elif name.endswith(("w1.weight", "w3.weight")):
             there = there.chunk(2)["w3" in name]
         assert torch.equal(there, value), name
-
-
-def test_groups_that_fit_no_parameter_are_refused(tmp_path, manifest):
-    decision = decision_for(manifest, spec_for(manifest.data_id))
-    with pytest.raises(frozen.FrozenError, match="no group claims"):
-        megatron_lm.export(dataclasses.replace(decision, groups=decision.groups[:-1]), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 USE_MUP = {"decayed": "two_dimensional", "eps": "hidden"}

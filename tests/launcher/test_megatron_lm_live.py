@@ -230,28 +230,3 @@ def test_megatrons_model_starts_from_the_seed_checkpoint_and_takes_our_steps(
     print(f"  losses {rows[0, 0]:.3f} to {rows[-1, 0]:.3f}, norms {rows[:, 1].min():.2f} to {rows[:, 1].max():.2f}")
     assert difference < 1e-5
     assert apart.max() < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "of_shape", [{"width": 256, "num_heads": 16, "num_kv_heads": 8}, {"tied": True, "qk_norm": True}], ids=str
-)
-def test_above_base_width_megatron_trains_with_the_numbers_of_a_plans_own_rules(
-    tmp_path, manifest, trainer_python, of_shape
-):
-    """No number is put right by hand: `rules` of a plan give what `--use-mup` does, eps included."""
-    rules = named("mup_no_wd_scaling", decayed="two_dimensional", eps="hidden")
-    spec = spec_for(manifest.data_id, of_shape=of_shape, parametrization=rules, schedule=WSD)
-    decision = decision_for(manifest, spec)
-    assert megatron_lm.export(decision, tmp_path).lost == ()
-    view = proof.ask("megatron-lm", trainer_python, tmp_path)
-    names = megatron_lm.parameter_names(decision.shape)
-    assert compare(decision, view, names) == []
-    eps = {held.eps for held in view.parameters.values()}
-    assert sorted(max(eps) / one for one in eps) == pytest.approx([1, spec.shape.width / 32])
-    # Megatron's own eps is seen: with the unscaled rule every matrix of a block differs, and nothing else does.
-    plain = decision_for(manifest, spec_for(manifest.data_id, of_shape=of_shape, schedule=WSD,
-                                            parametrization=named(rules.name, decayed=rules.decayed)))  # fmt: skip
-    problems = compare(plain, view, names)
-    assert problems
-    assert all(".linear_" in said and ": eps is " in said for said in problems)

@@ -1,14 +1,12 @@
 """Plans as files: every mistake is named with value and limit, all of them at once; what is written reads back."""
 
-import json
 import tomllib
 
 import pytest
-from pydantic import BaseModel
 
 from launcher.plan.file import PlanError, load_plan
 from launcher.plan.plan import Plan
-from launcher.plan.writing import commented_plan, plan_schema
+from launcher.plan.writing import commented_plan
 
 
 def problems_of(tmp_path, text, *overrides):
@@ -27,9 +25,7 @@ BAD = {
     'search.num_trials = "24"': "must be a valid integer",
     "search.num_trails = 24": "search.num_trails is unknown: did you mean num_trials?",
     "serach.num_trials = 24": "serach is unknown: did you mean search?",
-    "target.usd = 5": "target.usd is unknown: known: budget_flops, width_multiple, num_layers, batch_tokens",
     "search.learning_rate = [0.1, 0.2, 0.3]": "at most 2 items",
-    "search.learning_rate = 0.001": "must be a valid list",
     "search.learning_rate = [0.1, 0.001]": "the lower end first",
     "target.budget_flops = nan": "must be a finite number",
     "model.seq_len = 100": "proxy.batch_tokens = 1024: no multiple of model.seq_len = 100",
@@ -38,14 +34,11 @@ BAD = {
     'proxy.compiled = "yes"': "must be 'auto', true or false",
     "transfer.widths = [48, 64]": "must hold proxy.base_width = 32",
     "proxy.weight_decay = 8.0": "a step would take 1 of a hidden weight",
-    "transfer.widths = [32]": "at least 2 items",
     "transfer.widths = [32, 32]": "each value once",
     "transfer.widths = [32, 72]": "transfer.widths: width = 72 is no multiple of head_dim = 16",
     "transfer.durations = [2.0, 4.0]": "must hold 1,",
     "transfer.durations = [0.001, 1.0]": "transfer: a run of 0.2 steps is too short",
-    "transfer.depths = [3, 4]": "must hold 2,",
     "transfer.batches = [1.0, 1.03]": "1.03 times proxy.batch_tokens = 1054.72 tokens, no multiple of 64",
-    "transfer.hyperparameter_widths = [64, 128]": "must hold proxy.base_width = 32",
     'transfer.hyperparameters = { weight_decay = ["width"] }': "tested by factors of 2, and proxy.weight_decay is 0",
     'transfer.hyperparameters = { clipnorm = ["width"] }': "clipnorm = 'clipnorm': must be 'warmup_fraction'",
     "target.batch_tokens = 100": "no multiple of 64 tokens",
@@ -88,10 +81,8 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         ("[search", "is not TOML: Expected ']' at the end of a table declaration (at end of document)"),
         ("[proxy]\nschedule = cosine\n", "is not TOML: Invalid value (at line 2, column 12)"),
         ("a = " + "9" * 5000, "is not TOML"),
-        ("a = " + "[" * 5000 + "]" * 5000, "is not TOML"),
         ("#" * (2**20 + 1), "is longer than 1048576 bytes: this is no plan"),
         ("search = 3", "search = 3: must be a section"),
-        ("[[search]]\nseed = 3", "search = [{'seed': 3}]: must be a section"),
     ],
 )
 def test_what_is_no_plan_at_all(tmp_path, text, said):
@@ -113,8 +104,6 @@ def test_a_file_that_cannot_be_read(tmp_path):
     ("override", "said"),
     [
         ("search.seed", "--set search.seed: section.key=value is wanted"),
-        ("=1", "--set =1: section.key=value is wanted"),
-        (".seed=1", "--set .seed=1: section.key=value is wanted"),
         ("search.seed=", "--set search.seed=: '' is no TOML value (strings need quotes)"),
         ("proxy.schedule=w s d", "--set proxy.schedule=w s d: 'w s d' is no TOML value (strings need quotes)"),
         ("search.seed=x", "search.seed = 'x': must be a valid integer"),
@@ -162,25 +151,3 @@ def test_a_commented_plan_says_everything():
     assert 'One of: cosine, linear, wsd, constant.\nschedule = "cosine"' in text
     assert "budget_flops = 1e13\n" in text
     assert tomllib.loads(text)["search"]["num_trials"] == 24
-
-
-def test_the_schema_knows_every_key_and_holds_the_defaults():
-    schema = plan_schema()
-    for section, field in Plan.model_fields.items():
-        described = schema["$defs"][field.annotation.__name__]
-        assert described["additionalProperties"] is False
-        assert set(described["properties"]) == set(field.annotation.model_fields)
-        for key, told in described["properties"].items():
-            assert told["description"], (section, key)
-            default = getattr(getattr(Plan(), section), key)
-            default = default.model_dump() if isinstance(default, BaseModel) else default
-            assert told["default"] == json.loads(json.dumps(default))
-            if "minimum" in told:
-                assert told["minimum"] <= default
-    assert schema["additionalProperties"] is False
-
-
-def test_a_word_needs_no_quotes(tmp_path):
-    (tmp_path / "plan.toml").write_text("")
-    plan = load_plan(tmp_path / "plan.toml", ("proxy.schedule=wsd", "proxy.factory=mine.models:build"))
-    assert (plan.proxy.schedule, plan.proxy.factory) == ("wsd", "mine.models:build")

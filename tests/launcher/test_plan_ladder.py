@@ -2,7 +2,6 @@
 
 import pytest
 from pydantic import ValidationError
-from tiny_study import ask, plan_with, write_corpus
 
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
@@ -11,10 +10,6 @@ from launcher.study.plan_sense import ladder_warnings
 
 def planned(**sections):
     return Plan.model_validate(sections)
-
-
-def test_the_default_plan_warns_of_nothing():
-    assert ladder_warnings(Plan()) == [] == problems_of(Plan())
 
 
 @pytest.mark.parametrize(
@@ -33,10 +28,6 @@ def test_what_cannot_be(ladder, key):
 def test_rates_that_check_no_rung(offsets):
     with pytest.raises(ValidationError, match="check_offsets_octaves"):
         planned(ladder={"check_offsets_octaves": offsets})
-
-
-def test_none_at_all_may_be():
-    assert problems_of(planned(ladder={"check_offsets_octaves": ()})) == []
 
 
 @pytest.mark.parametrize(
@@ -67,11 +58,3 @@ def test_what_would_bias_the_fit(sections, said):
 )
 def test_what_is_a_choice(sections):
     assert ladder_warnings(planned(**sections)) == []
-
-
-def test_validate_says_it_and_goes_on(tmp_path):
-    write_corpus(tmp_path)
-    plan = plan_with(tmp_path, '[proxy]\nschedule = "constant"')
-    code, body = ask("validate", plan)
-    assert code == 0 and body["valid"]
-    assert next(said.split(":")[0] for said in body["warnings"]) == 'proxy.schedule = "constant"'

@@ -37,12 +37,6 @@ def test_every_problem_has_its_line(tmp_path, begins, ends):
     assert len(found) == len(LINES) + 1
 
 
-def test_what_is_set_on_the_command_line_is_on_no_line(tmp_path):
-    (tmp_path / "plan.toml").write_text("[proxy]\nnum_steps = 10\nbeta1 = 2.0\n")
-    steps, beta = problems_of(tmp_path / "plan.toml", "proxy.num_steps=0")
-    assert "(line" not in steps and beta.endswith("(line 3)")
-
-
 def test_no_secret_is_shown_from_a_line_that_is_no_toml(tmp_path):
     secret = "wandb_v1_" + "a1B2" * 18
     (tmp_path / "plan.toml").write_text(f"[data]\npath = {secret}\n")

@@ -72,65 +72,48 @@ def test_an_equal_view_has_no_differences_and_survives_json(decision):
     assert again == view
 
 
-def test_rounding_of_another_order_of_products_is_no_difference(decision):
+def differences(decision: Decision) -> dict[str, TrainerView]:
+    """A view that differs in one thing, by how the one problem that must be named begins."""
+    view = view_of(decision)
+    more = {**view.parameters, "value_head.weight": view.parameters[HIDDEN]}
+    less = {name: numbers for name, numbers in view.parameters.items() if name != "lm_head.weight"}
+    forward = dataclasses.replace(decision.forward, output=decision.forward.output * 1.25)
+    few = dataclasses.replace(view, steps=view.steps[:3], rates=tuple(row[:3] for row in view.rates))
+    found = {
+        f"{HIDDEN}: {field} is ": held(view, HIDDEN, **{field: getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)})
+        for field in ("learning_rate", "eps", "beta2")
+    }
+    return found | {
+        "norm.weight: weight_decay is 1e-12": held(view, "norm.weight", weight_decay=1e-12),
+        "the optimizer lacks lm_head.weight": dataclasses.replace(view, parameters=less),
+        "the optimizer trains value_head.weight": dataclasses.replace(view, parameters=more),
+        f"{HIDDEN} has 7 elements": held(view, HIDDEN, num_elements=7),
+        f"{HIDDEN}: there is no row 9": held(view, HIDDEN, rates=9),
+        "num_steps is 13, frozen as 12": dataclasses.replace(view, num_steps=13),
+        "batch_tokens is 512": dataclasses.replace(view, batch_tokens=512),
+        "clip_norm is None, frozen as 0.5": dataclasses.replace(view, clip_norm=None),
+        "forward.output is ": dataclasses.replace(view, forward=forward),
+        "rates are told at 3 steps: 12 ": few,
+        "rates are told at 12 steps: 12 ": dataclasses.replace(few, steps=view.steps),
+    }
+
+
+def test_every_difference_is_named_and_rounding_is_none(decision):
+    for begins, view in differences(decision).items():
+        [problem] = compare(decision, view, NAMES)
+        assert problem.startswith(begins)
     view = view_of(decision)
     rates = tuple(tuple(rate * (1 + 3e-15) for rate in row) for row in view.rates)
-    assert compare(decision, dataclasses.replace(view, rates=rates), NAMES) == []
+    forward = dataclasses.replace(decision.forward, output=decision.forward.output * (1 + 1e-15))
+    assert compare(decision, dataclasses.replace(view, rates=rates, forward=forward), NAMES) == []
 
 
-@pytest.mark.parametrize("field", ["learning_rate", "eps", "beta2"])
-def test_one_other_number_of_one_parameter_is_named(decision, field):
-    view = view_of(decision)
-    number = getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)
-    [problem] = compare(decision, held(view, HIDDEN, **{field: number}), NAMES)
-    assert problem.startswith(f"{HIDDEN}: {field} is ")
-
-
-def test_weight_decay_where_none_is_wanted_is_named(decision):
-    view = view_of(decision)
-    assert view.parameters["norm.weight"].weight_decay == 0
-    assert compare(decision, held(view, "norm.weight", weight_decay=1e-12), NAMES)
-
-
-@pytest.mark.parametrize(("change", "first"), [({"warmup_steps": 4}, 0), ({"final_fraction": 0.10001}, 4)])
-def test_another_schedule_is_named_for_every_parameter_at_its_first_step(decision, change, first):
-    other = dataclasses.replace(decision.learning_rate.schedule, **change)
-    problems = compare(decision, view_of(decision, other), NAMES)
-    assert len(problems) == len(NAMES)
-    assert all(f": the rate at step {first} is " in problem for problem in problems)
-
-
-def test_a_warmup_from_zero_is_named(decision):
-    """The step-0 convention of several trainers: the same schedule, one update late."""
-    view = view_of(decision)
-    late = tuple((0.0, *row[:-1]) for row in view.rates)
-    problems = compare(decision, dataclasses.replace(view, rates=late), NAMES)
-    assert len(problems) == len(NAMES)
-    assert "the rate at step 0 is 0.0" in problems[0]
-
-
-def test_a_pattern_that_claims_nothing_leaves_its_parameters_to_other_numbers(decision):
-    view = view_of(decision)
-    embedding = dataclasses.replace(view.parameters["tok_embeddings.weight"], num_elements=SHAPE.width * 256)
-    problems = compare(decision, held(view, "lm_head.weight", **dataclasses.asdict(embedding)), NAMES)
-    assert problems
-    assert all(problem.startswith("lm_head.weight: ") for problem in problems)
-    gone = {name: with_ for name, with_ in view.parameters.items() if name != "lm_head.weight"}
-    assert compare(decision, dataclasses.replace(view, parameters=gone), NAMES) == [
-        "the optimizer lacks lm_head.weight"
-    ]
-
-
-def test_parameters_too_many_and_of_another_size_are_named(decision):
-    view = view_of(decision)
-    extra = {**view.parameters, "value_head.weight": view.parameters[HIDDEN]}
-    assert compare(decision, dataclasses.replace(view, parameters=extra), NAMES) == [
-        "the optimizer trains value_head.weight, which is not frozen"
-    ]
-    assert compare(decision, held(view, HIDDEN, num_elements=7), NAMES) == [
-        f"{HIDDEN} has 7 elements, frozen with {64 * 160}"
-    ]
-    assert compare(decision, held(view, HIDDEN, rates=9), NAMES) == [f"{HIDDEN}: there is no row 9 of learning rates"]
+def test_another_schedule_is_named_for_every_parameter_at_its_first_step(decision):
+    for other_numbers, first in (({"warmup_steps": 4}, 0), ({"final_fraction": 0.10001}, 4)):
+        other = dataclasses.replace(decision.learning_rate.schedule, **other_numbers)
+        problems = compare(decision, view_of(decision, other), NAMES)
+        assert len(problems) == len(NAMES)
+        assert all(f": the rate at step {first} is " in problem for problem in problems)
 
 
 def test_a_fused_matrix_stands_for_its_parts(decision):
@@ -146,37 +129,11 @@ def test_a_fused_matrix_stands_for_its_parts(decision):
     assert compare(decision, view, {n: t for n, t in fused.items() if ".wo." not in n})
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_steps", 13), ("batch_tokens", 512), ("clip_norm", None)])
-def test_another_run_is_named(decision, field, value):
-    [problem] = compare(decision, dataclasses.replace(view_of(decision), **{field: value}), NAMES)
-    assert problem == f"{field} is {value}, frozen as {getattr(decision, field, 12)}"
-
-
-@pytest.mark.parametrize("field", ["embedding", "output"])
-def test_another_forward_multiplier_is_named_and_its_rounding_is_not(decision, field):
-    view, ours = view_of(decision), getattr(decision.forward, field)
-    for factor, said in ((1 + 1e-15, []), (1.25, [f"forward.{field} is {ours * 1.25!r}, frozen as {ours!r}"])):
-        forward = dataclasses.replace(decision.forward, **{field: ours * factor})
-        assert compare(decision, dataclasses.replace(view, forward=forward), NAMES) == said
-
-
-def test_a_view_at_other_steps_proves_nothing(decision):
-    view = view_of(decision)
-    few = dataclasses.replace(view, steps=view.steps[:3], rates=tuple(row[:3] for row in view.rates))
-    assert "12 other ones are wanted" in compare(decision, few, NAMES)[0]
-    short = dataclasses.replace(view, rates=tuple(row[:3] for row in view.rates))
-    assert compare(decision, short, NAMES)
-
-
 def test_long_runs_are_read_at_every_bend():
     long = Schedule(kind="wsd", num_steps=1_000_000, warmup_steps=2000, decay_steps=70_001)
     steps = proof_steps(long)
     assert len(steps) < 5000
-    assert list(steps) == sorted(set(steps))
-    for bend in (0, 1999, 2000, 929_998, 929_999, 930_000, 999_999):
-        assert bend in steps
-    assert proof_steps(dataclasses.replace(long, num_steps=80_000)) != steps
-    assert proof_steps(Schedule(kind="cosine", num_steps=4096)) == tuple(range(4096))
+    assert {0, 1999, 2000, 929_998, 929_999, 930_000, 999_999} <= set(steps)
 
 
 @pytest.mark.parametrize("limit_seconds", [1.5, 30])
@@ -200,11 +157,8 @@ def test_nothing_that_a_proof_started_outlives_it(tmp_path, monkeypatch, limit_s
 SILENT = {
     "kill -9 $$": "was killed by signal 9 (was there memory enough?): no word why",
     "echo 'no such flag' >&2; exit 3": "ended with 3: no such flag",
-    "exit 0": "ended with 0: no word why",
-    "echo first; printf '\\377\\376'": "printed no view: not JSON",
     "echo '{}'": "printed no view: view (TrainerView) lacks trainer",
     "head -c 20000 /dev/zero | tr '\\0' '['": "printed no view: not JSON: maximum recursion depth",
-    "echo '{\"a\": \"'; head -c 500000 /dev/zero | tr '\\0' 'x'": "printed no view: ",
 }
 
 

@@ -2,12 +2,10 @@
 
 import io
 import json
-import time
 
 import pytest
 
-from launcher.base import talk
-from launcher.base.talk import Meter, say, shown, working
+from launcher.base.talk import Meter, say, shown
 from launcher.cli.cli import main
 from launcher.cli.options import answer, table
 
@@ -54,26 +52,6 @@ def test_what_is_under_way_counts_until_it_is_finished(monkeypatch):
         meter.add(3.0)
     shares = [line.split("%")[0].split()[-1] for line in terminal.getvalue().split("\r\033[K") if "%" in line]
     assert shares == ["25", "38", "100"]
-
-
-def test_work_that_cannot_say_how_far_it_is_says_how_long_it_takes(monkeypatch):
-    monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    monkeypatch.setattr(talk, "QUIET_SECONDS", 0.05)
-    with working("the findings"):
-        time.sleep(0.2)
-    said = terminal.getvalue()
-    assert said.startswith("\r\033[Kthe findings: 0 s\r\033[K") and said.endswith("\r\033[K")
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.3])
-def test_where_nobody_looks_on_only_long_work_is_told(monkeypatch, seconds):
-    monkeypatch.setattr("sys.stderr", log := io.StringIO())
-    monkeypatch.setattr(talk, "PLAIN_EVERY_SECONDS", 0.2)
-    with pytest.raises(KeyboardInterrupt), working("the findings"):
-        time.sleep(seconds)
-        raise KeyboardInterrupt
-    told = log.getvalue()
-    assert told.startswith("the findings: 0 s\n") if seconds else told == ""
 
 
 def test_what_would_steer_a_terminal_is_spelled_out(capsys):

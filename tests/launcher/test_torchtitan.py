@@ -57,39 +57,21 @@ def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest
     assert decision.digest in (tmp_path / "run.sh").read_text()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [*export_case.CHANGED_GROUPS, ('"init_std": 0.125', '"init_std": 0.02')],
-)
-def test_the_comparison_notices_changed_numbers(tmp_path, manifest, old, new):
+def test_the_comparison_notices_changed_numbers(tmp_path, manifest):
     decision = wide_decision(manifest)
-    torchtitan.export(decision, tmp_path)
-    change(tmp_path, old, new)
-    assert disagreements(tmp_path, decision)
+    for old, new in (*export_case.CHANGED_GROUPS, ('"init_std": 0.125', '"init_std": 0.02')):
+        torchtitan.export(decision, tmp_path)
+        change(tmp_path, old, new)
+        assert disagreements(tmp_path, decision), new
 
 
-def test_names_are_mapped_one_to_one_and_survive_checkpoint_wrappers(tmp_path, manifest):
+def test_patterns_survive_checkpoint_wrappers(tmp_path, manifest):
     names = torchtitan.parameter_names(SHAPE)
-    assert list(names) == list(parameter_shapes(SHAPE))
-    assert len(set(names.values())) == len(names)
-    assert names["layers.1.attention.wk.weight"] == "layers.1.attention.qkv_linear.wk.weight"
     patterns = [pattern for pattern, _ in torchtitan.group_patterns(wide_decision(manifest))]
     for theirs in names.values():
         wrapped = re.sub(r"^(layers\.\d+\.)", r"\1_checkpoint_wrapped_module.", theirs)
         assert [bool(re.search(p, wrapped)) for p in patterns] == [bool(re.search(p, theirs)) for p in patterns]
     assert not any(re.search(p, "layers.0.attention.qkv_linear.wq.weight_scale") for p in patterns)
-
-
-def test_the_other_numbers_are_in_the_file(tmp_path, manifest):
-    decision = wide_decision(manifest, 4, clip_norm=None)
-    torchtitan.export(decision, tmp_path)
-    numbers = frozen_in(tmp_path)
-    assert numbers.clip_norm is None
-    assert (numbers.batch_sequences, numbers.rank_sequences, numbers.parallelism.data_parallel_shard) == (8, 2, 4)
-    assert vars(numbers.forward) == dataclasses.asdict(decision.forward)
-    assert vars(numbers.shape) == dataclasses.asdict(SHAPE)
-    assert vars(numbers.schedule) == dataclasses.asdict(decision.learning_rate.schedule)
-    assert (numbers.seed, numbers.checkpointing.every_steps, numbers.checkpointing.keep) == (7, 10, 2)
 
 
 def test_a_decay_survives_as_a_ratio():

@@ -5,7 +5,6 @@ Needs an interpreter with torchtitan 0.3.0 (`make trainers TRAINERS=torchtitan`)
 
 import dataclasses
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from trainer_venv import in_trainer, interpreter, torchrun
 
 from launcher.exporters import proof
 from launcher.exporters.trainers import torchtitan
-from launcher.frozen.frozen import Decision, Parallelism
+from launcher.frozen.frozen import Parallelism
 from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.training.bank import Bank
@@ -200,38 +199,3 @@ def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, cor
     assert "> 0.5 nats at step 5" in done.stderr
     assert rows[-1][0] == 5
     assert not list((tmp_path / "outputs").glob("*/checkpoint/step-*"))
-
-
-def many_ranks(decision: Decision, **degrees: int) -> Decision:
-    """The decision on a mesh of these degrees, with eight sequences for each rank that reads data."""
-    mesh = Parallelism(**degrees)
-    batch_tokens = 8 * mesh.num_data_ranks * SHAPE.seq_len
-    return dataclasses.replace(decision, parallelism=mesh, batch_tokens=batch_tokens, num_tokens=12 * batch_tokens)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("degrees", "ranks"),
-    [
-        ({"data_parallel_shard": 16, "data_parallel_replicate": 2, "tensor": 2}, (0, 63)),
-        ({"data_parallel_shard": 4, "tensor": 2, "pipeline": 2, "microbatch_sequences": 2}, (0, 15)),
-    ],
-)
-def test_a_dry_run_of_the_launch_script_builds_shards_and_steps_any_rank(tmp_path, corpus, manifest, degrees, ranks):
-    python = interpreter("torchtitan")
-    decision = many_ranks(wide_decision(manifest), **degrees)
-    torchtitan.export(decision, tmp_path)
-    (tmp_path / "cpu_main.py").write_text(CPU_MAIN)
-    script = (tmp_path / "run.sh").read_text()
-    assert script.count("python -m torchtitan.train") == 1
-    (tmp_path / "cpu.sh").write_text(script.replace("python -m torchtitan.train", f"{python} cpu_main.py"))
-    for rank in ranks:
-        env = {"FORERUN_DATA": corpus, "DRY_RUN": "1", "RANK": str(rank), "LOSSES": tmp_path / "losses.jsonl"}
-        done = in_trainer(["bash", "cpu.sh"], tmp_path, **env)
-        assert done.returncode == 0, done.stderr[-3000:]
-        told = done.stdout + done.stderr
-        assert "Trainer is initialized" in told
-        if "pipeline" in degrees:  # each stage optimizes what it holds
-            assert [name in told for name in ("[^(?:tok_embeddings", "[^(?:lm_head")] == [rank == 0, rank != 0]
-        else:
-            assert re.search(r"step:\s+2 ", told)

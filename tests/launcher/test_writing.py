@@ -1,6 +1,5 @@
 """What exports share: numbers that their programs read or refuse, and a launch script, run by a made-up torchrun."""
 
-import dataclasses
 import importlib.metadata
 import os
 import subprocess
@@ -9,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from export_case import wide_decision
-from exported_program import change, frozen_in, imported
+from exported_program import imported
 from trainer_venv import in_trainer
 
-from launcher.exporters.trainers import olmo_core, torchtitan
-from launcher.exporters.writing import run_script, template, write_files
+from launcher.exporters.trainers import torchtitan
+from launcher.exporters.writing import run_script, write_files
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 
@@ -39,32 +38,12 @@ def test_ranks_are_dealt_to_nodes(tmp_path, num_ranks, env, nodes, per_node):
     assert done.stdout == f"{head}{tmp_path}/x a b\n"
 
 
-def test_ranks_that_do_not_fill_the_nodes_do_not_start(tmp_path):
-    done = launched(tmp_path, 8, RANKS_PER_NODE="3")
-    assert done.returncode != 0
-    assert done.stdout == ""
-
-
 NUMBERS_IN = "from forerun_numbers import read_numbers; print(read_numbers().seed)"
 
 
 def numbers_read(folder, **env):
     """What a program of the export reads, in a process of its own."""
     return in_trainer([sys.executable, "-c", NUMBERS_IN], folder, **env)
-
-
-def test_programs_travel_byte_for_byte_and_only_numbers_differ(tmp_path, manifest):
-    decision = wide_decision(manifest)
-    olmo_core.export(decision, tmp_path / "one")
-    olmo_core.export(dataclasses.replace(decision, seed=8), tmp_path / "two")
-    kinds = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()}
-    differ = {str(p) for p in kinds if (tmp_path / "one" / p).read_bytes() != (tmp_path / "two" / p).read_bytes()}
-    assert differ == {"forerun.json", "run.json", "run.sh"}
-    program = (tmp_path / "one" / "forerun_olmo_core.py").read_text()
-    assert program == template("forerun_olmo_core.py")
-    with pytest.raises(SystemExit):  # mutant: the programs' format is another than that of the file
-        change(tmp_path / "one", '"format": 1', '"format": 2')
-        frozen_in(tmp_path / "one")
 
 
 def test_numbers_are_sorted_hashed_and_of_the_config(tmp_path, manifest):
@@ -98,27 +77,6 @@ def test_numbers_that_are_gone_damaged_edited_or_of_another_format_are_refused(t
         path.write_text(damage(path.read_text()))
     done = numbers_read(tmp_path)
     assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
-
-
-def test_numbers_of_another_config_than_run_sh_launches_are_refused(tmp_path, manifest):
-    torchtitan.export(wide_decision(manifest), tmp_path)
-    done = numbers_read(tmp_path, FORERUN_DIGEST="0" * 64)
-    assert done.returncode == 2 and "run.sh launches 0000" in done.stderr
-
-
-@pytest.mark.parametrize(("rank", "waits", "ends"), [(None, 0, []), ("0", 0, [2]), ("1", 1, [2])])
-def test_a_program_that_refuses_says_a_sentence_and_other_ranks_wait_for_the_first(
-    tmp_path, manifest, capsys, monkeypatch, rank, waits, ends
-):
-    torchtitan.export(wide_decision(manifest), tmp_path)
-    program, naps, codes = imported(tmp_path), [], []
-    environ = {} if rank is None else {"LOCAL_RANK": rank}
-    monkeypatch.setattr(program, "os", SimpleNamespace(environ=environ, _exit=codes.append))
-    monkeypatch.setattr(program, "time", SimpleNamespace(sleep=naps.append))
-    with pytest.raises(SystemExit, match="2"):
-        program.refuse("no such corpus", "nor rank")
-    assert capsys.readouterr().err.endswith(": no such corpus; nor rank\n")
-    assert (codes, len(naps)) == (ends, waits)
 
 
 def test_installed_versions_are_held_against_those_exported_for(tmp_path, manifest):
