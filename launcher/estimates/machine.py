@@ -23,27 +23,20 @@ class Given:
     """Measured."""
     price_usd: float | None = None
     """Of one for an hour."""
-    peak_flops: float | None = None
-    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.whole("num_gpus")
         if checks.fine:
             checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: at most {MOST_GPUS} is wanted")
-        limits = {
-            "tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6),
-            "peak_flops": (1e9, 1e18), "memory_gb": (0.1, 1e5),
-        }  # fmt: skip
+        limits = {"tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6)}
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:
                 checks.number(name, least=least, most=most)
         try:
             reference.gpu(self.gpu)
         except reference.UnknownNameError as error:
-            # One that is not in the table is as good, if all that is asked of it is told.
-            told = self.peak_flops is not None and self.memory_gb is not None
-            checks.that(told, f"{error}; another is taken with peak_flops and memory_gb")
+            checks.that(False, str(error))
         checks.done()
 
 
@@ -70,11 +63,8 @@ def machine_of(given: Given, flops_per_token: float) -> Machine:
     Raises:
         SpecError: the measured throughput is more than the peak.
     """
-    try:
-        name, found = reference.gpu(given.gpu)
-        peak, memory = given.peak_flops or found.peak_flops, given.memory_gb or found.memory_gb
-    except reference.UnknownNameError:
-        name, peak, memory = given.gpu, given.peak_flops or 0.0, given.memory_gb or 0.0
+    name, found = reference.gpu(given.gpu)
+    peak = found.peak_flops
     mfu = _span(reference.MFU)
     if given.tokens_per_gpu_second is not None:
         mfu = exactly(given.tokens_per_gpu_second * flops_per_token / peak, "measured throughput, as given")
@@ -85,7 +75,7 @@ def machine_of(given: Given, flops_per_token: float) -> Machine:
     if price is None and name in reference.PRICES_USD:
         price = _span(reference.PRICES_USD[name])
     return Machine(
-        name=name, num_gpus=given.num_gpus, peak_flops=peak, memory_gb=memory, mfu=mfu, price_usd=price,
+        name=name, num_gpus=given.num_gpus, peak_flops=peak, memory_gb=found.memory_gb, mfu=mfu, price_usd=price,
         measured=given.tokens_per_gpu_second is not None,
     )  # fmt: skip
 

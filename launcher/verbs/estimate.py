@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 @click.option(
     "--price-usd", type=AMOUNT, help="Of one GPU for an hour. Default: the plan's, else published, where there is one."
 )
-@click.option("--peak-flops", type=AMOUNT, help="A second, of one GPU, dense BF16. Default: the table's.")
-@click.option("--memory-gb", type=float, help="Of one GPU. Default: the table's.")
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="Whose calibration tells how fast proxies are. Default: PLAN's folder, or study in it.")  # fmt: skip
 @click.option("--measure", "measured", is_flag=True,
