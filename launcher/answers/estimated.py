@@ -69,7 +69,7 @@ def _wrapped(text: str, first: str = "- ") -> list[str]:
 
 
 def _main(main: dict[str, Any]) -> str:
-    shape, machine, fails = main["shape"], main["machine"], main["failures"]
+    shape, machine = main["shape"], main["machine"]
     size = f"{main['params']:.4g} parameters ({shape['num_layers']} layers, width {shape['width']})"
     gpus = f"{machine['num_gpus']} {machine['gpu']} ({machine['peak_flops']:.4g} FLOP/s, {machine['memory_gb']:g} GB)"
     mfu = f"{_span(machine['mfu'])}, convention {machine['mfu_convention']} ({machine['mfu']['source']})"
@@ -85,13 +85,7 @@ def _main(main: dict[str, Any]) -> str:
     if held := main["memory"]:
         parts = {name.removesuffix("_bytes"): value / _GB for name, value in held.items() if name != "moment"}
         lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
-    lines.append(
-        f"an interruption every {_span(fails['mtbf_seconds'], 3600)} hours; save every "
-        f"{fails['save_every_seconds'] / 60:.3g} minutes, "
-        f"{fails['save_every_steps']} steps ({fails['checkpoint_bytes'] / _GB:.3g} GB in "
-        f"{_span(fails['write_seconds'])} s); "
-        f"goodput {_span(fails['goodput'])}; disk {main['disk_bytes'] / _GB:.3g} GB"
-    )
+    lines.append(f"disk, for checkpoints: {main['disk_bytes'] / _GB:.3g} GB")
     lines += [f"warning: {said}" for said in main["warnings"]]
     return "\n".join(part for line in lines for part in _wrapped(line, ""))
 
@@ -108,7 +102,7 @@ def _short(of: dict[str, Any]) -> str:
     return said if set(ends) <= {said} else f"{said} [{ends[0]}, {ends[1]}]"
 
 
-def _span(of: dict[str, Any], unit: float = 1.0) -> str:
+def _span(of: dict[str, Any]) -> str:
     ends = cast("list[float] | None", of["interval"])
-    said = f"{of['value'] / unit:.3g}"
-    return said if ends is None else f"{said} [{ends[0] / unit:.3g}, {ends[1] / unit:.3g}]"
+    said = f"{of['value']:.3g}"
+    return said if ends is None else f"{said} [{ends[0]:.3g}, {ends[1]:.3g}]"

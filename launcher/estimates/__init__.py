@@ -1,4 +1,4 @@
-"""What a run takes before it runs: memory, time, money, failures.
+"""What a run takes before it runs: memory, time, money.
 
 Enters:   a `proxies.core.shape.Shape` with tokens and a layout, an accelerator, a plan.
 Leaves:   bytes per rank, hours and dollars with intervals, a checkpoint cadence.

@@ -1,4 +1,4 @@
-"""The main run before it runs: FLOPs, memory, failures, hours, dollars."""
+"""The main run before it runs: FLOPs, memory, hours, dollars, disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.estimates.failures import RATE, Cadence, cadence
 from launcher.estimates.layout import layout_problems, microbatches
 from launcher.estimates.machine import Given, Machine, machine_of
 from launcher.estimates.memory import RESERVED, Memory, memory_per_rank
@@ -20,6 +19,8 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Precision
 
 GIGA = 1e9
+CHECKPOINT_BYTES = 12
+"""Of a parameter: its float32 weight and AdamW's two moments."""
 KEPT_CHECKPOINTS = 3
 """Two that are complete, and one that is being written."""
 WIDE = 10.0
@@ -53,7 +54,6 @@ class MainEstimate:
     machine: Machine
     memory: Memory | None
     """Of the fullest rank; None where the layout does not divide the run."""
-    cadence: Cadence
     utilization: Span
     """Share of the peak over all hours paid."""
     gpu_hours: Span
@@ -63,11 +63,6 @@ class MainEstimate:
     step_seconds: Span
     """Of a step that makes progress."""
 
-    @property
-    def save_every_steps(self) -> int:
-        """The cadence in steps, at least one."""
-        return max(1, int(self.cadence.interval_seconds / self.step_seconds.value))
-
 
 def estimate_main(run: MainRun, given: Given) -> MainEstimate:
     """What the main run takes on the machine.
@@ -76,12 +71,11 @@ def estimate_main(run: MainRun, given: Given) -> MainEstimate:
         SpecError: the measured throughput is more than the peak.
     """
     machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
-    saves = cadence(run.shape, machine.num_gpus)
     flops = exactly(run.flops[MFU_CONVENTION])
-    share = paid_share(machine, count_params(run.shape).total, saves.goodput)
+    share = paid_share(machine, count_params(run.shape).total)
     steps, paid = (gpu_hours(flops, machine.peak_flops, each) for each in (machine.mfu, share))
     return MainEstimate(
-        run=run, machine=machine, memory=_memory(run), cadence=saves, utilization=share,
+        run=run, machine=machine, memory=_memory(run), utilization=share,
         gpu_hours=paid, usd=None if machine.price_usd is None else paid.times(machine.price_usd),
         days=paid.scaled(1 / (24.0 * machine.num_gpus)),
         step_seconds=steps.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
@@ -101,12 +95,12 @@ def _memory(run: MainRun) -> Memory | None:
 
 def main_body(found: MainEstimate) -> dict[str, Json]:
     """What `estimate --json` prints of the main run."""
-    run, machine, saves, held = found.run, found.machine, found.cadence, found.memory
-    size = saves.checkpoint_bytes
+    run, machine, held = found.run, found.machine, found.memory
+    params = count_params(run.shape).total
     num_sequences, num_microbatches = microbatches(run.layout, run.shape, run.batch_tokens)
     body = {
         "shape": run.shape,
-        "params": count_params(run.shape).total,
+        "params": params,
         "tokens": run.num_tokens,
         "batch_tokens": run.batch_tokens,
         "flops": run.flops,
@@ -123,13 +117,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "parallelism": dataclasses.asdict(run.layout)
         | {"microbatch_sequences": num_sequences, "num_microbatches": num_microbatches},
         "memory": None if held is None else dataclasses.asdict(held) | {"total_bytes": held.total_bytes},
-        "failures": {
-            "per_1000_node_days": RATE.told(), "mtbf_seconds": saves.mtbf_seconds.told(),
-            "goodput": saves.goodput.told(), "save_every_seconds": saves.interval_seconds,
-            "save_every_steps": found.save_every_steps, "checkpoint_bytes": size,
-            "write_seconds": saves.write_seconds.told(),
-        },
-        "disk_bytes": KEPT_CHECKPOINTS * size,
+        "disk_bytes": KEPT_CHECKPOINTS * CHECKPOINT_BYTES * params,
         "warnings": _warnings(found),
     }  # fmt: skip
     return cast(dict[str, Json], canon.to_json(body))

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from launcher.estimates.machine import Machine
 
 LEVEL = 0.9
-USUAL_GOODPUT = 0.9
-"""Of published runs, at least: Llama 3.1 405B on 16,384 H100 had more than 90 % (arXiv 2407.21783)."""
+PROGRESS = Span(value=0.95, low=0.9, high=1.0)
+"""Share of the hours paid in which a run steps; Llama 3.1 405B on 16,384 H100 had more than 0.9 (arXiv 2407.21783)."""
 _DEGREES = 4.0  # the usual robust choice (Lange, Little, Taylor, JASA 84(408), 1989)
 _QUANTILE = 2.1318  # of Student's t with as many degrees, at 0.95
 _FAST = (
@@ -59,16 +59,12 @@ def utilization(params: float, peak_flops: float) -> Span:
     return _span(_line(PUBLISHED_RUNS), params, peak_flops)
 
 
-def paid_share(machine: Machine, params: float, goodput: Span) -> Span:
-    """The share over all hours paid on a machine: of an MFU that was given the goodput's part, else as published.
-
-    Published hours hold the interruptions that their runs had; a run that the goodput says will lose more, loses more.
-    """
+def paid_share(machine: Machine, params: float) -> Span:
+    """The share over all hours paid on a machine: by its measured throughput, else as published."""
     if machine.measured:
-        source = f"MFU {machine.mfu.source}, times the goodput: no evaluations, stragglers or restarts by hand"
-        return replace(machine.mfu.times(goodput), source=source)
-    share = utilization(params, machine.peak_flops)
-    return replace(share.scaled(min(1.0, goodput.value / USUAL_GOODPUT)), source=share.source)
+        source = f"MFU {machine.mfu.source}, and steps in 0.9 to 1 of the hours paid"
+        return replace(machine.mfu.times(PROGRESS), source=source)
+    return utilization(params, machine.peak_flops)
 
 
 def left_out(those: Sequence[PublishedRun], run: PublishedRun) -> Span:

@@ -127,7 +127,6 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         SpecError: no price is known.
     """
     from launcher.calibration.study_cost import planned_main_run
-    from launcher.estimates.failures import cadence
     from launcher.estimates.machine import Given, machine_of
     from launcher.estimates.spans import MFU_CONVENTION, exactly, gpu_hours
     from launcher.estimates.utilization import paid_share
@@ -145,8 +144,7 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
         if machine.price_usd is None:
             raise SpecError("Budget", [f"gpu = {machine.name}: no published price is known: give usd_per_gpu_hour"])
-        saves = cadence(run.shape, ranks)
-        share = paid_share(machine, count_params(run.shape).total, saves.goodput)
+        share = paid_share(machine, count_params(run.shape).total)
         hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
         usd = hours.times(machine.price_usd).value
         budget = min(1e30, max(1.0, budget * request.budget_usd / usd))

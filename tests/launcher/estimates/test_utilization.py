@@ -86,15 +86,6 @@ def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
     assert not any("within a factor" in text for text in main_body(estimate_main(run, Given(num_gpus=8)))["warnings"])
 
 
-def test_runs_that_lose_more_than_published_ones_pay_more():
-    run = MainRun(
-        shape=MODELS["llama-3.1-405b"].shape, num_tokens=10**13, batch_tokens=2**24, precision="bfloat16", layout=ONE
-    )
-    usual, bad = (estimate_main(run, Given(num_gpus=number)) for number in (1024, 65_536))
-    assert bad.cadence.goodput.value < 0.9 < usual.cadence.goodput.value
-    assert bad.gpu_hours.value == pytest.approx(usual.gpu_hours.value * 0.9 / bad.cadence.goodput.value)
-
-
 ON_GPUS = ("--set", "cluster.backend=ray", "--set", "cluster.worker_gpus=1.0", "--set", "cluster.num_workers=8")
 
 
