@@ -148,7 +148,7 @@ def _needs(wish: Wish, machine: Machine | None, asked: Asked, found: Collected) 
 
 def _machine(asked: Asked, found: Collected) -> Machine | None:
     from launcher.base import reference
-    from launcher.estimates.utilization import utilization
+    from launcher.estimates.utilization import PUBLISHED
     from scaling_fits.allocation.budgets import Machine
 
     mfu = _stated("mfu", asked.mfu, found)
@@ -163,7 +163,7 @@ def _machine(asked: Asked, found: Collected) -> Machine | None:
         if price is None and asked.price_usd is None and name in reference.PRICES_USD:
             price = _known(reference.PRICES_USD[name])
         if mfu is None and asked.mfu is None:
-            mfu = _known(utilization(_USUAL_PARAMS, gpu.peak_flops))
+            mfu = _known(PUBLISHED.share(_USUAL_PARAMS, gpu.peak_flops))
         return None if mfu is None else Machine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
     return None
 
