@@ -69,5 +69,5 @@ def environment_page() -> str:
     return _HEAD + "\n".join([*lines, *after, *others]) + "\n"
 
 
-_INNER = {"FORERUN_ATTEMPT", "FORERUN_DIGEST", "FORERUN_RAY_FOLDER"}
-"""By which processes of ours find each other, and an export's programs the config that its run.sh launches."""
+_INNER = {"FORERUN_ATTEMPT", "FORERUN_RAY_FOLDER"}
+"""By which processes of ours find each other."""

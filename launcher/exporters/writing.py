@@ -27,8 +27,6 @@ from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.data import mixture, permutation, tokens, windows
 
 NUMBERS_FILE = "forerun.json"
-FORMAT = 1
-"""Of `forerun.json`, as `templates/forerun_numbers.py` wants it."""
 PROVE_FILE = "prove.py"
 _TEMPLATES = Path(__file__).with_name("templates")
 _INDENT = r"\n +"
@@ -60,7 +58,6 @@ def write_export(
     `programs`: templates by the name they get. `numbers`: what they read beside `run_numbers`. `files`: texts by path.
     """
     body: dict[str, Json] = {
-        "format": FORMAT,
         "trainer": trainer,
         "version": version,
         "digest": decision.digest,
@@ -128,7 +125,6 @@ def run_numbers(decision: Decision) -> dict[str, Json]:
         "forward": asdict(decision.forward),
         "groups": groups_of((group.pattern, group) for group in decision.groups),
         "schedule": asdict(schedule),
-        "lr_table_sha256": decision.learning_rate.table_sha256,
         "clip_norm": decision.clip_norm,
         "batch_sequences": decision.batch_tokens // decision.shape.seq_len,
         "data_id": data.data_id,
@@ -157,7 +153,6 @@ def run_script(decision: Decision, trainer: str, *, notes: str, setup: str, comm
 # {notes}
 set -euo pipefail
 here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
-export FORERUN_DIGEST={decision.digest}  # another one in {NUMBERS_FILE} is refused
 {setup}
 ranks_per_node="${{RANKS_PER_NODE:-{per_node}}}"
 if [ "$(({ranks} % ranks_per_node))" != 0 ]; then

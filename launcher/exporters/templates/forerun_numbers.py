@@ -1,12 +1,10 @@
 """Reads `forerun.json`, the numbers of a frozen launch config, for the programs beside it.
 
-`forerun export` wrote the file. Whoever edits it has another run: what is not whole, or of another config, is refused.
+`forerun export` wrote the file. Whoever edits it has another run: what is not whole is refused.
 """
 
 import importlib.metadata
-import os
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -14,8 +12,6 @@ from typing import Any, NoReturn
 from proxies.core import canon
 from proxies.data.tokens import TokenStore
 
-FORMAT = 1
-"""Of `forerun.json`; these programs read no other."""
 HERE = Path(__file__).resolve().parent
 NUMBERS_FILE = HERE / "forerun.json"
 RECORDS = {"shape", "forward", "schedule", "parallelism", "checkpointing"}
@@ -23,13 +19,8 @@ RECORDS = {"shape", "forward", "schedule", "parallelism", "checkpointing"}
 
 
 def refuse(*problems: str) -> NoReturn:
-    """End with 2 and a sentence; where ranks share a problem, of each machine's only the first one says it."""
-    rank = os.environ.get("LOCAL_RANK")
-    if rank not in (None, "0"):
-        time.sleep(10)  # the first one's end is theirs, unless it is theirs alone
+    """End with 2 and a sentence."""
     print(f"{Path(sys.argv[0]).name}: {'; '.join(problems)}", file=sys.stderr, flush=True)
-    if rank is not None:
-        os._exit(2)  # not through exit handlers that wait for other ranks
     raise SystemExit(2)
 
 
@@ -42,17 +33,9 @@ def read_numbers() -> SimpleNamespace:
         refuse(f"{NUMBERS_FILE} cannot be read ({error.strerror}): {again}")
     except canon.CanonError as error:
         refuse(f"{NUMBERS_FILE} is damaged ({error}): {again}")
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        told = found.get("format") if isinstance(found, dict) else None
-        refuse(
-            f"{NUMBERS_FILE} has format {told}, these programs read {FORMAT}: they are of different exports; {again}"
-        )
-    sha256 = found.pop("sha256", None)
-    if sha256 != canon.content_id(found):
+    sha256 = found.pop("sha256", None) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or sha256 != canon.content_id(found):
         refuse(f"{NUMBERS_FILE} was edited: its numbers are no longer those of its sha256; {again}")
-    launched = os.environ.get("FORERUN_DIGEST", found["digest"])  # as run.sh says
-    if launched != found["digest"]:
-        refuse(f"{NUMBERS_FILE} is of the config {found['digest']}, run.sh launches {launched}; {again}")
     head: dict[str, Any] = {**found}
     for name, value in head.pop("numbers").items():
         head[name] = SimpleNamespace(**value) if name in RECORDS else value

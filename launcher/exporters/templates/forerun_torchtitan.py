@@ -24,7 +24,6 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common import (
     CosSinRoPE,
     Embedding,
@@ -254,16 +253,6 @@ class GuardedOptimizers(OptimizersContainer):
     class Config(OptimizersContainer.Config):
         """No more than its own."""
 
-    @staticmethod
-    def _build_param_groups(
-        model: torch.nn.Module, groups: list[ParamGroupConfig], kwargs: dict[str, object]
-    ) -> tuple[Any, ...]:
-        # A pipeline stage lacks the embedding or the readout; torchtitan takes a pattern without parameters for dead.
-        names = [name for name, _ in model.named_parameters()]
-        if MESH.pipeline > 1:
-            groups = [group for group in groups if any(re.search(group.pattern, name) for name in names)]
-        return OptimizersContainer._build_param_groups(model, groups, kwargs)
-
     def step(self, closure: None = None) -> None:
         """The update, unless the gradient is not finite."""
         if not math.isfinite(gradient_norm(p for part in self.model_parts for p in part.parameters())):
@@ -288,14 +277,12 @@ class GuardedMetrics(MetricsProcessor):
 
 def training() -> TrainingConfig:
     """Steps, batch, clip and precision."""
-    # A pipeline cuts a rank's share itself.
-    local = FROZEN.rank_sequences if MESH.pipeline > 1 else FROZEN.rank_microbatch_sequences
     return TrainingConfig(
         max_norm=math.inf if FROZEN.clip_norm is None else FROZEN.clip_norm,
         steps=SCHEDULE.num_steps,
         disable_cuda_graphs=True,
         mixed_precision_param=FROZEN.precision,
-        local_batch_size=local,
+        local_batch_size=FROZEN.rank_microbatch_sequences,
         global_batch_size=FROZEN.batch_sequences,
         seq_len=SHAPE.seq_len,
     )
@@ -307,8 +294,6 @@ def parallelism() -> ParallelismConfig:
         data_parallel_replicate_degree=MESH.data_parallel_replicate,
         data_parallel_shard_degree=MESH.data_parallel_shard,
         tensor_parallel_degree=MESH.tensor,
-        pipeline_parallel_degree=MESH.pipeline,
-        pipeline_parallel_microbatch_size=FROZEN.rank_microbatch_sequences,
         spmd_backend="partial_dtensor",
     )
 
@@ -321,7 +306,7 @@ def main_run() -> Trainer.Config:
             flavor=FROZEN.digest[:16],
             model=model(),
             parallelize_fn=parallelize_llama,
-            pipelining_fn=pipeline_llm,
+            pipelining_fn=None,
             post_optimizer_build_fn=None,
             state_dict_adapter=None,
         ),

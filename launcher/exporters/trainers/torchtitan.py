@@ -30,19 +30,15 @@ def _problems(decision: Decision) -> dict[str, bool]:
     """What torchtitan refuses or gets wrong; read in its sources and tried (docs)."""
     shape, mesh, stages = decision.shape, decision.parallelism, decision.learning_rate.schedule.batch_warmup_stages
     share, microbatch = rank_sequences(mesh, decision.batch_tokens // shape.seq_len)
-    num_microbatches, over = divmod(share, microbatch)
     return {
         "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
             decision.abort.on_non_finite
         ),
         f"batch_warmup_stages = {stages}: torchtitan's batch has one size": stages == 1,
-        f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": over == 0,
-        f"pipeline = {mesh.pipeline} with {num_microbatches} microbatches: 1F1B needs one per stage at least; smaller "
-        "microbatch_sequences, or fewer stages": mesh.pipeline == 1 or num_microbatches >= mesh.pipeline,
-        f"pipeline = {mesh.pipeline} for {shape.num_layers} layers: every stage needs one": mesh.pipeline
-        <= shape.num_layers,
-        "shape.tied = true with pipeline stages: the matrix would lie on two of them": mesh.pipeline == 1
-        or not shape.tied,
+        f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": share % microbatch
+        == 0,
+        f"pipeline = {mesh.pipeline}: torch up to 2.13 takes no microbatches that torchtitan has cut; pipeline = 1, or "
+        "Megatron-LM": mesh.pipeline == 1,
         f"tensor = {mesh.tensor} does not divide num_kv_heads = {shape.num_kv_heads}": shape.num_kv_heads % mesh.tensor
         == 0,
         f"tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout has no place for the norms "
@@ -105,10 +101,7 @@ def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
 
 
 def rank_sequences(parallelism: Parallelism, num_sequences: int) -> tuple[int, int]:
-    """A rank's share of `num_sequences` a step, and how many of them go through the model at once.
-
-    Such microbatches are accumulated one after another, or fill pipeline stages.
-    """
+    """A rank's share of `num_sequences` a step, and how many of them go through the model at once."""
     share = num_sequences // parallelism.num_data_ranks
     return share, parallelism.microbatch_sequences or share
 
@@ -116,33 +109,22 @@ def rank_sequences(parallelism: Parallelism, num_sequences: int) -> tuple[int, i
 def _numbers(decision: Decision) -> dict[str, Json]:
     """What the programs read."""
     decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
-    share, microbatch = rank_sequences(decision.parallelism, decision.batch_tokens // decision.shape.seq_len)
+    _, microbatch = rank_sequences(decision.parallelism, decision.batch_tokens // decision.shape.seq_len)
     return {
         "norm_eps": NORM_EPS,
         "rope_base": ROPE_BASE,
         "groups": groups_of(group_patterns(decision)),
         "decay_ratio": decay_ratio,
         "decay_type": decay_type,
-        "rank_sequences": share,
         "rank_microbatch_sequences": microbatch,
     }
 
 
 def _run_text(decision: Decision, version: str) -> str:
-    ranks = decision.parallelism.num_ranks
-    dry_steps = 2 if decision.parallelism.pipeline == 1 else 0
-    notes = f"""
-# DRY_RUN=1 makes one rank of the {ranks} (RANK=r: another one) on one GPU, with no communication: it builds, shards
-# and takes {dry_steps} steps, whose losses mean nothing. (Pipeline stages must talk before they step: none with these.)
+    notes = """
 # If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""
-    setup = f"""
-if [ -n "${{DRY_RUN:-}}" ]; then
-    export NGPU={ranks} RANK="${{RANK:-0}}" LOCAL_RANK=0 WORLD_SIZE={ranks}
-    exec python -m torchtitan.train --module {MODULE} --config main_run --comm.mode fake_backend \\
-        --training.steps {dry_steps} --checkpoint.no-enable "$@"
-fi"""
     command = f'-m torchtitan.train --module {MODULE} --config main_run "$@"'
-    return corpus_run_script(decision, f"torchtitan {version}", command=command, notes=notes, setup=setup)
+    return corpus_run_script(decision, f"torchtitan {version}", command=command, notes=notes)
 
 
 _JUDGEMENTS: dict[str, Judgement] = {
@@ -156,7 +138,7 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "clip_norm": ("exact", "torch's clip_grad_norm_; none is an infinite norm"),
     "seed": ("exact", "of initial values and data order; torchtitan's own generator gets it too"),
     "precision": ("equivalent", "of parameters in products, by FSDP; weights, reductions and moments stay in float32"),
-    "parallelism": ("exact", "pipeline stages run 1F1B; each stage's optimizer has the groups it holds parameters of"),
+    "parallelism": ("exact", "pipeline and context other than 1 are refused"),
     "parallelism.activation_checkpointing": (
         "equivalent",
         "selective: torchtitan chooses what it keeps and what it computes again; the values stay the same",
