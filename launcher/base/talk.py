@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from unicodedata import category
 
 PLAIN_EVERY_SECONDS = 15.0
-QUIET_SECONDS = 2.0
-"""What takes no longer is not worth a line."""
 
 
 _CLEAR = "\r\033[K"
@@ -53,29 +49,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-@contextlib.contextmanager
-def working(label: str) -> Iterator[None]:
-    """Around work that cannot say how far it is: how long it has taken, once that is long; nothing if it is not."""
-    ended, started, live = threading.Event(), time.monotonic(), sys.stderr.isatty()
-
-    def tell() -> None:
-        wait = QUIET_SECONDS if live else PLAIN_EVERY_SECONDS
-        while not ended.wait(wait):
-            line = f"{shown(label)}: {duration(time.monotonic() - started)}"
-            _put(f"{_CLEAR}{line}" if live else f"{line}\n")
-            wait = 1.0 if live else PLAIN_EVERY_SECONDS
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        teller.join()
-        if live and time.monotonic() - started > QUIET_SECONDS:
-            _put(_CLEAR)
 
 
 class Meter:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from launcher.base.talk import say, working
+from launcher.base.talk import say
 from launcher.calibration.calibrating import calibrations
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.searching import num_asked
@@ -48,9 +48,8 @@ def recorded_body(study_dir: Path) -> dict[str, Json]:
 
 
 def body_of(study: Study, ledger: Ledger) -> dict[str, Json]:
-    """The body of a study as its ledger is now; says that it takes its time."""
-    with working(FINDING):
-        return report_body(study, ledger, gather(study, ledger))
+    """The body of a study as its ledger is now."""
+    return report_body(study, ledger, gather(study, ledger))
 
 
 def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:

@@ -34,7 +34,7 @@ class CannotTellError(ValueError):
 @json_option
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
-    from launcher.base.talk import working
+    from launcher.base.talk import say
     from launcher.calibration.calibrating import calibrated
     from launcher.explaining.known import known_of
     from launcher.explaining.provenance import records_of
@@ -53,16 +53,15 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:
         study = calibrated(study, ledger)
-        with working(FINDING):
-            found = gather(study, ledger)
-            decision = decision_of(study, found)
+        say(FINDING)
+        found = gather(study, ledger)
+        decision = decision_of(study, found)
         _check_layout(decision)
         _check_accepts(found.gates, accepts)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
         _record(ledger, study_dir, found.gates, accepts, reason.strip())
-        with working("its report"):
-            body = report_body(study, ledger, found)
+        body = report_body(study, ledger, found)
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]

@@ -59,14 +59,14 @@ def transfer(
 def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     """Run what is missing, and say what the verdicts are."""
     from launcher.answers.texts import spend_text, transfer_text
-    from launcher.base.talk import working
+    from launcher.base.talk import say
     from launcher.report.body import FINDING, report_body
     from launcher.study.evidence import gather
     from launcher.study.gates import transfer_gate
 
     runner.transfer(spend=spend)
-    with working(FINDING):
-        found = gather(runner.study, runner.ledger)
+    say(FINDING)
+    found = gather(runner.study, runner.ledger)
     assert found.verdicts is not None
     gate = transfer_gate(found.verdicts).outcome
     outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)

@@ -55,7 +55,6 @@ def test_the_standard_form_is_wholly_expressible_without_use_mup(tmp_path, manif
     assert lost(megatron_lm.export(decision, tmp_path)) == {}
     told = arguments_in(tmp_path)
     assert "--use-mup" not in told
-    assert "--decoupled-lr" not in told
     # t -> (t + 1) / 4 from a start at 1 / 4 of the peak
     assert (told["--lr-warmup-iters"], told["--lr-warmup-init"]) == ("3", repr(2**-5 / 4))
 
@@ -68,22 +67,16 @@ def test_numbers_that_flags_cannot_give_are_named_with_megatrons_own(tmp_path, m
     assert "hidden" not in said["groups.weight_decay"] + said["groups.eps"]  # most weights: exact
 
 
-def test_an_embedding_rate_of_its_own_is_lost_and_one_shared_with_the_readout_is_not(tmp_path, manifest):
+def test_an_embedding_rate_of_its_own_is_lost(tmp_path, manifest):
     apart = named("mup_no_wd_scaling", decayed="two_dimensional", embedding_rate="inverse_root")
-    decision = with_hidden_eps(
-        decision_for(manifest, spec_for(manifest.data_id, parametrization=apart, schedule=WSD)), 2
-    )
-    said = lost(megatron_lm.export(decision, tmp_path / "apart"))
+    decision = decision_for(manifest, spec_for(manifest.data_id, parametrization=apart, schedule=WSD))
+    said = lost(megatron_lm.export(with_hidden_eps(decision, 2), tmp_path))
     rate = 2**-5 / math.sqrt(2)
     assert said == {
-        "groups.learning_rate": f"Megatron's flags give another number to readout: frozen 0.03125, Megatron {rate:.6g}"
+        "groups.learning_rate": (
+            f"Megatron's flags give another number to embedding: frozen {rate:.6g}, Megatron 0.03125"
+        )
     }
-    both = tuple(
-        dataclasses.replace(g, learning_rate=0.01) if g.kind in ("embedding", "readout") else g for g in decision.groups
-    )
-    assert lost(megatron_lm.export(dataclasses.replace(decision, groups=both), tmp_path / "both")) == {}
-    told = arguments_in(tmp_path / "both")
-    assert (told["--decoupled-lr"], told["--decoupled-min-lr"], told["--lr"]) == ("0.01", "0.001", "0.03125")
 
 
 @pytest.mark.parametrize(

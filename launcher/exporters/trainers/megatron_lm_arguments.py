@@ -67,7 +67,7 @@ def _model(decision: Decision, flags: Flags) -> Arguments:
 
 
 def _optimizer(decision: Decision, flags: Flags, scheduler: Scheduler) -> Arguments:
-    final, ends, wsd = scheduler.final_fraction, flags.decoupled_learning_rate, scheduler.kind == "wsd"
+    final, wsd = scheduler.final_fraction, scheduler.kind == "wsd"
     return {
         "optimizer": "adam",
         "lr": flags.learning_rate,
@@ -80,8 +80,6 @@ def _optimizer(decision: Decision, flags: Flags, scheduler: Scheduler) -> Argume
         "adam-eps": flags.eps,
         "clip-grad": decision.clip_norm or 0.0,
         "lr-wsd-decay-style": "linear" if wsd else None,
-        "decoupled-lr": ends,
-        "decoupled-min-lr": None if ends is None else ends * final,
     }
 
 

@@ -1,9 +1,9 @@
 """What Megatron-LM's command line makes of a few numbers: rate, decay and eps of each parameter, and lr(t).
 
 Megatron (0.19) knows four sorts of parameters: word embeddings, the output layer, other matrices, vectors.
-One peak rate, one decay and one eps serve them all, but for three rules (its `get_standard_config_overrides` and
-`get_mup_config_overrides`): vectors never decay; `--decoupled-lr` is the rate of embeddings and output layer;
-`--use-mup` divides the other matrices' rate and eps by m = hidden size / base hidden size. The decay stays as it is.
+One peak rate, one decay and one eps serve them all, but for two rules (its `get_standard_config_overrides` and
+`get_mup_config_overrides`): vectors never decay; `--use-mup` divides the other matrices' rate and eps by
+m = hidden size / base hidden size. The decay stays as it is. (`--decoupled-lr`, one rate for embeddings and output layer, is not used.)
 The tests hold what is computed here against Megatron's own groups and its own scheduler.
 """
 
@@ -27,9 +27,7 @@ class Flags:
     """The numbers Megatron's rules start from."""
 
     learning_rate: float
-    """`--lr`: the peak of vectors."""
-    decoupled_learning_rate: float | None
-    """`--decoupled-lr`: of embeddings and output layer; None: theirs is `--lr`."""
+    """`--lr`: the peak of all but the matrices under `--use-mup`."""
     weight_decay: float
     eps: float
     """`--adam-eps`: of all but the matrices under `--use-mup`."""
@@ -95,7 +93,7 @@ def flags_of(decision: Decision) -> Flags:
         FrozenError: the groups do not fit the shape's parameters.
     """
     of = {sort: members[0][1] for sort, members in sorts(decision).items()}
-    matrix, vector, embedding = of["matrix"], of["vector"], of["embedding"]
+    matrix, vector = of["matrix"], of["vector"]
     forward, shape = decision.forward, decision.shape
     multiplier = vector.learning_rate / matrix.learning_rate if matrix.learning_rate > 0 else 1.0
     plain = (
@@ -104,11 +102,8 @@ def flags_of(decision: Decision) -> Flags:
         and math.isclose(forward.attention, 1 / math.sqrt(shape.head_dim), rel_tol=SAME)
     )
     base_width = None if plain else max(1, round(shape.width / multiplier))
-    ends = [embedding.learning_rate, of.get("output", embedding).learning_rate]
-    apart = not all(math.isclose(rate, vector.learning_rate, rel_tol=SAME) for rate in ends)
     return Flags(
         learning_rate=vector.learning_rate,
-        decoupled_learning_rate=embedding.learning_rate if apart else None,
         weight_decay=matrix.weight_decay,
         eps=matrix.eps * (1 if base_width is None else shape.width / base_width),
         beta1=matrix.beta1,
@@ -119,10 +114,9 @@ def flags_of(decision: Decision) -> Flags:
 
 def numbers_of(flags: Flags, width: int, sort: Sort) -> dict[str, float]:
     """What Megatron trains a sort of parameter with, by field of `ParameterGroup`."""
-    ends = flags.learning_rate if flags.decoupled_learning_rate is None else flags.decoupled_learning_rate
     scale = 1.0 / (width / flags.base_width) if flags.base_width is not None and sort == "matrix" else 1.0
     return {
-        "learning_rate": ends if sort in ("embedding", "output") else flags.learning_rate * scale,
+        "learning_rate": flags.learning_rate * scale,
         "weight_decay": 0.0 if sort == "vector" else flags.weight_decay,
         "eps": flags.eps * scale,
         "beta1": flags.beta1,
@@ -150,10 +144,7 @@ def scheduler_of(decision: Decision, flags: Flags) -> tuple[Scheduler, float]:
     peak / W give ours; but a decay that starts at the warmup's end then starts a step early.
     """
     schedule = decision.learning_rate.schedule
-    rates = {
-        numbers_of(flags, decision.shape.width, sort)["learning_rate"]
-        for sort in ("embedding", "matrix", "vector")
-    }  # fmt: skip
+    rates = {numbers_of(flags, decision.shape.width, sort)["learning_rate"] for sort in ("matrix", "vector")}
     warmup = schedule.warmup_steps
     starts = [(warmup, 0.0)]
     if len(rates) == 1 and warmup:
