@@ -9,7 +9,6 @@ from launcher.study import stages
 from launcher.workers import host as host_module
 from launcher.workers.host import HostFactory
 from proxies.model.optimizer import BankAdamW
-from proxies.training.solo import Solo
 from sweeps.run.pool import InlinePool
 
 PLAN = """
@@ -26,21 +25,18 @@ replay_winner = true
 class Machines:
     """A pool with one worker on each of `hosts`; a worker that is restarted is another process."""
 
-    def __init__(self, study, hosts, cpus=None):
+    def __init__(self, study, hosts):
         make = HostFactory(study_dir=str(study.study_dir.resolve()), corpus=str(study.corpus))
         self.num_workers, self.hosts = len(hosts), hosts
         self.pools = [InlinePool(make) for _ in hosts]
         self.pids = list(range(100, 100 + len(hosts)))
-        self.cpus = cpus or ["one kind"] * len(hosts)
         self.busy, self.current, self.turn = [], 0, 0
         self.admitted = []
         """(host, seed, whether it has its outcome) of every run that was begun."""
 
     def site(self):
         """Of the worker at work."""
-        return {
-            "host": self.hosts[self.current], "process": str(self.pids[self.current]), "cpu": self.cpus[self.current]
-        }  # fmt: skip
+        return {"host": self.hosts[self.current], "process": str(self.pids[self.current]), "cpu": "one kind"}
 
     def start(self, worker, call):
         self.pools[worker].start(0, call)
@@ -69,21 +65,17 @@ def mock_worker(report, worker):
     return report
 
 
-def flipped(tensor, bit, everywhere):
-    """One bit of its largest value the other way: in one that is zero it would come to nothing; or of all values."""
+def flipped(tensor):
+    """One bit of its largest value the other way: in one that is zero it would come to nothing."""
     with torch.no_grad():
-        bits = tensor.view(torch.int32).view(-1)
-        bits[slice(None) if everywhere else tensor.abs().argmax()] ^= 1 << bit
+        tensor.view(torch.int32).view(-1)[tensor.abs().argmax()] ^= 1 << 20
 
 
 class Corruption:
-    """Gradients in which a bit is flipped now and then, on the hosts named.
+    """Gradients in which a bit is flipped in every `every`-th step, on the hosts named."""
 
-    One of the lowest bits of all values, at every step: no fault, but another chip, which rounds otherwise.
-    """
-
-    def __init__(self, hosts, bit=20, every=3, everywhere=False):
-        self.hosts, self.bit, self.every, self.everywhere = hosts, bit, every, everywhere
+    def __init__(self, hosts, every=3):
+        self.hosts, self.every = hosts, every
         self.machines, self.num_steps, self.num_flips = None, 0, 0
 
     def strikes(self):
@@ -95,13 +87,13 @@ class Corruption:
 
 
 @contextlib.contextmanager
-def machines(hosts, corrupt=(), cpus=None, **how):
+def machines(hosts, corrupt=(), **how):
     """`forerun` in this process finds those machines; yields the list of the pools that it started."""
     corruption, pools = Corruption(corrupt, **how), []
-    gather, backward = BankAdamW.gather_gradients, Solo._forward_backward
+    gather = BankAdamW.gather_gradients
 
     def start_pool(study, check_stop):
-        pools.append(Machines(study, hosts, cpus))
+        pools.append(Machines(study, hosts))
         corruption.machines = pools[-1]
         return pools[-1]
 
@@ -112,19 +104,12 @@ def machines(hosts, corrupt=(), cpus=None, **how):
         norms_K = gather(self)
         if corruption.strikes():
             for row_P in self.gradients_KP:
-                flipped(row_P, corruption.bit, corruption.everywhere)
+                flipped(row_P)
         return norms_K
-
-    def gone_back(self, trial, step):
-        found = backward(self, trial, step)
-        if corruption.strikes():
-            flipped(next(iter(trial.built.module.parameters())).grad, corruption.bit, corruption.everywhere)
-        return found
 
     with (
         mock.patch.object(stages, "start_pool", start_pool),
         mock.patch.object(host_module, "site", site_now),
         mock.patch.object(BankAdamW, "gather_gradients", gathered),
-        mock.patch.object(Solo, "_forward_backward", gone_back),
     ):
         yield pools, corruption

@@ -9,7 +9,7 @@ from tiny_study import ask, forerun, plan_with, write_corpus
 
 from launcher.calibration import calibrating
 from launcher.calibration.calibrating import calibrate, calibrated, calibrations, groups_of
-from launcher.study.opening import open_ledger, plan_study, recorded, recorded_study
+from launcher.study.opening import open_ledger, plan_study, recorded
 from launcher.study.stages import InterruptedStudyError
 from proxies.core import canon
 from proxies.core.spec import Numerics
@@ -79,17 +79,6 @@ def study(folder, tmp_path):
 def run(study, pool, check_stop=lambda: None):
     with open_ledger(study) as ledger:
         return calibrate(calibrated(study, ledger), ledger, lambda: pool, check_stop)
-
-
-def test_every_shape_and_batch_of_the_stages_is_a_group_once(study):
-    groups = groups_of(study)
-    assert [(group.asked.part, group.asked.shape.width) for group in groups] == [
-        ("proxy", 8), ("ladder", 8), ("proxy", 16), ("ladder", 16), ("ladder", 24),
-    ]  # fmt: skip
-    search, transfer = groups[0].phases
-    assert search == (2, (6,) * 4), "in flight, as search.parallelism says"
-    assert transfer[0] == len(transfer[1]) > 4
-    assert len({group.asked.key for group in groups_of(study)}) == len(groups)
 
 
 def test_what_workers_measure_at_once_is_chosen_and_recorded(study):
@@ -211,39 +200,3 @@ def test_it_is_told_by_status_and_resumed_as_it_was(whole, monkeypatch):
     assert code == 0
     assert [record.kind for record in Ledger.read(folder / "study").records()[len(before) :]] == ["driver"]
     assert again["trials"] == body["trials"]
-
-
-def test_estimate_uses_what_was_measured(whole):
-    folder, _ = whole
-    code, body = ask("estimate", folder / "plan.toml")
-    assert code == 0
-    assert body["worker_flops"]["source"].startswith(f"a second, of a worker: as {folder / 'study'} was calibrated")
-    (ladder,) = [stage for stage in body["stages"] if stage["stage"] == "ladder"]
-    low, high = ladder["core_hours"]["interval"]
-    assert low <= ladder["core_hours"]["value"] <= high < 0.1
-    code, other = ask("estimate", folder / "plan.toml", "--set", "proxy.num_slots=4", "--set", "ladder.num_slots=1")
-    assert "measured on proxies of widths 32 to 256" in other["worker_flops"]["source"], "of other numerics"
-
-
-@pytest.mark.slow
-def test_estimate_measures_where_it_is_asked_to(folder, monkeypatch):
-    monkeypatch.setattr(calibrating, "LEAST_PROBE_SECONDS", 0.05)
-    code, body = ask("estimate", folder / "plan.toml", "--measure", "--set", "proxy.num_slots=2")
-    assert code == 0
-    assert body["worker_flops"]["source"].endswith("measured now, one worker alone")
-    assert 0 < body["worker_flops"]["value"] < 1e13
-    assert not (folder / "study").exists()
-
-
-@pytest.mark.slow
-def test_ray_workers_calibrate_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibrating, "LEAST_PROBE_SECONDS", 0.2)
-    plan = plan_with(tmp_path, AUTO + '[cluster]\nbackend = "ray"\nnum_workers = 2\n')
-    write_corpus(tmp_path)
-    code, _ = ask("sweep", plan, "--study", tmp_path / "study")
-    assert code == 0
-    found = calibrations(Ledger.read(tmp_path / "study"))
-    assert len(found) == 5
-    measured = [one for one in found if one.figures]
-    assert measured and all((one.num_workers, one.device) == (2, "cpu") for one in measured)
-    assert recorded_study(tmp_path / "study").plan.proxy.num_slots == "auto"

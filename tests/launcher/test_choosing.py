@@ -34,11 +34,6 @@ def test_slots_double_while_that_pays():
     assert "times as fast as one slot" in found.why
 
 
-def test_a_gain_below_the_margin_is_left():
-    assert chosen(Machine(lambda mode: 10.0 * (1.07 if mode.num_slots > 1 else 1))).chosen == PLAIN
-    assert chosen(Machine(lambda mode: 10.0 * (1.15 if mode.num_slots > 1 else 1))).chosen.num_slots == 2
-
-
 def test_slots_that_nothing_would_fill_are_not_even_looked_at():
     twice = Machine(lambda mode: 10.0 * mode.num_slots)
     few = Work(num_workers=2, phases=((4, (1000,) * 4),))

@@ -4,19 +4,10 @@ import pytest
 from tiny_study import replay
 
 from launcher.experiments.sweep_grids import base_sizes
-from launcher.experiments.transferred import StageMissingError, searched, transferred
+from launcher.experiments.transferred import StageMissingError, transferred
 from launcher.study import decide
 from launcher.study.evidence import decision_of, gather
 from sweeps.store.ledger import Ledger
-
-
-def test_the_choice_spends_the_budget_on_a_whole_shape(study, found):
-    choice, plan = found.choice, study.plan
-    params = decide.count_params(choice.shape).total
-    assert choice.shape.width % plan.target.width_multiple == 0
-    assert choice.num_tokens == choice.num_steps * plan.proxy.batch_tokens
-    step_flops = 6 * params * plan.proxy.batch_tokens
-    assert abs(choice.num_steps * step_flops - plan.target.budget_flops) <= step_flops / 2
 
 
 def test_the_decision_says_what_was_found(study, found):
@@ -53,20 +44,6 @@ def test_the_digest_follows_a_result_and_not_its_time(finished, tmp_path, study,
     loss = Ledger.read(finished / "study").results()[rung].loss_nats
     assert edited(seconds=1e6, environment={}) == digest
     assert edited(loss_nats=loss + 0.001) != digest
-
-
-@pytest.mark.parametrize(
-    ("kinds", "ask", "said"),
-    [
-        ((), searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
-        (("suggestion",), searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
-    ],
-)
-def test_a_stage_that_is_missing_is_named_with_its_command(finished, tmp_path, kinds, ask, said):
-    study, ledger = replay(finished / "study", tmp_path / "study", lambda record: record.kind in kinds)
-    with pytest.raises(StageMissingError) as caught:
-        ask(study, ledger)
-    assert str(caught.value) == said
 
 
 def test_a_missing_rung_or_valley_point_is_missed(finished, tmp_path, study, ledger, found):

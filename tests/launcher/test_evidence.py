@@ -74,17 +74,6 @@ def test_the_report_adds_up(study, body):
     assert body["digest"] == canon.content_id(body["decision"])
 
 
-def test_without_the_coordinate_check_its_gate_stays_shut(finished, tmp_path):
-    """A ladder run without a check must not freeze as if every gate had passed."""
-    study, ledger = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "coordinates")
-    gates = {gate.name: gate.outcome for gate in gather(study, ledger).gates}
-    assert gates["coordinates"] == "cannot_tell"
-    assert set(gates) == {"coordinates", "transfer", "fit", "data", "ladder_tuned"}
-    code, refused = ask("freeze", tmp_path / "study")
-    assert code in (3, 4)
-    assert "gate coordinates cannot tell: not run yet: `forerun check PLAN` does" in refused["message"]
-
-
 def test_a_ladder_that_fits_no_law_cannot_tell(finished, tmp_path, study):
     """All but two rungs diverged: there is an end, and no number."""
     ladder = [spec.id for spec in gather(study, Ledger.read(finished / "study")).ladder]

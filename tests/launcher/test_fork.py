@@ -1,9 +1,6 @@
 """`forerun run --fork`: a child study pays only for what its parent has not run."""
 
-import pytest
-from tiny_study import ask, forerun
-
-from sweeps.store.ledger import Ledger
+from tiny_study import ask
 
 
 def test_the_same_question_costs_nothing_and_decides_the_same(finished, tmp_path):
@@ -15,21 +12,6 @@ def test_the_same_question_costs_nothing_and_decides_the_same(finished, tmp_path
     assert body["spend"]["flops_causal"] == 0
     assert body["decision"] == before["decision"]
     assert body["decision"] is not None, "the curves came along"
-
-
-@pytest.mark.slow
-def test_another_question_pays_for_what_is_new(finished, copied, tmp_path):
-    changed = ("--set", "ladder.num_steps=[4, 8, 16, 24]")
-    code, _, err = forerun("run", finished / "plan.toml", "--study", copied, *changed)
-    assert code == 2
-    assert f"forerun run PLAN --study ANOTHER --fork {copied}" in err
-    code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "child", "--fork", copied, *changed)
-    assert code == 0
-    parent, child = Ledger.read(copied), Ledger.read(tmp_path / "child")
-    assert child.imported() == set(parent.results())
-    assert body["spend"]["num_imported"] == len(parent.results())
-    assert 0 < body["spend"]["num_runs"] < 0.2 * len(parent.results())
-    assert 24 in {run.spec.schedule.num_steps for run in child.runs()[len(parent.results()) :]}
 
 
 def test_refusals_leave_no_folder(finished, copied, tmp_path):

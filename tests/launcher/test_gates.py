@@ -29,8 +29,6 @@ PASSING = coordinates("passes", {**LAYER, "outcome": "passes"})
         (coordinates("blows_up", lost=64), "failed", "width 64 left the finite numbers at step 3"),
         (coordinates("blows_up", mistakes=["unscaled readout"]), "failed", "unscaled readout"),
         (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 1 layers keep their size as width"),
-        (coordinates("cannot_tell") | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 0"),
-        (coordinates("passes", axis="depth"), "cannot_tell", "not run yet"),
         ({}, "cannot_tell", "not run yet: `forerun check PLAN` does"),
     ],
 )
@@ -54,13 +52,10 @@ def verdicts_of(together, failed=0, **others):
     ("verdict", "others", "outcome"),
     [
         ("holds", {}, "passed"),
-        ("drifts", {}, "failed"),
         ("cannot_tell", {}, "cannot_tell"),
         ("holds", {"learning_rate": "drifts"}, "passed"),  # one axis by itself: what counts is all of them together
-        ("holds", {"clip_norm": "holds"}, "passed"),
         ("holds", {"clip_norm": "drifts", "warmup_fraction": "cannot_tell"}, "failed"),
         ("holds", {"clip_norm": "cannot_tell"}, "cannot_tell"),
-        ("drifts", {"clip_norm": "cannot_tell"}, "failed"),
     ],
 )
 def test_the_transfer_gate(verdict, others, outcome):
@@ -81,11 +76,8 @@ def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, 
         (fit_of(), "passed", "largest rungs held out (3) predicted with 1.23% error at most, 3 of 3 inside the 90%"),
         (fit_of(num_covered=2), "passed", "largest rungs held out (3)"),
         (fit_of(num_covered=1), "failed", "largest rungs held out (3)"),
-        (fit_of(num_covered=None), "failed", "largest rungs held out (3)"),
-        (fit_of(num_covered=0, num_held_out=1), "failed", "largest rungs held out (1)"),
         (fit_of(error=0.06), "failed", "largest rungs held out (3) predicted with 6.00% error"),
         (fit_of(status="at_bound"), "cannot_tell", "at_bound: w"),
-        (fit_of(status="unidentified"), "cannot_tell", "unidentified: w"),
         (fit_of(backtest=False), "cannot_tell", "too few rungs to hold the largest one out"),
     ],
 )

@@ -111,11 +111,3 @@ def test_every_field_of_the_question_is_held_one_by_one(study):
             ledger.check_plan(asked_now)
         assert caught.value.changes == {leaf: values}
         assert f"  {leaf}: {values[0]} -> {values[1]}" in str(caught.value)
-
-
-def test_a_changed_key_is_refused_by_every_verb_that_would_go_on(study):
-    for verb in ("run", "sweep", "transfer", "ladder", "check"):
-        code, body = ask(verb, study / "plan.toml", "--study", study, "--set", "search.seed=7")
-        assert (code, body["error"]) == (2, "PlanChanged")
-        assert "search.seed: 0 -> 7" in body["message"]
-        assert f"forerun run PLAN --study ANOTHER --fork {study}" in body["message"]

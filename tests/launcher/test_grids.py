@@ -113,22 +113,6 @@ def test_every_axis_varies_itself_and_nothing_else(study):
     assert len({run_at(study, axis, base.along(axis), point, 0).id for axis in ("width", "depth", "batch")}) == 1
 
 
-def test_runs_at_the_base_are_shared_by_all_axes(study):
-    tests = [learning_rate_test(setting(study), axis) for axis in ("width", "duration", "batch", "depth")]
-    at_base = [
-        {spec.id for spec, _ in t.condition.specs if t.condition.size(spec) == base_sizes(study).along(t.axis)}
-        for t in tests
-    ]
-    assert all(found == at_base[0] and found for found in at_base)
-
-
-def test_an_optimum_at_the_edge_asks_for_more_as_often_as_it_may(study):
-    two = with_transfer(study, widths=(8, 16))
-    sizes = [len(grown(two, "width", -1.0, rounds=rounds)[0].condition.specs) for rounds in (0, 1, 2)]
-    assert sizes[0] == 16
-    assert sizes[0] < sizes[1] < sizes[2]
-
-
 def test_the_control_arm_grows_to_bracket_its_optimum_and_no_further(study):
     narrow = with_transfer(study, margin_nats=1e-6, widths=(8, 16))
     for optimum, grows in ((-1.0, True), (-5.5, False)):

@@ -60,13 +60,8 @@ def test_a_child_gets_its_parents_own_and_what_that_inherited_once(tmp_path):
             {"schedule": dataclasses.replace(SPEC.schedule, final_fraction=0.5)},
             "its last learning rate is 0.5, here 0.1",
         ),
-        (
-            {"schedule": Schedule(kind="linear", num_steps=12, final_fraction=0.1)},
-            "its schedule is linear, here cosine",
-        ),
         ({"data_id": "e" * 64}, "it was trained on other data"),
         ({"parametrization": named("sp")}, "its parametrization is sp, here mup"),
-        ({"parametrization": dataclasses.replace(SPEC.parametrization, weight_decay="independent")}, "has other rules"),
         ({"shape": dataclasses.replace(SPEC.shape, tied=True)}, "its tying is True, here False"),
     ],
 )
@@ -76,12 +71,6 @@ def test_a_run_of_another_recipe_is_left_out_and_says_why(changes, said):
     (sentence,) = why
     assert sentence.startswith("the concluded run aaaaaaaa is left out of the fit: ")
     assert said in sentence
-
-
-def test_size_length_and_warmup_are_no_other_recipe():
-    longer = Schedule(kind="cosine", num_steps=500, warmup_steps=77, final_fraction=0.1)
-    run = concluded(shape=SPEC.base_shape.at_width(256), schedule=longer)
-    assert history.like(study(), [run]) == ([run], [])
 
 
 def test_misses_are_counted_by_the_fits_own_interval_and_scale_the_next():

@@ -6,8 +6,6 @@ import sys
 import pytest
 from tiny_study import COMMAND, ask, forerun, plan_with, write_corpus
 
-from launcher.study import stages
-
 # Its valley lies at 2^-6 at every width, its losses follow a law: the study must find both.
 TRAINER = """
 import json, math, os, sys
@@ -147,30 +145,3 @@ def test_depth_is_checked_where_there_is_a_rule(modelled, tmp_path):
     code, body = ask("check", modelled, "--study", tmp_path / "study", *rule, "--set", "proxy.factory=''")
     assert set(body["coordinates"]) == {"completep", "sp", "depth"}
     assert body["coordinates"]["depth"]["depths"] == [1, 2, 4]
-
-
-def test_a_model_that_cannot_be_built_yet_pins_nothing(modelled, tmp_path):
-    good = (tmp_path / "mine.py").read_text()
-    (tmp_path / "mine.py").write_text(good.replace("return Model(shape, 1.0)", "raise SystemExit(3)"))
-    code, body = ask("sweep", modelled, "--study", tmp_path / "study")
-    assert (code, body["error"]) == (2, "FactoryError")
-    assert not (tmp_path / "study").exists()
-
-
-@pytest.mark.slow
-def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(modelled, tmp_path, monkeypatch):
-    source, text = tmp_path / "mine.py", (tmp_path / "mine.py").read_text()
-    changes = ("--set", "transfer.check_widths=[8, 16, 32]")
-    drive = stages.drive
-
-    def edited(*arguments, **options):
-        source.write_text(text + "# edited")
-        return drive(*arguments, **options)
-
-    monkeypatch.setattr(stages, "drive", edited)
-    code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
-    assert (code, body["error"]) == (2, "RunsFail") and "mine:build has changed" in body["message"]
-    source.write_text(text)
-    monkeypatch.setattr(stages, "drive", drive)
-    code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
-    assert code == 0 and {trial["status"] for trial in body["trials"]} == {"finished"}

@@ -1,12 +1,8 @@
 """A search that prunes, by the command line: cut short and gone on with, told as it was, killed on Ray."""
 
 import dataclasses
-import os
-import shutil
-import signal
 
 import pytest
-from kill_case import RAY, Driver
 from tiny_study import ask, forerun, plan_with, write_corpus
 
 from launcher.experiments.searching import ended_losses, num_asked, pruned_trials, trial_points
@@ -84,43 +80,3 @@ def test_a_search_cut_short_anywhere_goes_on_as_it_would_have(folder, swept, tmp
         assert ask("sweep", folder / "plan.toml", "--study", study)[0] == 0
         assert search_of(study) == search_of(swept)
         assert not any((study / "checkpoints").glob("*")), "nothing is kept of who was given up"
-
-
-def test_another_stage_runs_in_full_what_was_given_up(folder, swept, tmp_path):
-    """It is another fact: the search goes on by its own."""
-    shutil.copytree(swept, tmp_path / "study")
-    before = search_of(tmp_path / "study")
-    code, body = ask("run", folder / "plan.toml", "--study", tmp_path / "study", "--set", "cluster.max_runs=60")
-    assert code != 0, body
-    study, ledger = recorded(tmp_path / "study")
-    assert any(run.spec.shape != study.base_shape for run in ledger.runs()), "the transfer tests have begun"
-    assert search_of(tmp_path / "study") == before
-    assert all(result.status != "pruned" for result in ledger.results().values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["worker", "driver"])
-def test_killed_on_ray_while_it_prunes(folder, swept, tmp_path, what):
-    """SIGKILL of a worker, or of the driver and then again the same command: the same search, nothing lost."""
-    study = tmp_path / "study"
-    drivers = [Driver(folder / "plan.toml", study, *RAY, verb="sweep")]
-    try:
-        drivers[0].wait_for(lambda: drivers[0].num_outcomes() >= 4)
-        assert drivers[0].process.poll() is None, drivers[0].said()
-        if what == "driver":
-            drivers[0].process.kill()
-            drivers[0].end()
-            drivers[0].gone_within()
-            drivers.append(Driver(folder / "plan.toml", study, *RAY, verb="sweep"))
-        else:
-            pids = []
-            drivers[0].wait_for(lambda: pids.extend(drivers[0].pids("worker")) or pids)
-            os.kill(pids[0], signal.SIGKILL)
-        code, _ = drivers[-1].end()
-        assert code == 0, drivers[-1].said()
-    finally:
-        for driver in drivers:
-            driver.sweep_up()
-    assert search_of(study) == search_of(swept)
-    ledger = Ledger.read(study)
-    assert len(ledger.records("lost")) > 0 or what == "driver", "a run was in flight"

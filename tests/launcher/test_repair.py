@@ -31,15 +31,6 @@ def test_a_damaged_study_is_repaired_and_decides_the_same(finished, copied):
     assert after["spend"]["num_runs"] == before["spend"]["num_runs"]
 
 
-def test_a_ledger_whose_end_is_cut_off_lost_more_than_nothing(copied):
-    """What stood there has no name any more, but its curves tell."""
-    path = copied / LEDGER_NAME
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    code, body = ask("repair", copied)
-    assert code == 0 and body["repaired"] and body["rerun"]
-
-
 def test_a_pipe_in_the_ledgers_place_keeps_nobody_waiting(copied):
     path = copied / LEDGER_NAME
     path.unlink()

@@ -98,17 +98,6 @@ def test_saving_never_takes_more_than_its_share(made, num_steps, share):
     assert 0.5 * share < spent / made.clock.now < 1.1 * share
 
 
-def test_all_slots_are_saved_when_asked_and_none_twice(made):
-    for index in (0, 1):
-        made.it.admit(index, run_of())
-    made.it.save()
-    assert made.saved == [], "nothing has been trained"
-    made.it.advance(3)
-    made.it.save()
-    made.it.save()
-    assert [step for _, step in made.saved] == [3, 3]
-
-
 def test_a_failed_save_is_a_note(made):
     def full(folder, state):
         raise StateError("no checkpoint could be written in there (No space left on device)")

@@ -65,32 +65,13 @@ def test_the_excess_is_covered_and_the_verdict_not_wrong():
         assert covered >= 170, (optimum, covered)
 
 
-def test_noise_decides():
-    """The same losses: certain, or not."""
-    losses = {-1.0: 2.03, 0.0: 2.0, 1.0: 1.98}
-    assert judged(losses, noise=0.002).outcome == "mis_tuned"
-    assert judged(losses, noise=0.02).outcome == "cannot_tell"
-    assert judged(losses, noise=0.002, margin_nats=0.03).outcome == "tuned"
-
-
-def test_seeds_settle_what_one_leaves_open():
-    noise, losses = 0.006, {-1.0: 2.0, 0.0: 2.0, 1.0: 2.04}
-    open_ = judged(losses, noise)
-    assert open_.outcome == "cannot_tell" and open_.excess.nats < MARGIN
-    number = int(open_.words.split("ladder.check_num_seeds = ")[1].split()[0])
-    assert judged({x: [y] * number for x, y in losses.items()}, noise).outcome == "tuned"
-    assert judged({x: [y] * (number - 1) for x, y in losses.items()}, noise).outcome == "cannot_tell"
-
-
 @pytest.mark.parametrize(
     ("losses", "outcome", "said"),
     [
         ({-1.0: 2.02, 0.0: 2.0, 1.0: "diverged"}, "cannot_tell", "ladder.check_offsets_octaves = [-1.0, 0.5]"),
-        ({-1.0: "failed", 0.0: 2.0, 1.0: 2.02}, "cannot_tell", "no loss at -1 octaves"),
         ({-1.0: 1.9, 0.0: 2.0, 1.0: "diverged"}, "mis_tuned", "its rate is too high"),
         ({-1.0: 2.0, 0.0: "diverged", 1.0: "diverged"}, "mis_tuned", "it diverged at its own rate, and not at -1"),
         ({-1.0: 2.0, 0.0: "failed", 1.0: 2.0}, "cannot_tell", "no loss at its own rate"),
-        ({-1.0: "diverged", 0.0: "diverged", 1.0: "diverged"}, "cannot_tell", "no loss at its own rate"),
         ({-1.0: [2.02, "diverged"], 0.0: [2.0, 2.0], 1.0: [2.1, 2.1]}, "cannot_tell", "no loss at -1 octaves"),
     ],
 )
@@ -115,19 +96,3 @@ def test_a_wall_two_octaves_up_does_not_bend_the_parabola():
     plain, walled = judged(near).excess, judged({**near, 2.0: 1.6827}).excess
     assert (walled.nats, walled.interval, walled.reach) == (plain.nats, plain.interval, (-1.0, 1.0))
     assert judged({**near, 2.0: 1.4868}).excess.reach == (-1.0, 2.0), "what is low counts"
-
-
-def lopsided(slant):
-    return lambda x: 0.04 * (np.exp(slant * x) - 1 - slant * x) / (np.cosh(slant) - 1)
-
-
-@pytest.mark.parametrize("slant", [-0.5, 0.55])
-def test_valleys_as_lopsided_as_they_come_are_judged_alike(slant):
-    rng, rise, noise = np.random.default_rng(0), lopsided(slant), 0.005
-    for optimum, wrong in ((0.0, "mis_tuned"), (0.3, "mis_tuned"), (1.0, "tuned"), (-1.0, "tuned")):
-        planted, covered, outcomes = rise(-optimum), 0, []
-        for _ in range(100):
-            found = judged({x: 2 + rise(x - optimum) + noise * rng.standard_normal() for x in (-1.0, 0.0, 1.0)}, noise)
-            outcomes.append(found.outcome)
-            covered += found.excess.interval[0] - 1e-9 <= planted <= found.excess.interval[1]
-        assert outcomes.count(wrong) == 0 and covered >= 75, (optimum, covered, outcomes.count(wrong))

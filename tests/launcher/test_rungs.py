@@ -40,23 +40,6 @@ def flops(spec):
     return float(flops_per_token(spec.shape)) * spec.num_tokens
 
 
-def test_the_ladder_is_every_width_at_every_duration(study_with):
-    study = study_with()
-    specs, ladder = ladder_runs(study, BEST), study.plan.ladder
-    assert [(s.shape.width, s.schedule.num_steps) for s in specs] == [
-        (width, steps) for width in ladder.widths for steps in ladder.num_steps
-    ]
-    assert {spec.seed for spec in specs} == {ladder.seed}
-    assert {spec.hparams.learning_rate for spec in specs} == {BEST["learning_rate"]}
-
-
-def test_the_ladder_follows_the_measured_rule_of_duration(study_with):
-    study = study_with()
-    rates = {s.schedule.num_steps: s.hparams.learning_rate for s in ladder_runs(study, BEST, {"duration": -0.5})}
-    steps = study.plan.proxy.num_steps
-    assert rates == {n: pytest.approx(BEST["learning_rate"] * (n / steps) ** -0.5, rel=1e-3) for n in rates}
-
-
 def as_main_run(study, found, rung):
     """The main run that a choice of this rung's size would give."""
     choice = decide.Choice(
@@ -124,19 +107,6 @@ def test_every_rung_is_repeated_with_other_seeds(study_with):
     for rows in range(0, len(three), 3):
         assert len({*zip(table.params[rows : rows + 3], table.tokens[rows : rows + 3], strict=True)}) == 1
     assert decide.fit_key(three) != decide.fit_key(one)
-
-
-def test_repeats_are_checked_as_the_rungs_are_and_no_run_is_made_twice(study_with):
-    specs = {number: ladder_runs(study_with(f"[ladder]\nnum_seeds = {number}"), BEST) for number in (1, 3)}
-    one, three = (study_with(f"[ladder]\nnum_seeds = {number}\ncheck_num_seeds = 2") for number in (1, 3))
-    assert checked_rungs(three, specs[3]) == checked_rungs(one, specs[1])
-    stage = [spec.id for spec in stage_specs(three, specs[3])]
-    assert stage[: len(specs[3])] == [spec.id for spec in specs[3]]
-    assert len(set(stage)) == len(stage) == len(specs[3]) + 2 * 4, "two rungs, two rates, two seeds"
-
-
-def no_bank(*_):
-    raise AssertionError("nothing is left to train")
 
 
 def test_a_finished_study_has_its_checks_and_a_gate(finished, study, ledger, found):

@@ -8,7 +8,7 @@ import random
 import pytest
 from tiny_study import ask, plan_with, replay, write_corpus
 
-from launcher.experiments.searching import GROWTH, growth, num_asked, phases, replicated, trial_points
+from launcher.experiments.searching import GROWTH, num_asked, phases, replicated, trial_points
 from launcher.experiments.transferred import searched
 from launcher.study.opening import open_ledger, plan_study
 from launcher.study.stages import bank_key
@@ -50,9 +50,6 @@ def outcome(spec, optimum=OPTIMUM):
         last_train_loss_nats=None, curve_id="0" * 64, flops=0.0, tokens=0, seconds=0.0, environment={},
         reason="planted" if diverged else "",
     )  # fmt: skip
-
-
-OWN = '[proxy]\ncommand = "train {lr} {width} {num_steps} {seed} {run_dir}"'
 
 
 class StopError(Exception):
@@ -142,24 +139,13 @@ def test_repeats_choose_the_best(whole):
     assert any("loses to it by" in line for line in sentences(search_body(study, ledger, found)))
 
 
-@pytest.mark.parametrize("stop_after", [0, 7, 12, 15, 21, 25])
+@pytest.mark.parametrize("stop_after", [0, 15, 25])
 def test_a_search_interrupted_anywhere_goes_on_as_it_would_have(folder, whole, stop_after):
     study = dataclasses.replace(whole[0], study_dir=folder / f"stopped-{stop_after}")
     with open_ledger(study) as ledger, pytest.raises(StopError):
         run_search(study, ledger, driver(ledger, 7, stop_after), bank_key)
     ledger = carried_out(study, seed=stop_after)
     assert what_was_found(study, ledger) == what_was_found(*whole)
-
-
-def test_an_older_search_is_what_it_was(folder):
-    study = study_of(folder, "older", "[search]\nnum_trials = 12\nnum_startup = 6\nparallelism = 3")
-    ledger = carried_out(study)
-    assert not ledger.records(GROWTH) and len(ledger.results()) == 12
-    body = search_body(study, ledger, searched(study, ledger))
-    assert body["replicates"] is None and [edge["side"] for edge in body["open_edges"]] == ["high"]
-    assert any("learning_rate is not bracketed" in line for line in sentences(body))
-    losses = [trial["loss_nats"] for trial in body["trials"]]
-    assert body["best_trial"] == losses.index(min(losses))
 
 
 @pytest.mark.parametrize("first_lost", [0, 1])
@@ -173,17 +159,6 @@ def test_growths_that_a_repair_lost_are_found_again(whole, tmp_path, first_lost)
     with open_ledger(again) as other:
         run_search(again, other, driver(other, 0, stop_after=0), bank_key)
     assert what_was_found(again, Ledger.read(again.study_dir)) == what_was_found(study, ledger)
-
-
-def test_growth_stops_where_runs_could_not_be(folder):
-    """A weight decay that would take more than a weight in a step."""
-    part = "[search]\nnum_trials = 20\nnum_startup = 6\nparallelism = 3\naxes = { weight_decay = [0.5, 7.5] }"
-    study = study_of(folder, "steep", f"{part}\nmax_extensions = 1")
-    ledger = carried_out(study)
-    losses = [ledger.results()[study.trial(point).id].loss_nats for point in trial_points(ledger)]
-    assert growth(study, ledger, losses) is None and not ledger.records(GROWTH)
-    body = search_body(study, ledger, searched(study, ledger))
-    assert any("learning_rate's high end stays: " in line and "a step would take" in line for line in sentences(body))
 
 
 def test_candidates_that_diverge_with_another_seed_lose(folder):
@@ -214,20 +189,10 @@ def test_candidates_that_diverge_with_another_seed_lose(folder):
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ('pruner = "asha"', "must be 'none' or 'curve'"),
         ('sampler = "zzz"', "must be 'tpe', 'gp' or 'random'"),
-        ('can_be_off = ["weight_decay"]', "weight_decay is not searched"),
         ('can_be_off = ["warmup_fraction"]', "must be 'clip_norm' or 'weight_decay'"),
-        ("axes = { beta2 = [0.9, 1.0] }", "search.axes.beta2 = [0.9, 1.0]: must be below 1"),
         ("axes = { eps = [1e-6, 1e-9] }", "the lower end first"),
-        ("axes = { zzz = [0.1, 0.2] }", "search.axes.zzz = "),
-        ("choices = { beta2 = [0.9, 0.9] }", "each value once"),
-        ("choices = { beta2 = [0.9] }", "at least 2 items"),
         ("choices = { eps = [1e-9, 1e-8] }\naxes = { eps = [1e-9, 1e-8] }", "one or the other"),
-        ("num_replicates = 3", "must be 0, or at least 4"),
-        (f"axes = {{ beta2 = [0.9, 0.99] }}\n{OWN}", "proxy.command lacks {beta2}: the search varies it"),
-        (f'can_be_off = ["clip_norm"]\nclip_norm = [1.0, 1.0]\n{OWN}', "proxy.command lacks {clip_norm}"),
-        (f"choices = {{ warmup_fraction = [0.1, 0.2] }}\n{OWN}", "proxy.command lacks {warmup_steps}"),
         ("axes = { weight_decay = [0.1, 100.0] }", "a step would take"),
     ],
 )  # fmt: skip
@@ -235,17 +200,3 @@ def test_what_does_not_hold_together_is_said_at_validate(folder, part, said):
     code, body = ask("validate", plan_with(folder, f"[search]\n{part}"))
     assert code == 2
     assert said in "\n".join(body["problems"])
-
-
-def test_another_sampler_grows_and_resumes(folder):
-    part = '[search]\nsampler = "random"\nnum_trials = 12\nnum_startup = 6\nparallelism = 3'
-    part += "\nmax_extensions = 2"
-    part += "\nextension_trials = 6"
-    study = study_of(folder, "random", part)
-    ledger = carried_out(study)
-    [*grew] = ledger.records(GROWTH)
-    assert grew and grew[0].body["num_trials"] == 6
-    again = dataclasses.replace(study, study_dir=folder / "random-again")
-    with open_ledger(again) as other, pytest.raises(StopError):
-        run_search(again, other, driver(other, 5, 14), bank_key)
-    assert what_was_found(again, carried_out(again, seed=6)) == what_was_found(study, ledger)

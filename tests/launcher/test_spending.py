@@ -12,7 +12,6 @@ from tiny_study import ask, forerun, write_plan
 
 from launcher.study.stages import Accounts
 from sweeps.run.budget import Caps, spent
-from sweeps.run.pool import Report
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import Running, read_live
 from sweeps.store.lock import is_held, lives
@@ -32,14 +31,6 @@ def test_runs_are_capped_to_the_very_run(plan, tmp_path):
     code, _ = ask("sweep", plan, "--study", study, "--set", "cluster.max_runs=4")
     assert code == 0 and len(Ledger.read(study).results()) == 4
     assert spent(Ledger.read(study), None).hours > 0
-
-
-def test_hours_stop_a_driver(plan, tmp_path):
-    study = tmp_path / "study"
-    code, body = ask("run", plan, "--study", study, "--set", "cluster.max_hours=1e-6")
-    assert code == 4 and "cluster.max_hours" in body["message"]
-    code, body = ask("sweep", plan, "--study", study, "--set", "cluster.max_usd=1.0")
-    assert code == 2 and "usd_per_device_hour" in body["message"]
 
 
 def test_a_status_tells_what_is_spent(plan, tmp_path):
@@ -98,26 +89,6 @@ def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
     assert recorded is not None and recorded.body["seconds"] == last.seconds
 
 
-class Silent:
-    """A pool whose worker works and says nothing, until it is told to stop."""
-
-    num_workers, where = 1, "nowhere"
-
-    def __init__(self, runner):
-        self.runner, self.num_waits = runner, 0
-
-    def start(self, worker, call):
-        pass
-
-    def wait(self, timeout_seconds):
-        self.num_waits += 1
-        self.runner._stopping = self.num_waits >= 3
-        return [Report(worker=0, error="gone", cause="lost_worker")] if self.num_waits == 4 else []
-
-    def close(self):
-        pass
-
-
 def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):
     accounts = Accounts(tmp_path / "study", ledger, Caps(), 3.0)
     accounts.look("search", (), 0, None)
@@ -131,9 +102,3 @@ def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):
         assert lives(live.host, ended.pid, "") is False  # nobody has waited for it yet
     ledger.close()
     assert is_held(tmp_path / "study") is False
-
-
-def test_a_missing_study_is_named_by_its_folder(tmp_path):
-    for options in ((), ("--brief",), ("--follow",)):
-        code, _, said = forerun("status", tmp_path / "none", *options)
-        assert code == 2 and said.startswith(f"forerun: {tmp_path / 'none'} holds no study")

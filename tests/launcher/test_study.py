@@ -18,15 +18,6 @@ def study(tmp_path_factory):
     return plan_study(write_plan(folder), folder / "study")
 
 
-def test_a_trial_is_the_plan_at_the_base_width(study):
-    spec = study.trial(BEST)
-    assert spec.shape == spec.base_shape == study.base_shape
-    assert spec.shape.vocab_size == study.manifest.vocab_size
-    assert (spec.hparams.learning_rate, spec.hparams.clip_norm) == (0.02, 1.0)
-    assert spec.data_id == study.manifest.data_id
-    assert spec.schedule.num_steps == study.plan.proxy.num_steps
-
-
 def test_the_coordinate_check_hides_nothing(study):
     rows = study.check_runs(study.plan.parametrization)
     assert [row[0].shape.width for row in rows] == [8, 16]

@@ -5,10 +5,9 @@ import math
 
 import pytest
 from test_searching import StopError, driver, noise, study_of
-from tiny_study import PLAN, ask, write_corpus, write_plan
+from tiny_study import write_corpus
 
-from launcher.experiments.conventions import WARMUP_SHARE, contest, transferred_warmup
-from launcher.experiments.searching import num_asked, repeats
+from launcher.experiments.conventions import WARMUP_SHARE, contest
 from launcher.experiments.sweep_grids import base_sizes, first_runs, warmup_runs
 from launcher.experiments.transferred import asked, searched, target_guess, transferred
 from launcher.plan.study import base_duration
@@ -96,20 +95,6 @@ def test_a_clear_advantage_is_kept_and_only_that(folder):
     assert [name for name, tie in ties.items() if not tie.finding.conventional] == ["clip_norm"]
 
 
-def test_the_comparison_is_seed_by_seed_with_the_best_trials_repeats(folder):
-    study, ledger = search_of(folder, "seeds", planted())
-    found, losses = searched(study, ledger), [None] * 12
-    best = found.points[found.best_trial]
-    again = {spec.id for spec in found.replicated.specs}
-    mine = {study.trial(best, number).id for number in range(1, 5)}
-    assert mine & again, "what the repeats ran is not run again"
-    losses = [ledger.results()[study.trial(point).id].loss_nats for point in found.points]
-    extra = [spec for spec in repeats(study, ledger, losses) if spec.id not in again]
-    assert len(extra) <= 10 and {spec.shape.width for spec in extra} == {8}
-    assert {spec.seed for spec in extra} <= {1, 2, 3, 4}
-    assert num_asked(study, ledger) == (12 + len(again) + len(extra),) * 2 == (len(ledger.results()),) * 2
-
-
 @pytest.mark.parametrize("stop_after", [12, 20])
 def test_an_interrupted_comparison_asks_for_the_same_runs(folder, stop_after):
     tell = planted(warmup=0.05)
@@ -157,16 +142,6 @@ def test_each_reason_has_its_runs(folder, worse, basis):
     assert found.finding.conventional == (basis != "searched")
     waiting = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, {})
     assert waiting.finding is None and len(waiting.specs) == 8
-
-
-def test_a_number_of_tokens_is_at_most_the_share_and_at_least_the_conventional_one(folder):
-    study = study_of(folder, "tokens", LONG)
-    base = base_duration(study)
-    assert base == base_sizes(study).duration
-    shares = [transferred_warmup(study, "tokens", 0.42, base * ratio) for ratio in (0.5, 1, 4, 30, 1000)]
-    assert shares == [0.42, 0.42, 0.105, 0.014, 0.01]
-    assert transferred_warmup(study, "share", 0.42, 1000 * base) == 0.42
-    assert transferred_warmup(study, "tokens", 0.004, 1000 * base) == 0.004
 
 
 def compared(study, tell):
@@ -217,29 +192,3 @@ def test_rates_over_duration_and_rungs_follow_the_warmups_rule(folder):
         assert rungs[16] == pytest.approx(own, abs=0.05), "a run shorter than the base has its share"
         far = dataclasses.replace(base_sizes(study), duration=35 * base_duration(study))
         assert found.point_at(study, far)["warmup_fraction"] == pytest.approx(max(own / 35, 0.01), rel=1e-4)
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    """The tiny study, trained: no seed of so short a run tells a clip from another."""
-    folder = tmp_path_factory.mktemp("real")
-    plan = write_plan(folder, PLAN.replace("tie_seeds = 0\n", ""))
-    few = ("max_extensions=0", "control_widths=[]", "hyperparameters={}", "durations=[1.0, 2.0]", "num_seeds=1")
-    changes = [part for change in few for part in ("--set", f"transfer.{change}")]
-    code, _ = ask("run", plan, "--study", folder / "study", *changes, "--set", "ladder.check_offsets_octaves=[]")
-    assert code == 0
-    return folder / "study"
-
-
-def test_a_real_study_freezes_conventional_values_and_explains_them(real):
-    _, status = ask("status", real)
-    assert status["progress"]["search"][0] == status["progress"]["search"][1] > 4
-    accepts = [part for gate in status["gates"] if gate["outcome"] != "passed" for part in ("--accept", gate["name"])]
-    code, frozen = ask("freeze", real, *accepts, "--reason", "planted")
-    assert code == 0
-    ties = {tie["hyperparameter"]: tie for tie in frozen["ties"]}
-    assert set(ties) == {"clip_norm", "warmup_fraction"} and frozen["warmup"]["rule"] in ("share", "tokens")
-    _, explained = ask("explain", frozen["path"], "clip_norm")
-    [field] = explained["fields"]
-    assert field["value"] == ties["clip_norm"]["value"]
-    assert ties["clip_norm"]["words"] in field["source"]["text"]

@@ -1,32 +1,10 @@
 """From transfer tests to the values that are launched: base optimum, measured exponents, verdicts at a target."""
 
-import math
-
-import pytest
 from tiny_study import replay
 
-from launcher.experiments.conventions import WarmupRule
 from launcher.experiments.sweep_grids import Sizes, base_sizes
-from launcher.experiments.transferred import SPEND, Transferred, asked, transfer_body, verdicts_at
+from launcher.experiments.transferred import SPEND, asked, verdicts_at
 from sweeps.store.ledger import Ledger
-
-BASE = Sizes(width=8, depth=1, batch=64, duration=384)
-
-
-def found_with(powers):
-    best = {"clip_norm": 1.0, "warmup_fraction": 0.1, "learning_rate": 0.5}
-    return Transferred(
-        tests=(), best=best, ties=(), warmup=WarmupRule(rule="share"), log2_lr=-5.0, at_optimum=True, powers=powers
-    )
-
-
-def test_the_rate_follows_every_measured_exponent():
-    target = Sizes(width=64, depth=4, batch=256, duration=384 * 16)
-    assert found_with({}).rate_at(BASE, target) == 2**-5
-    both = found_with({"duration": -0.25, "batch": 0.5})
-    assert both.rate_at(BASE, target) == pytest.approx(2**-5 * 16**-0.25 * 4**0.5, rel=1e-3)
-    assert both.rate_at(BASE, BASE) == 2**-5
-    assert both.point == {"clip_norm": 1.0, "warmup_fraction": 0.1, "learning_rate": 2**-5}
 
 
 def test_a_wider_longer_target_is_judged_anew(study, ledger, found):
@@ -51,25 +29,6 @@ def test_spending_asks_for_more_and_is_remembered(finished, tmp_path, study):
         after = rates(other, ledger)
     assert rates(other, before) < after, "the tiny study cannot tell, and wants more"
     assert rates(other, Ledger.read(tmp_path / "a")) == after
-
-
-def test_the_body_says_what_every_value_becomes(study, ledger, found):
-    body = transfer_body(study, found.transferred, found.verdicts, ledger.results())
-    assert [(t["hyperparameter"], t["axis"]) for t in body["tests"]] == [
-        ("learning_rate", "width"), ("learning_rate", "duration"), ("clip_norm", "width"),
-    ]  # fmt: skip
-    assert {run["arm"] for run in body["tests"][0]["runs"]} == {"mup", "sp"}
-    values = {value["hyperparameter"]: value for value in body["values"]}
-    rate = values["learning_rate"]
-    power = found.transferred.powers["duration"]
-    ratio = found.choice.num_tokens / base_sizes(study).duration
-    assert rate["target_value"] == pytest.approx(rate["base_value"] * ratio**power, rel=1e-3)
-    assert f"^{power:+.3f} over duration, as measured" in rate["rule"]
-    assert rate["tested"] == ["width", "duration"] and rate["untested"] == []
-    assert values["clip_norm"]["tested"] == ["width"] and values["clip_norm"]["untested"] == ["duration"]
-    assert values["warmup_fraction"]["tested"] == [] and values["warmup_fraction"]["outcome"] is None
-    assert rate["outcome"] == body["together"]["outcome"] == found.verdicts.together.outcome
-    assert math.isclose(2**found.verdicts.together.transferred_log2, rate["target_value"], rel_tol=1e-3)
 
 
 def test_the_decision_holds_each_rule_with_its_evidence(study, found):

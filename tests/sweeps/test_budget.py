@@ -4,7 +4,6 @@ import pytest
 from sweep_fakes import make_spec, make_specs, outcome
 
 from proxies.core.checks import SpecError
-from proxies.core.spec import Run
 from sweeps.run.budget import Budget, Caps, record_driven, spent
 from sweeps.store.ledger import Ledger
 
@@ -44,13 +43,6 @@ def test_no_run_starts_that_would_pass_the_flops(ledger):
     assert "max_flops" in mine.refusal(spec, [spec, spec])
     ledger.commit(spec, outcome(spec)[0])  # records 1 FLOP
     assert mine.refusal(spec, [spec]) == ""
-
-
-def test_imported_runs_cost_nothing(ledger):
-    spec = make_spec()
-    ledger.append("imported", spec.id, Run(spec=spec, result=outcome(spec)[0]))
-    assert len(ledger.results()) == 1
-    assert spent(ledger, None).num_runs == 0 == budget(ledger).spent().num_runs
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,3 @@ def test_a_version_that_no_schema_bears_out_is_corruption(written, tmp_path):
         tamper(tmp_path, written[0], f"PRAGMA user_version = {version}")
         with pytest.raises(LedgerCorrupt, match="schema is not what was written"):
             Ledger.read(tmp_path)
-
-
-def test_any_other_file_is_refused(tmp_path):
-    (tmp_path / LEDGER_NAME).write_text("not a database, but long enough to be taken for one\n" * 20)
-    with pytest.raises(LedgerCorrupt, match="cannot be read"):
-        Ledger.read(tmp_path)

@@ -4,8 +4,6 @@ import pytest
 
 from sweeps.run.cores import num_cores
 
-HERE = len(os.sched_getaffinity(0))
-
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
@@ -36,14 +34,3 @@ def machine(tmp_path, monkeypatch):
 )
 def test_a_quota_of_the_container_counts(machine, quota, cores):
     assert machine("0::/\n", **{"cpu--max": quota + "\n"}) == cores
-
-
-def test_the_older_kind_of_groups(machine):
-    own = "5:memory:/a\n4:cpu,cpuacct:/a\n"
-    files = {
-        "cpu__a__cpu--cfs_quota_us": "300000",
-        "cpu__a__cpu--cfs_period_us": "100000",
-        "cpu__cpu--cfs_quota_us": "-1",
-    }
-    assert machine(own, **files) == 3
-    assert machine("4:cpu,cpuacct:/b\n", **files) == 16

@@ -17,11 +17,11 @@ from sweep_fakes import (
 from proxies.core import canon
 from proxies.core.spec import RunSpec
 from sweeps.run.drive import drive
-from sweeps.run.losses import MOST_IN_A_ROW, Loss
+from sweeps.run.losses import Loss
 from sweeps.run.pool import InlinePool, Report
-from sweeps.search.source import Signal, StaticSource
+from sweeps.search.source import StaticSource
 from sweeps.store.curves import load_curve
-from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
+from sweeps.store.errors import BudgetSpent, RunsFail
 from sweeps.store.ledger import Ledger
 
 
@@ -95,50 +95,6 @@ def test_a_result_that_is_none_is_not_believed(faulty):
     assert results[specs[2].id].status == "failed"
     assert "finite" in results[specs[2].id].reason
     assert [results[spec.id].status for spec in specs[:2]] == ["finished"] * 2
-
-
-class HangingPool:
-    """One worker that never answers its first call; time passes when it is waited for."""
-
-    num_workers = 1
-
-    def __init__(self, inner):
-        self.inner, self.now, self.hangs, self.restarts = inner, 0.0, 1, 0
-
-    def start(self, worker, call):
-        if not self.hangs:
-            self.inner.start(worker, call)
-
-    def wait(self, timeout_seconds):
-        self.now += timeout_seconds
-        return self.inner.wait(timeout_seconds)
-
-    def restart(self, worker):
-        self.hangs, self.restarts = 0, self.restarts + 1
-        self.inner.restart(worker)
-
-
-def test_a_hung_worker_is_given_up(study):
-    study.pool = pool = HangingPool(study.pool)
-    specs = make_specs(2)
-    results = study.drive(specs, hang_seconds=60, clock=lambda: pool.now)
-    assert dict(results) == expected(specs)
-    assert pool.restarts == 1
-    assert 60 < pool.now < 70
-    (lost,) = study.events[0].lost
-    assert lost.startswith("worker 0: hung: no report for 60 s; it held 2 runs. What to do: look for a deadlock")
-
-
-class WaitingSource:
-    pruner = None
-
-    def next(self, results):
-        return Signal.WAIT
-
-
-def test_a_source_that_waits_for_nothing(study):
-    with pytest.raises(SourceStuck, match="nothing is running"):
-        study.drive(WaitingSource())
 
 
 class Scripted:
@@ -220,53 +176,6 @@ def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, mon
     assert [body["cause"] for body in lost_records(study)] == ["out_of_memory", "lost_worker"]
 
 
-def test_attempts_are_counted_across_drivers(study):
-    """Two losses under the first driver, which is stopped; one under the second: that makes three."""
-    good, bad = make_specs(2)
-    pool = scripted(study, lambda pool, call, number: pool.ends())
-    study.drive([good])
-    pool = scripted(study, lambda pool, call, number: error("crashed"))
-    study.drive([bad], should_stop=lambda: len(pool.restarted) == 2)
-    assert bad.id not in study.ledger.results()
-    pool.calls.clear()
-    result = study.drive([bad])[bad.id]
-    assert (result.status, len(pool.calls), len(lost_records(study))) == ("failed", 1, 3)
-    pool.calls.clear()
-    study.drive([bad])
-    assert pool.calls == []
-
-
-def test_kills_from_outside_count_against_nobody(study):
-    """However many, as long as the runs are saved further on now and then."""
-    specs = make_specs(3, num_steps=200)
-    num_kills = 5 * MOST_IN_A_ROW
-
-    def answer(pool, call, number):
-        for spec in specs if number % (MOST_IN_A_ROW // 2) == 0 else ():
-            folder = study.folder / "checkpoints" / spec.id
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"step-{number + 1:08}-{64 * '0'}.safetensors").touch()
-        return error("lost_worker") if number < num_kills else pool.ends()
-
-    pool = scripted(study, answer)
-    assert dict(study.drive(specs)) == expected(specs)
-    assert len(lost_records(study)) == 3 * num_kills
-    assert {len(call.admit) for call in pool.calls} == {3}, "nobody has to run alone"
-
-
-def test_who_crashes_fails_and_its_neighbours_do_not(study):
-    specs = make_specs(3)
-
-    def answer(pool, call, number):
-        crashes = any(spec.seed == 1 for spec in pool.slots[0].values())
-        return error("crashed", "Segmentation fault") if crashes else pool.ends()
-
-    scripted(study, answer)
-    results = study.drive(specs)
-    assert [results[spec.id].status for spec in specs] == ["finished", "failed", "finished"]
-    assert results[specs[1].id].reason == "lost 3 times, the last: crashed: Segmentation fault"
-
-
 def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(study):
     last_words = "loading\nmodel.py, line 3, in forward: x = y\nNameError: y"
     failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=last_words))
@@ -287,21 +196,6 @@ def test_bad_data_refuses_the_study_and_costs_no_attempt(study):
     with pytest.raises(RunsFail, match=r"bad data: train-00000.bin is short. What has ended is recorded; mend it"):
         study.drive(make_specs(1))
     assert lost_records(study) == []
-
-
-def test_what_ends_while_stopping_is_recorded_and_who_dies_is_pre_empted(study):
-    def answer(pool, call, number):
-        if number == 2:
-            return pool.ends(0)
-        return error("lost_worker") if number == 3 else Report(worker=0, steps={0: 2})
-
-    pool = scripted(study, answer, num_workers=2)
-    specs = make_specs(6)
-    study.drive(specs, should_stop=lambda: len(pool.calls) >= 2)
-    assert [call.save for call in pool.calls] == [False, False, True, True]
-    assert len(study.ledger.results()) == 3
-    assert [body["cause"] for body in lost_records(study)] == ["preempted"] * 3
-    assert pool.restarted == [], "a pool about to close starts nobody"
 
 
 def test_a_deadline_is_learned_from_the_calls(study):
@@ -371,21 +265,3 @@ def test_a_run_that_loses_is_recorded_as_its_first_steps(study):
     assert sorted(source.asked) == [(seed, step) for seed in range(7) for step in (1, 3)]
     told = [result.id for event in study.events for result in event.outcomes]
     assert sorted(told) == sorted(spec.id for spec in specs)
-
-
-def test_what_was_pruned_is_not_run_again_by_who_prunes_and_whole_by_who_does_not(study):
-    specs = make_specs(4, num_steps=6)
-    study.drive(Looking(specs, losers={1, 2}))
-    again = Looking(specs, losers={1, 2})
-    study.drive(again)
-    assert again.asked == [], "an outcome is an outcome"
-    assert dict(study.drive(specs)) == expected(specs)
-    assert len(pruned(study.ledger)) == 2
-    first = {run_id: result.status for run_id, result in study.ledger.first_results().items()}
-    assert sorted(first.values()) == ["finished", "finished", "pruned", "pruned"]
-    for spec in specs[1:3]:
-        assert load_curve(study.folder, study.ledger.results()[spec.id]) == outcome(spec)[1]
-        assert load_curve(study.folder, pruned(study.ledger)[spec.id]) == pruned_outcome(spec, 3)[1]
-    study.drive(specs)
-    study.drive(Looking(specs, losers={1, 2}))
-    assert len(executions(study.diary, "begin")) == 6

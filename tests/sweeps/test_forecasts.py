@@ -48,15 +48,3 @@ def test_a_mutant_that_is_too_sure_is_found_out():
         low, high = found.interval(0.9)
         held.append(abs(truth - found.loss_nats) < (high - low) / 6)
     assert np.mean(held) < 0.8
-
-
-def test_the_most_similar_runs_are_fitted_on_however_many_there_are():
-    """A far cloud of other losses, first or last, changes nothing."""
-    rng = np.random.default_rng(1)
-    near, far = rng.uniform(-1, 1, (70, 2)), rng.uniform(50, 51, (30, 2))
-    loss = near[:, 0] ** 2
-    both = forecast([*near, *far], [*loss, *([9.0] * 30)], [0.5, 0.5])
-    assert both.loss_nats == pytest.approx(0.25, abs=0.02)
-    turned = forecast([*far, *near], [*([9.0] * 30), *loss], [0.5, 0.5])
-    assert turned.loss_nats == pytest.approx(both.loss_nats, abs=1e-6)
-    assert both.num_freedom == forecasts.MOST_FITTED - 3

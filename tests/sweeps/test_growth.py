@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from spaces import SPACE, usual
+from spaces import SPACE
 
 from sweeps.search.growth import Edge, grown, open_edges, probes
 
@@ -41,31 +41,6 @@ def test_one_lucky_trial_moves_nothing():
     assert open_edges(SPACE, points, losses) == ()
 
 
-def test_ranges_in_log2_alone_have_open_ends():
-    space = usual(choices={"learning_rate": (0.1, 0.2)}, clip_norm=(1.0, 1.0))
-    points = [space.at((i % 2, i / 12, 0)) for i in range(12)]
-    assert open_edges(space, points, [point["warmup_fraction"] for point in points]) == ()
-
-
-def test_what_is_off_has_no_end():
-    space = usual(can_be_off=("clip_norm",))
-    points, losses = trials(space, 3, name="clip_norm")
-    best = losses.index(min(losses))
-    assert [edge.axis for edge in open_edges(space, points, losses)] == ["clip_norm"]
-    points[best] = {**points[best], "clip_norm": 0.0}
-    assert open_edges(space, points, losses) == ()
-
-
-def test_betas_grow_by_what_lacks_to_1():
-    space = usual(ranges={"beta2": (0.9, 0.99)})
-    [edge] = open_edges(space, *trials(space, -20, name="beta2"))
-    assert (edge.side, edge.wider) == ("high", (0.9, pytest.approx(0.9975)))
-    [edge] = open_edges(space, *trials(space, 0, name="beta2"))
-    assert (edge.side, edge.wider) == ("low", (pytest.approx(0.6), 0.99))
-    wide = usual(ranges={"beta2": (0.0, 0.99)})
-    assert open_edges(wide, *trials(wide, 0, name="beta2")) == (), "there is nothing below 0"
-
-
 def test_probes_lie_beyond_the_end_and_differ_in_nothing_else():
     edge = Edge(axis="learning_rate", side="high", range=(2**-12, 2**-2), wider=(2**-12, 1.0))
     best = SPACE.at((0.99, 0.3, 0.4))
@@ -86,15 +61,3 @@ def test_pruned_trials_say_nothing_of_an_end():
     lost = [index for index, loss in enumerate(losses) if loss is None]
     assert open_edges(SPACE, points, losses) == ()
     assert [(edge.axis, edge.side) for edge in open_edges(SPACE, points, losses, lost)] == [("learning_rate", "high")]
-
-
-def test_the_best_few_are_as_many_as_without_pruning():
-    """One lucky trial among few that finished is one lucky trial among all."""
-    points, losses = trials(SPACE, -7, num=64)
-    order = sorted(range(64), key=lambda index: losses[index])
-    near = sorted(order, key=lambda index: -points[index]["learning_rate"])[:2]
-    kept = [*near, *order[:8]]
-    found = [(1.0 + 0.01 * index if index in near else loss) if index in kept else None
-             for index, loss in enumerate(losses)]  # fmt: skip
-    assert open_edges(SPACE, points, found) != ()
-    assert open_edges(SPACE, points, found, [index for index in range(64) if index not in kept]) == ()

@@ -82,14 +82,3 @@ def test_what_kills_without_a_word_and_gets_nowhere_fails_in_the_end(ledger):
     assert standing(ledger).failed
     assert standing(ledger).num_in_a_row == MOST_IN_A_ROW
     assert not standing(ledger, max_attempts=20).failed
-
-
-def test_a_pardon_is_for_what_was_before_it(ledger):
-    losses = Losses(ledger)
-    lose(losses, "hung", "hung")
-    losses.pardon("nothing has ended well")
-    assert standing(ledger) == Standing(num_lost=0, num_in_a_row=0, num_microbatches=1)
-    lose(losses, "hung")
-    assert standing(ledger).num_lost == 1
-    losses.pardon("again")
-    assert [record.key for record in ledger.records("pardon")] == ["0", "1"]

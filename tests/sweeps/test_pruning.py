@@ -62,14 +62,6 @@ def cut(one, step, status="pruned"):
     return Seen(point=one.point, status=status, losses_nats=one.losses_nats[:step], loss_nats=None)
 
 
-def test_rungs_ascend_and_lie_before_the_end():
-    for num_steps in (1, 2, 3, 7, 9, 10, 27, 200, 1000):
-        found = rungs(num_steps)
-        assert list(found) == sorted(set(found))
-        assert all(1 <= step < num_steps for step in found)
-        assert bool(found) == (num_steps >= 2)
-
-
 def test_what_is_far_behind_is_given_up_and_the_leader_is_not():
     seen = decaying(30)
     best = min(seen, key=lambda one: one.loss_nats)
@@ -134,24 +126,6 @@ def test_runs_given_up_are_not_fitted_on():
     said = asked(one, seen, 100)
     assert said and asked(one, seen[:20] + odd + diverged + seen[20:], 100) == said
     assert told(one, seen + odd + diverged, 100) == told(one, seen, 100)
-
-
-def test_the_best_of_all_counts_however_long_ago():
-    seen = decaying(40)
-    best = shifted(min(seen, key=lambda one: one.loss_nats), -1.0)
-    good = late(point_at(-5.3))
-    assert asked(good, seen, 100) == ""
-    assert "the best so far at 1." in asked(good, [best, *seen * 8], 100)
-
-
-def test_told_is_what_is_expected_never_better_than_the_best():
-    seen = decaying(40)
-    worst, good = late(point_at(-11)), late(point_at(-5.2, warmup=0.2))
-    assert told(worst, seen, 100) == pytest.approx(worst.loss_nats, abs=0.05)
-    assert told(good, seen, 50) >= min(one.loss_nats for one in seen)
-    # With too few to foretell by, it is the loss where it was given up.
-    assert told(worst, seen[:3], 50) == pruning.smoothed(worst.losses_nats, 50)
-    assert told(worst, [], 50) == pruning.smoothed(worst.losses_nats, 50)
 
 
 def test_a_run_that_may_come_near_the_best_goes_on():

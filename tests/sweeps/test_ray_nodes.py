@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from sweeps.ray.groups import reserved
-from sweeps.ray.nodes import Place, answers, check_nodes, described, room
+from sweeps.ray.nodes import Place, answers, check_nodes, room
 
 NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0, "memory": 2.0**30}, "c": {}}
 
@@ -26,16 +26,6 @@ NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0,
 )
 def test_room(place, num_workers):
     assert room(NODES, place) == num_workers
-
-
-def test_shares_that_make_a_whole_fit():
-    for parts in (3, 7, 10):
-        assert room({"a": {"CPU": 99.0, "GPU": 1.0}}, Place(worker_gpus=1 / parts)) == parts
-
-
-def test_nodes_in_words():
-    said = described(NODES, {"a": "10.0.0.1", "gone": "10.0.0.9"})
-    assert said == "\n  10.0.0.1: 4 CPUs, 1 GPUs, 8.0 GiB\n  10.0.0.9: 0 CPUs, 0 GPUs, 0.0 GiB"
 
 
 def test_who_answers():

@@ -1,6 +1,5 @@
 """The folder and the token of a cluster of our own: private, gone at the end, and swept up after a kill."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -91,16 +90,6 @@ def test_a_token_that_is_a_link_is_not_followed(base):
     assert (base / "forerun-x").exists()
 
 
-def test_ray_dir_fits_into_a_socket(base, monkeypatch):
-    own = OwnFolder()
-    assert own.ray_dir is None, "this folder is too long"
-    own.close()
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    own = OwnFolder()
-    assert own.ray_dir == f"{own.folder}/r"
-    own.close()
-
-
 def test_the_environment_is_put_back(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "theirs")
@@ -117,10 +106,3 @@ def test_the_environment_is_put_back(monkeypatch):
     assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]) == ("disabled", "theirs")
     theirs.close()
     assert dict(os.environ) == before
-
-
-def test_the_lock_is_on_the_token_itself(base):
-    own = OwnFolder()
-    with own.token.open() as file, pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    own.close()

@@ -105,16 +105,6 @@ def test_a_trial_is_held_against_those_that_had_ended_before_it_was_suggested(tm
             assert len(trial.losses_nats) == result.num_steps
 
 
-def test_points_beyond_an_end_are_run_to_their_end(tmp_path):
-    """They alone tell what is there."""
-    search(tmp_path, 0)
-    given = [SPACE.at((share, *[0.5] * (SPACE.num_coordinates - 1))) for share in (0.03, 0.04)]
-    with Ledger.open(tmp_path, {}, create=False) as ledger:
-        source = source_of(ledger, tmp_path, num_trials=24, given=given, num_known=20)
-        rungs = [source.pruner.rungs(spec.id) for spec in rest(source, ledger)]
-    assert rungs == [(2, 4)] * 20 + [(), ()] + [(2, 4)] * 2
-
-
 def rest(source, ledger):
     """All that a source gives at once."""
     return list(iter(lambda: source.next(ledger.first_results()), Signal.DONE))

@@ -39,15 +39,3 @@ def test_what_is_lost_or_told_twice_would_be_seen(soaked, monkeypatch):
     assert (faults["told_twice"], faults["told_and_gone"], faults["suggestions_missing"]) == (1, 1, 1)
     monkeypatch.setattr(soak_case, "make_run", lambda point: soak_case.make_spec(seed=json.dumps(point).__len__()))
     assert faults_of(folder, NUM_TRIALS)["outcomes_missing"] > 0
-
-
-class Counting(dict):
-    """Outcomes, and how often they were looked at."""
-
-    looks = 0
-
-    def get(self, key, default=None):
-        self.looks += 1
-        return super().get(key, default)
-
-    __getitem__ = __contains__ = None

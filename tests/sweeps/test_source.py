@@ -5,7 +5,7 @@ import pytest
 from spaces import SPACE
 from sweep_fakes import bank_key, make_spec, outcome
 
-from sweeps.search.source import SearchSource, Signal, StaticSource, suggested
+from sweeps.search.source import SearchSource, Signal, StaticSource
 from sweeps.store.ledger import Ledger
 
 
@@ -67,9 +67,3 @@ def test_an_interrupted_search_goes_on_as_it_would_have(tmp_path):
         with Ledger.open(study, {}, create=False) as ledger:
             assert finish(search_source(ledger), 2) == whole
             assert [record.key for record in ledger.records("suggestion")] == [f"sweep/{i}" for i in range(20)]
-
-
-def test_recorded_points_come_in_order_up_to_one_that_is_lost(ledger):
-    for key, value in {"search/1": 2.0, "search/0": 1.0, "other/0": 3.0, "search/10": 4.0}.items():
-        ledger.append("suggestion", key, {"a": value})
-    assert suggested(ledger, "search") == [{"a": 1.0}, {"a": 2.0}]

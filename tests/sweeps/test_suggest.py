@@ -1,4 +1,3 @@
-import logging
 import math
 import random
 import statistics
@@ -6,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 
-import optuna
 import pytest
 from spaces import SPACE, suggest, usual
 
@@ -50,14 +48,6 @@ def test_outcomes_of_trials_in_flight_are_not_looked_at():
         assert suggest(SPACE, 0, 30, later, 4, earlier=points) == suggest(SPACE, 0, 30, told, 4, earlier=points)
 
 
-def test_trials_in_flight_repel():
-    """Without the constant liar, the points in flight would not matter at all."""
-    points, told = search(0, 30, 8)
-    chosen = suggest(SPACE, 0, 30, told, 8, earlier=points)
-    crowded = [*points[:23], *[chosen] * 7]  # trials 23 to 29 are in flight
-    assert suggest(SPACE, 0, 30, told, 8, earlier=crowded) != chosen
-
-
 def test_divergence_does_not_blind_the_search():
     """Told as a failure, divergence wasted 29.5 of 40 trials on such a toy; half is our bar."""
     runs = [search(seed)[1].values() for seed in range(12)]
@@ -74,23 +64,10 @@ def test_finite_penalty_is_what_does_it():
     assert sum(toy_loss(point) is None for point in points) > 24
 
 
-def test_all_diverged_is_survived():
-    points, _ = search(0, 20, tell=lambda _: None)
-    assert len(points) == 20
-
-
-def test_optuna_is_silent_and_left_as_it_was(capfd):
-    optuna.logging.set_verbosity(optuna.logging.INFO)
-    search(0, 14, 1)
-    assert optuna.logging.get_verbosity() == logging.INFO
-    assert capfd.readouterr() == ("", "")
-
-
 SWITCHED = usual(ranges={"weight_decay": (0.01, 0.3), "beta2": (0.9, 0.99)}, can_be_off=("clip_norm", "weight_decay"))
 CHOSEN = usual(choices={"beta2": (0.9, 0.95, 0.99)})
 EVERY = [
-    ("tpe", SPACE), ("tpe", SWITCHED), ("tpe", CHOSEN), ("gp", SWITCHED), ("random", CHOSEN),
-    ("random", SWITCHED),
+    ("tpe", SPACE), ("tpe", SWITCHED), ("gp", SWITCHED), ("random", CHOSEN),
 ]  # fmt: skip
 
 
@@ -118,19 +95,6 @@ def test_every_sampler_is_a_pure_function_of_the_past(sampler, space):
         seen = {i: loss for i, loss in told.items() if i <= index - 3}
         again = suggest(space, 1, index, seen, 3, sampler=sampler, num_startup=10, earlier=points[:index])
         assert again == points[index]
-
-
-def test_a_switch_is_learnt():
-    """What is better off is off more often than not, and its own range no longer matters."""
-
-    def tell(point):
-        return 2.0 + (0.0 if point["clip_norm"] == 0.0 else 0.5) + 0.1 * abs(math.log2(point["learning_rate"]) + 6)
-
-    points, told = [], {}
-    for index in range(36):
-        points.append(suggest(SWITCHED, 0, index, told, 3, earlier=points))
-        told[index] = tell(points[-1])
-    assert sum(point["clip_norm"] == 0.0 for point in points[24:]) >= 9
 
 
 def test_known_trials_are_seen_beyond_the_last_p():
@@ -167,16 +131,6 @@ def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkey
     for index in [number - 1] if sampler == "gp" else range(0, number, 3):
         again = suggest(space, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index])
         assert again == points[index]
-
-
-def test_the_bound_begins_where_it_says(monkeypatch):
-    """Up to `MOST_SHOWN` trials the search is what it would be without a bound; beyond it is another."""
-    monkeypatch.setattr(samplers, "MOST_SHOWN", 30)
-    bounded = kept("tpe", SPACE, 40)[0]
-    monkeypatch.setattr(samplers, "MOST_SHOWN", 10**6)
-    free = kept("tpe", SPACE, 40)[0]
-    assert bounded[:33] == free[:33], "30 outcomes seen, and two in flight"
-    assert bounded[33:] != free[33:]
 
 
 def test_a_new_sampler_is_an_entry_and_no_more():
