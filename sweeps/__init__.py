@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sweeps.views.view import StudyView
+    from sweeps.store.view import StudyView
 
 
 def load(study: str | os.PathLike[str]) -> StudyView:
@@ -23,6 +23,6 @@ def load(study: str | os.PathLike[str]) -> StudyView:
     """
     from pathlib import Path
 
-    from sweeps.views.view import StudyView
+    from sweeps.store.view import StudyView
 
     return StudyView(Path(study))

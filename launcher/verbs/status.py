@@ -26,7 +26,7 @@ IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a cor
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
     """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
     if runs_file is not None:
-        from sweeps.views.view import StudyView
+        from sweeps.store.view import StudyView
 
         view = StudyView(study_dir)
         view.write(runs_file)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from proxies.core import canon
-from proxies.core.hyperparameters import HPARAMS, warmup_of
-from proxies.core.schedule import whole_warmup
-from proxies.core.spec import Curve, Run, RunSpec
-from sweeps.search.source import suggested
-from sweeps.search.space import Params
-from sweeps.store.curves import load_curve
+from proxies.core.hyperparameters import HPARAMS
+from proxies.core.spec import Run
 from sweeps.store.errors import DiskFull, SweepError
 from sweeps.store.ledger import IMPORTED, Ledger
 
@@ -22,7 +17,7 @@ if TYPE_CHECKING:
 FORMATS = (".parquet", ".csv")
 _SHAPE = ("width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len")
 _COLUMNS: dict[str, type] = {
-    "run_id": str, "trial": int, "status": str, "loss_nats": float, "last_train_loss_nats": float,
+    "run_id": str, "status": str, "loss_nats": float, "last_train_loss_nats": float,
     **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, **dict.fromkeys(HPARAMS, float),
     "schedule": str, "warmup_steps": int, "num_steps": int, "planned_steps": int, "batch_tokens": int, "tokens": int,
     "flops": float, "seconds": float, "seed": int, "dtype": str, "data_id": str, "imported": bool, "reason": str,
@@ -38,52 +33,16 @@ class StudyView:
         Raises:
             SweepError: no study there, or not a sound one (see `Ledger.read`).
         """
-        self.study_dir = study_dir
         self.ledger = Ledger.read(study_dir)
 
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """Every outcome, in the order of commitment: of a run that was pruned, then run whole, there are two."""
-        return self.ledger.runs()
-
-    def points(self) -> list[Params]:
-        """What the search suggested, by index."""
-        return suggested(self.ledger, "search")
-
-    def run_of(self, point: Params) -> Run | None:
-        """The search's run of a point; None while it has no outcome."""
-        alike = self._by_rate.get(point["learning_rate"], [])
-        return next((run for run in alike if _is_of(run.spec, point)), None)
-
-    @functools.cached_property
-    def _by_rate(self) -> dict[float, list[Run]]:
-        """Runs that may be trials by learning rate: those of this study, then imported ones, which may be of another's
-        numerics; the earliest first.
-        """
-        plan = cast(dict[str, Any], self.ledger.plan)
-        asked = (plan["search"]["seed"], plan["proxy"]["num_steps"], plan["proxy"]["batch_tokens"])
-        found: dict[float, list[Run]] = {}
-        for run in sorted(self.runs, key=self._is_imported):
-            spec = run.spec
-            if spec.shape == spec.base_shape and (spec.seed, spec.schedule.num_steps, spec.batch_tokens) == asked:
-                found.setdefault(spec.hparams.learning_rate, []).append(run)
-        return found
-
-    def curve(self, run_id: str) -> Curve:
-        """What a run logged, the whole of it if there is more than the first steps of one that was pruned.
-
-        Raises KeyError for a run without an outcome, CurveCorrupt as `load_curve`.
-        """
-        result = self.ledger.results().get(run_id) or self.ledger.first_results()[run_id]
-        return load_curve(self.study_dir, result)
-
     def table(self) -> pyarrow.Table:
-        """One row a run, in the order of commitment; units are in the columns' names."""
+        """One row a run, in the order of commitment: of one that was pruned, then run whole, there are two.
+
+        Units are in the columns' names.
+        """
         import pyarrow
 
-        found = enumerate(map(self.run_of, self.points()))
-        trials = {(run.spec.id, run.result.status): index for index, run in found if run is not None}
-        rows = [_row(run, trials.get((run.spec.id, run.result.status)), self._is_imported(run)) for run in self.runs]
+        rows = [_row(run, self._is_imported(run)) for run in self.ledger.runs()]
         types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
         schema = pyarrow.schema([(name, types[kind]) for name, kind in _COLUMNS.items()])
         return pyarrow.table({name: [row[name] for row in rows] for name in _COLUMNS}, schema=schema)
@@ -118,20 +77,10 @@ class StudyView:
         return run.result.status != "pruned" and self.ledger.find(IMPORTED, run.spec.id) is not None
 
 
-def _is_of(spec: RunSpec, point: Params) -> bool:
-    """Whether a run has a point's values."""
-    schedule = spec.schedule
-    if schedule.warmup_steps != whole_warmup(warmup_of(point), schedule.num_steps, schedule.decay_steps):
-        return False
-    # A search's 0.0 of the gradient norm is no clipping.
-    return all((getattr(spec.hparams, name) or 0.0) == value for name, value in point.items() if name in HPARAMS)
-
-
-def _row(run: Run, trial: int | None, imported: bool) -> dict[str, Any]:
+def _row(run: Run, imported: bool) -> dict[str, Any]:
     spec, result = run.spec, run.result
     return {
         "run_id": spec.id,
-        "trial": trial,
         "status": result.status,
         "loss_nats": result.loss_nats,
         "last_train_loss_nats": result.last_train_loss_nats,
