@@ -125,25 +125,11 @@ def calibrate(study: Study, ledger: Ledger, workers: Callable[[], Pool], check_s
         return study
     done = {record.key for record in ledger.records(CALIBRATION)}
     if missing := [group for group in groups_of(study) if group.asked.open and group.asked.key not in done]:
-        for found in _choices(study, missing, workers(), check_stop, LEAST_SECONDS):
+        for found in _choices(study, missing, workers(), check_stop):
             check_stop()
             ledger.append(CALIBRATION, found.asked.key, found)
             say(f"calibration: {told(found)}")
     return calibrated(study, ledger)
-
-
-def measured_here(study: Study) -> list[Calibration]:
-    """What a calibration chooses with one worker, in this process; nothing is recorded."""
-    from launcher.workers.host import HostFactory
-    from sweeps.run.pool import InlinePool
-
-    corpus, weights = str(study.corpus or ""), study.plan.data.weights or None
-    pool = InlinePool(HostFactory(study_dir=str(study.study_dir.resolve()), corpus=corpus, weights=weights))
-    found = []
-    for one in _choices(study, groups_of(study), pool, lambda: None, least_seconds=0.0):
-        say(f"calibration: {told(one)}")
-        found.append(one)
-    return found
 
 
 def told(found: Calibration) -> str:
@@ -157,7 +143,7 @@ def _of(asked: Asked) -> str:
 
 
 def _choices(
-    study: Study, groups: Sequence[Group], pool: Pool, check_stop: Callable[[], None], least_seconds: float
+    study: Study, groups: Sequence[Group], pool: Pool, check_stop: Callable[[], None]
 ) -> Iterator[Calibration]:  # fmt: skip
     """The choice for each group in turn; what one measured, a later one of the same runs need not."""
     benches: dict[str, Bench] = {}
@@ -166,7 +152,7 @@ def _choices(
         asked, work = group.asked, Work(num_workers=pool.num_workers, phases=group.phases)
         seconds = group.flops / FAST_FLOPS / pool.num_workers
         same = canon.content_id([asked.shape, asked.batch_tokens, asked.given])
-        if seconds < least_seconds and same not in benches:
+        if seconds < LEAST_SECONDS and same not in benches:
             why = f"not measured: the planned runs are some {duration(max(1.0, seconds))} of work for these workers"
             found = Calibration(asked=asked, chosen=asked.given, why=why, device="", num_workers=pool.num_workers)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,12 +32,10 @@ if TYPE_CHECKING:
 )
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="Whose calibration tells how fast proxies are. Default: PLAN's folder, or study in it.")  # fmt: skip
-@click.option("--measure", "measured", is_flag=True,
-              help="Calibrate here, with one worker: seconds a shape, minutes where it compiles.")  # fmt: skip
 @set_option
 @json_option
 def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_json: bool,
-             study_dir: Path | None, measured: bool, **typed: Any) -> None:  # fmt: skip
+             study_dir: Path | None, **typed: Any) -> None:  # fmt: skip
     """What PLAN takes before anything runs: runs of each stage, FLOPs, hours, dollars, time, disk; and its main run.
 
     PLAN may be a frozen config instead: then it is the main run alone, exactly as frozen, and the answer is attested
@@ -52,10 +49,10 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_js
     found = estimate_main(
         run, Given(num_gpus=run.layout.num_ranks if num_gpus is None else num_gpus, **_machine(study, typed))
     )
-    if study is None and (measured or study_dir is not None):
-        raise click.UsageError("--measure and --study are for a plan: a frozen config trains no proxies")
+    if study is None and study_dir is not None:
+        raise click.UsageError("--study is for a plan: a frozen config trains no proxies")
     if study is not None:
-        body |= _stages_body(study, found, _speeds(study, path.parent, study_dir, measured))
+        body |= _stages_body(study, found, _speeds(study, path.parent, study_dir))
     body["main_run"] = main_body(found)
     if frozen:
         from launcher.cli.options import folder_of
@@ -104,18 +101,12 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
     return study, {}, planned_main_run(study)
 
 
-def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) -> Speeds:
-    """How fast proxies train: as measured now, as a study's calibration recorded it, or as assumed."""
-    from launcher.calibration.calibrating import calibrations, measured_here
+def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
+    """How fast proxies train: as a study's calibration recorded it, or as assumed."""
+    from launcher.calibration.calibrating import calibrations
     from launcher.calibration.speeds import Speeds, speeds_of
     from sweeps.store.ledger import LEDGER_NAME, Ledger
 
-    if measured:
-        if study.factory is not None or study.plan.command is not None:
-            raise click.UsageError("--measure: proxies train by code of your own here, which its first runs time")
-        if study.plan.cluster.backend == "ray" and not study.plan.cluster.worker_gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for its workers, which see no GPU
-        return speeds_of(measured_here(study), study, "measured now, one worker alone")
     folders = (here, here / "study") if study_dir is None else (study_dir,)
     folder = next((each for each in folders if (each / LEDGER_NAME).exists()), study_dir)
     found = () if folder is None else calibrations(Ledger.read(folder))
@@ -155,14 +146,14 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     spans = {"dollars": usd, "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
-        "warnings": _wide(spans, machine.name, gpus=gpus, measured=bool(speeds.measured)),
+        "warnings": _wide(spans, gpus=gpus, measured=bool(speeds.measured)),
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
         "main_run_from": "the budget, at 20 tokens a parameter: a guess until the ladder is fitted",
     }  # fmt: skip
 
 
-def _wide(spans: Mapping[str, Span | None], gpu: str, *, gpus: float, measured: bool) -> list[Json]:
+def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> list[Json]:
     """What of a study's total is known so badly that it says little, and the one measurement that narrows it."""
     from launcher.estimates.main_run import WIDE
 
@@ -172,8 +163,6 @@ def _wide(spans: Mapping[str, Span | None], gpu: str, *, gpus: float, measured: 
         if measured and (gpus or what == "hours"):
             how = "the extensions that the plan allows: search.max_extensions, transfer.max_extensions"
         else:
-            on = "this machine" if what == "hours" and not gpus else f"a machine with one {gpu}"
-            how = f"the speed of proxies, by `forerun estimate PLAN --measure` on {on}"
-            how += "" if gpus or what == "hours" else " with --set cluster.worker_gpus=1"
+            how = "the speed of proxies, which a sweep measures first: then `forerun estimate PLAN --study STUDY`"
         return [f"{what} of the study are known within a factor of {span.high / span.low:.3g}: narrowed by {how}"]
     return []

@@ -1,7 +1,6 @@
 """`forerun estimate`: what a plan takes, against what its stages then run."""
 
 import dataclasses
-import os
 
 import pytest
 from main_run import decision_of, spec_of, write_corpus
@@ -79,18 +78,6 @@ def test_a_calibrated_study_had_as_many_workers_as_it_had(plan, tmp_path):
     study = plan_study(plan, tmp_path / "study", ("cluster.backend=ray",))
     assert num_workers(study, known=5) == 5
     assert num_workers(plan_study(plan, tmp_path / "study", ("cluster.backend=ray", "cluster.num_workers=3")), 5) == 3
-
-
-def test_what_is_measured_sees_the_gpus_that_a_worker_would(plan, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "launcher.calibration.calibrating.measured_here",
-        lambda study: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or [],
-    )
-    for asked in ((), RAY, (*RAY, "--set", "cluster.worker_gpus=1.0")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        assert ask("estimate", plan, "--measure", *asked)[0] == 0
-    assert seen == ["0", "", "0"]
 
 
 @pytest.mark.slow
