@@ -5,7 +5,6 @@ what would make rungs of the ladder differ from the main run in more than size. 
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -25,9 +24,7 @@ MOST_EPOCHS = 4.0
 MOST_SHARE = 0.3
 """Of the main run's FLOPs: beyond, proxies cost so much beside it that it is said."""
 FAR = 2.0
-"""Times a measured range, or another duration, within which no warning is worth its line."""
-_LEAST_RANGE_OCTAVES, _WISE_RANGE_OCTAVES = 0.5, 2.0
-_WISE_TRIALS = 8
+"""Times another duration, within which no warning is worth its line."""
 
 
 def missing(plan: Plan, here: Path) -> list[str]:
@@ -66,13 +63,6 @@ def problems(study: Study) -> list[str]:
             f"target.budget_flops = {plan.target.budget_flops:g}: at least {step:.2g} is wanted, one step of the model "
             f"of width {shape.width}: with less there is no main run"
         )
-    octaves = _octaves(study)
-    if octaves < _LEAST_RANGE_OCTAVES:
-        low, high = plan.search.learning_rate
-        said.append(
-            f"search.learning_rate = [{low:g}, {high:g}]: its ends are a factor of {high / low:.3g} apart, and at "
-            f"least {2**_LEAST_RANGE_OCTAVES:.3g} is wanted: within less no optimum can be told from noise"
-        )
     return said
 
 
@@ -102,60 +92,23 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
             f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: there is hardly "
             "anything to transfer; a larger target.budget_flops, or a smaller preset"
         )
-    ladder = plan.ladder
-    batch_tokens = ladder.batch_tokens or plan.proxy.batch_tokens
-    rung = flops_per_token(study.shape(max(ladder.widths))) * batch_tokens * max(ladder.num_steps)
-    if rung > plan.target.budget_flops:
-        said.append(
-            f"ladder: its largest rung (width {max(ladder.widths)}, {max(ladder.num_steps)} steps) takes {rung:.2g} "
-            f"FLOPs, target.budget_flops is {plan.target.budget_flops:.2g}: the main run is smaller"
-        )
-    if (octaves := _octaves(study)) < _WISE_RANGE_OCTAVES:
-        low, high = plan.search.learning_rate
-        said.append(
-            f"search.learning_rate = [{low:g}, {high:g}] spans {octaves:.2g} octaves: the optimum may lie outside; "
-            f"{_WISE_RANGE_OCTAVES:g} and more are wise, the default has 6"
-        )
-    if plan.search.num_trials < _WISE_TRIALS:
-        said.append(
-            f"search.num_trials = {plan.search.num_trials}: the best of so few is chance as much as choice; "
-            f"{_WISE_TRIALS} and more are wise, the default is 24"
-        )
     return said
-
-
-def _octaves(study: Study) -> float:
-    low, high = study.plan.search.learning_rate
-    return math.log2(high / low)
 
 
 def ladder_warnings(plan: Plan) -> list[str]:
     """What would make rungs differ from the main run in more than size; the plan is sound all the same."""
-    decay = (
-        'proxy.schedule = "constant": no rung decays, so the law is of runs at their full rate, and holds for a main '
-        "run that does not decay either"
-    )
-    constant = [decay] if plan.proxy.schedule == "constant" else []
-    return constant + _duration_warnings(plan) + _batch_warnings(plan)
+    return _duration_warnings(plan) + _batch_warnings(plan)
 
 
 def _duration_warnings(plan: Plan) -> list[str]:
-    """Whether a rule carries the rate to every rung's duration, and was measured there."""
-    transfer, ladder, base = plan.transfer, plan.ladder, plan.proxy.num_steps
-    shortest, longest = min(ladder.num_steps), max(ladder.num_steps)
+    """Whether a rule carries the rate to every rung's duration."""
+    transfer, ladder = plan.transfer, plan.ladder
     told = plan.command is None or plan.command.reaches("num_steps")
-    said = f"ladder.num_steps = {list(ladder.num_steps)}"
-    if transfer.durations and "duration" in transfer.measured_rules and told:
-        low, high = min(transfer.durations) * base, max(transfer.durations) * base
-        beyond = shortest * FAR < low or longest > FAR * high
-        why = (
-            f"{said}: the rule of the rate over duration is measured from {low:g} to {high:g} steps, and carried beyond"
-        )
-        return [why] if beyond else []
-    if longest <= FAR * shortest or plan.parametrization.rate_duration_power:
+    measured = transfer.durations and "duration" in transfer.measured_rules and told
+    if measured or plan.parametrization.rate_duration_power or max(ladder.num_steps) <= FAR * min(ladder.num_steps):
         return []
-    why = f"{said}: one learning rate for all, since no rule over duration is measured (transfer.durations, "
-    return [f"{why}transfer.measured_rules): long or short rungs may be mis-tuned"]
+    said = f"ladder.num_steps = {list(ladder.num_steps)}: one learning rate for all, since no rule over duration is"
+    return [f"{said} measured (transfer.durations, transfer.measured_rules): long or short rungs may be mis-tuned"]
 
 
 def _batch_warnings(plan: Plan) -> list[str]:

@@ -33,10 +33,8 @@ def test_rates_that_check_no_rung(offsets):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"proxy": {"schedule": "constant"}}, "no rung decays"),
         ({"transfer": {"durations": ()}}, "one learning rate for all, since no rule over duration is measured"),
         ({"transfer": {"measured_rules": ("batch",)}}, "one learning rate for all"),
-        ({"ladder": {"num_steps": (150, 400, 4000)}}, "measured from 200 to 1600 steps, and carried beyond"),
         ({"target": {"batch_tokens": 4096}}, "the ladder's batches have 1024 tokens, and the forecast is for those"),
         ({"ladder": {"batch_tokens": 4096}, "target": {"batch_tokens": 4096}},
          "no rule over batch is measured (transfer.batches"),

@@ -3,7 +3,8 @@
 Megatron (0.19) knows four sorts of parameters: word embeddings, the output layer, other matrices, vectors.
 One peak rate, one decay and one eps serve them all, but for two rules (its `get_standard_config_overrides` and
 `get_mup_config_overrides`): vectors never decay; `--use-mup` divides the other matrices' rate and eps by
-m = hidden size / base hidden size. The decay stays as it is. (`--decoupled-lr`, one rate for embeddings and output layer, is not used.)
+m = hidden size / base hidden size. The decay stays as it is. (`--decoupled-lr`, one rate for embeddings and output
+layer, is not used.)
 The tests hold what is computed here against Megatron's own groups and its own scheduler.
 """
 
