@@ -122,8 +122,6 @@ def _at(rung: RunSpec, octaves: float, seed: int) -> RunSpec:
 
 Tuned = Literal["tuned", "mis_tuned", "cannot_tell"]
 NUM_DRAWS = 2000
-MOST_SEEDS = 12
-"""No more are asked for: where these would not settle it, other rates will."""
 LEAST_OFFSETS = 3
 """A parabola has three numbers."""
 SHAPE_SHARE = 0.2
@@ -227,7 +225,7 @@ def _tried(octaves: float, specs: Sequence[RunSpec], results: Mapping[str, RunRe
     )
 
 
-def excess_of(tried: Sequence[Tried], noise_nats: float, level: float, num_seeds: int | None = None) -> Excess | None:
+def excess_of(tried: Sequence[Tried], noise_nats: float, level: float) -> Excess | None:
     """A parabola through the mean losses, and what the rung's own rate loses to its lowest point in between.
 
     None with fewer than three rates that finished, or none on one side of the rung's own. Beyond the outermost rates
@@ -238,7 +236,6 @@ def excess_of(tried: Sequence[Tried], noise_nats: float, level: float, num_seeds
         tried: rates with their losses.
         noise_nats: of one run.
         level: of the intervals.
-        num_seeds: as if every rate had so many, to see what more would settle; None: as there are.
     """
     import numpy as np
 
@@ -249,7 +246,6 @@ def excess_of(tried: Sequence[Tried], noise_nats: float, level: float, num_seeds
         np.array(column, dtype=np.float64) for column in zip(*((k.octaves, k.loss_nats) for k in kept), strict=True)
     )
     seeds = np.array([float(len(one.losses_nats)) for one in kept])
-    seeds = seeds if num_seeds is None else np.full(len(x), float(num_seeds))
     sd = np.sqrt(max(noise_nats, LEAST_NOISE_NATS) ** 2 / seeds + (SHAPE_SHARE * (y - y.min())) ** 2)
     design = np.stack([np.ones_like(x), x, x**2], axis=1) / sd[:, None]
     centre, *_ = np.linalg.lstsq(design, y / sd, rcond=None)
@@ -326,8 +322,8 @@ def _judge(
     )
     if high < margin_nats:
         return "tuned", said
-    wanted = _what_to_run(tried, noise_nats, excess, margin_nats, level)
-    return "cannot_tell", f"{said}; {margin_nats:g} nats are allowed: {wanted}"
+    more = "more seeds (ladder.check_num_seeds) or other rates (ladder.check_offsets_octaves) would tell"
+    return "cannot_tell", f"{said}; {margin_nats:g} nats are allowed: {more}"
 
 
 def tried_at(tried: Sequence[Tried], octaves: float) -> Tried:
@@ -341,10 +337,10 @@ def best_of(tried: Sequence[Tried]) -> Tried | None:
     return min(finite, key=lambda one: one.loss_nats or 0.0, default=None)
 
 
-def _least_gain(own: Tried, there: Tried, noise_nats: float, level: float, num_seeds: int | None = None) -> float:
-    """Lower bound, nats, of what another rate gains over the rung's own; as if both had so many seeds."""
+def _least_gain(own: Tried, there: Tried, noise_nats: float, level: float) -> float:
+    """Lower bound, nats, of what another rate gains over the rung's own."""
     assert own.loss_nats is not None and there.loss_nats is not None
-    counts = [num_seeds or len(one.losses_nats) for one in (own, there)]
+    counts = [len(one.losses_nats) for one in (own, there)]
     z = NormalDist().inv_cdf((1 + level) / 2)
     return own.loss_nats - there.loss_nats - z * noise_nats * math.sqrt(sum(1 / count for count in counts))
 
@@ -357,21 +353,3 @@ def _why_no_excess(tried: Sequence[Tried]) -> str:
         f"no loss at {', '.join(lost)} octaves (a run diverged or failed), so no parabola: run it nearer, "
         f"ladder.check_offsets_octaves = {nearer}"
     )
-
-
-def _what_to_run(tried: Sequence[Tried], noise_nats: float, excess: Excess, margin_nats: float, level: float) -> str:
-    """A rate beyond an end, else the fewest seeds that would settle it if the estimate stays, else a rate between."""
-    offsets, own, best = {one.octaves for one in tried if one.octaves}, tried_at(tried, 0.0), best_of(tried)
-    place = excess.optimum_octaves
-    if place in excess.reach and place in (tried[0].octaves, tried[-1].octaves):
-        wanted = sorted(offsets | {place + math.copysign(1.0, place)})
-        return f"the best may lie beyond: ladder.check_offsets_octaves = {wanted}"
-    for number in range(len(own.losses_nats) + 1, MOST_SEEDS + 1):
-        more = excess_of(tried, noise_nats, level, num_seeds=number)
-        passes = more is not None and more.interval[1] < margin_nats
-        if passes or (best is not None and _least_gain(own, best, noise_nats, level, number) > margin_nats):
-            return f"ladder.check_num_seeds = {number} would settle it, if the estimate stays"
-    nearer = round(2 * place) / 2
-    if nearer and nearer not in offsets:
-        return f"run it there: ladder.check_offsets_octaves = {sorted(offsets | {nearer})}"
-    return f"over {MOST_SEEDS} seeds would be wanted, at a noise of {noise_nats:.4f} nats: accept it, or allow more"
