@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 from proxies.core.canon import CanonError, Json
 
 if TYPE_CHECKING:
-    from launcher.plan.study import Study
-    from launcher.study.history import Concluded
     from scaling_fits.allocation.shapes import Template
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
     from scaling_fits.forecast.uncertainty import FittedRuns
     from scaling_fits.laws.table import RunTable
-    from sweeps.store.ledger import Ledger
 
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 
@@ -46,11 +43,11 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
     found = fit_runs(table_of_runs, form=form, **options)
     template = None
     if runs.is_dir():
-        from launcher.study.history import scaled
+        from launcher.study.history import concluded, scaled
         from launcher.study.opening import recorded
 
         study, ledger = recorded(runs)
-        found, template = scaled(found, *_past(study, ledger)), study.shape_template
+        found, template = scaled(found, concluded(ledger)), study.shape_template
     try:
         return to_file(found, template), fit_summary(found)
     except CanonError as error:
@@ -80,21 +77,15 @@ def _runs(path: Path, params_column: str, extra: Sequence[str] = ()) -> RunTable
     if path.is_dir():
         from launcher.experiments.transferred import transferred
         from launcher.study import decide
+        from launcher.study.history import concluded
         from launcher.study.opening import recorded
 
         study, ledger = recorded(path)
         specs = decide.ladder_specs(study, transferred(study, ledger))
-        return decide.ladder_table(specs, ledger.results(), _past(study, ledger)[0])
+        return decide.ladder_table(specs, ledger.results(), concluded(ledger))
     from scaling_fits.laws.table import read_runs
 
     return read_runs(path, params_column, extra)
-
-
-def _past(study: Study, ledger: Ledger) -> tuple[list[Concluded], list[str]]:
-    """Main runs of the study's recipe, its own among them, and why others are left out."""
-    from launcher.study.history import concluded, inherited, like
-
-    return like(study, [*inherited(ledger), *concluded(ledger)])
 
 
 def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:

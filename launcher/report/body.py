@@ -158,18 +158,7 @@ def _rungs(found: Findings, results: Mapping[str, RunResult]) -> list[dict[str, 
                 "fitted_nats": expected,
             }
         )
-    past: list[dict[str, Json]] = [
-        {
-            "width": run.shape.width,
-            "params": run.params,
-            "tokens": run.tokens,
-            "flops": 6.0 * run.params * run.tokens,
-            "loss_nats": run.actual_nats,
-            "fitted_nats": predict(found.fit, run.params, run.tokens).loss_nats if found.choice else None,
-        }
-        for run in found.past
-    ]
-    return rungs + past
+    return rungs
 
 
 def _ladder(found: Findings, rungs: list[dict[str, Json]]) -> Json:

@@ -11,7 +11,7 @@ from launcher.experiments.ladder import ladder_runs
 from launcher.experiments.sweep_grids import Sizes
 from launcher.experiments.transferred import StageMissingError, Transferred, Verdicts
 from launcher.plan.study import Study
-from launcher.study.history import Concluded, inherited, like, scaled
+from launcher.study.history import Concluded
 from proxies.core import canon
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
@@ -78,9 +78,9 @@ def ladder_table(
     )
 
 
-def fit_key(specs: Sequence[RunSpec], past: Sequence[Concluded] = ()) -> str:
+def fit_key(specs: Sequence[RunSpec]) -> str:
     """Of the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have a fit of their own."""
-    return f"ladder/{canon.content_id([spec.id for spec in specs] + [run.digest for run in past])[:16]}"
+    return f"ladder/{canon.content_id([spec.id for spec in specs])[:16]}"
 
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
@@ -88,16 +88,14 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
     from scaling_fits.fit_file import from_file
     from scaling_fits.forecast.uncertainty import FittedRuns, fit_runs
 
-    past, notes = like(study, inherited(ledger))
-    recorded = ledger.find("fit", fit_key(specs, past))
+    recorded = ledger.find("fit", fit_key(specs))
     if recorded is not None:
         found = from_file(recorded.body)
         assert isinstance(found, FittedRuns)
         return found
-    table = ladder_table(specs, ledger.results(), past)
+    table = ladder_table(specs, ledger.results())
     ladder = study.plan.ladder
-    fit = fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
-    return scaled(fit, past, notes)
+    return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
 
 
 def choose(study: Study, fit: FittedRuns) -> Choice:

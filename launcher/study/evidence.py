@@ -20,7 +20,6 @@ from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.gates import Gate, failed_gates, gates
-from launcher.study.history import Concluded, as_rungs, inherited, like
 from launcher.study.ladder_checks import LadderChecks, ladder_checks
 from launcher.study.own import OwnProgramError, is_own
 from launcher.study.rerunning import replay_gates
@@ -44,8 +43,6 @@ class Findings:
     ladder: tuple[RunSpec, ...] = ()
     rungs: tuple[RunResult, ...] = ()
     """What came of `ladder`, in its order."""
-    past: tuple[Concluded, ...] = ()
-    """Main runs of earlier studies that are rows of `table`, after the ladder's."""
     table: RunTable | None = None
     fit: FittedRuns | None = None
     checks: LadderChecks | None = None
@@ -68,16 +65,13 @@ def gather(study: Study, ledger: Ledger) -> Findings:
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
         found = dataclasses.replace(found, transferred=moved, verdicts=verdicts)
         specs = decide.ladder_specs(study, moved)
-        past, _ = like(study, inherited(ledger))
-        table = decide.ladder_table(specs, ledger.results(), past)
+        table = decide.ladder_table(specs, ledger.results())
     except (StageMissingError, NoFinishedTrialError):
         return found
     fit, results = decide.fitted(study, ledger, specs), ledger.results()
     checks = ladder_checks(study, specs, results, verdicts, fit)
     rungs = tuple(results[spec.id] for spec in specs)
-    found = dataclasses.replace(
-        found, ladder=tuple(specs), rungs=rungs, past=tuple(past), table=table, fit=fit, checks=checks
-    )
+    found = dataclasses.replace(found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks)
     return _chosen(study, ledger, found, moved, fit)
 
 
@@ -112,5 +106,5 @@ def decision_of(study: Study, found: Findings) -> Decision:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
     if is_own(study):
         raise OwnProgramError(study)
-    finished = [*decide.finished_rungs(study, found.ladder, found.rungs), *as_rungs(found.past)]
+    finished = decide.finished_rungs(study, found.ladder, found.rungs)
     return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

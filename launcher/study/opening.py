@@ -14,7 +14,6 @@ from launcher.plan.file import PlanError, load_plan
 from launcher.plan.plan import Plan
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
-from launcher.study.history import take_over
 from proxies.core import canon
 from proxies.core.programs import Factory
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
@@ -155,8 +154,6 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
     for sentence in found.damaged:
         say(f"fork: left behind: {sentence}")
-    if num := take_over(ledger, parent):
-        say(f"fork: {num} concluded main runs taken over: they join the ladder's fit, and scale its intervals")
     records = parent.records(CALIBRATION)
     wanted = {group.asked.key for group in groups_of(study)} if records else set()
     taken = [r for r in records if r.key in wanted and ledger.find(CALIBRATION, r.key) is None]

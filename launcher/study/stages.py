@@ -30,7 +30,6 @@ from launcher.experiments.transferred import (
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.study.decide import fit_key, fitted, ladder_specs
 from launcher.study.gates import transfer_gate
-from launcher.study.history import inherited, like
 from launcher.study.pools import start_pool
 from launcher.study.rerunning import replay_search
 from launcher.study.sweeping import run_search
@@ -329,13 +328,12 @@ class Runner:
                 f"({checks:.0%} of it), {share:.2g} of the target's FLOPs"
             )
             self.drive("ladder", StaticSource(missing, bank_key), missing)
-        past, _ = like(self.study, inherited(self.ledger))
-        if self.ledger.find("fit", fit_key(specs, past)) is None:
+        if self.ledger.find("fit", fit_key(specs)) is None:
             self._check_stop()
             from scaling_fits.fit_file import to_file
 
             fit = fitted(self.study, self.ledger, specs)
-            self.ledger.append("fit", fit_key(specs, past), to_file(fit))
+            self.ledger.append("fit", fit_key(specs), to_file(fit))
         self._check_stop()
         return specs
 

@@ -1,4 +1,4 @@
-"""After the run: its forecast scored, attested, and the run added to what later forecasts are made of.
+"""After the run: its forecast scored, attested, and the run kept for `forerun fit STUDY`.
 
 What is scored is the validation loss at the end, against the interval frozen before the run began. The ledger of the
 study keeps the run (`launcher.study.history`); `conclusion.json` beside the config says how it went.
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from launcher.base import chronicle
 from launcher.frozen.attestations import attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision
@@ -22,13 +20,10 @@ from launcher.watch.logs.readings import Reading
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
-from proxies.core.spec import Curve
 from sweeps.store.ledger import Ledger
 
 CONCLUSION = "conclusion"
 """Kind of the attestation."""
-NUM_PARTS = 500
-"""Of the run: its curve is kept as a mean over each."""
 
 
 class NotConcludedError(ValueError):
@@ -70,7 +65,7 @@ class Conclusion:
         }  # fmt: skip
 
 
-def concluded_run(decision: Decision, reading: Reading, interval_scale: float = 1.0) -> Concluded:
+def concluded_run(decision: Decision, reading: Reading) -> Concluded:
     """The run as its log shows it.
 
     Raises:
@@ -80,11 +75,8 @@ def concluded_run(decision: Decision, reading: Reading, interval_scale: float = 
     predicted = decision.predicted
     run = Concluded(
         digest=decision.digest, params=count_params(decision.shape).total, tokens=decision.num_tokens,
-        shape=decision.shape, parametrization=decision.parametrization,
-        schedule=decision.learning_rate.schedule, data_id=decision.data.data_id,
         predicted_nats=predicted.loss_nats, low_nats=predicted.low_nats, high_nats=predicted.high_nats,
-        level=predicted.level, extrapolation=predicted.extrapolation, interval_scale=interval_scale,
-        actual_nats=_last_loss(decision, reading), curve=_curve(reading),
+        level=predicted.level, extrapolation=predicted.extrapolation, actual_nats=_last_loss(decision, reading),
     )  # fmt: skip
     run.foretold  # noqa: B018  (refuses an interval without width)
     return run
@@ -105,21 +97,6 @@ def _last_loss(decision: Decision, reading: Reading) -> float:
             "there, or name it with --validation-loss-key"
         )
     return float(columns.validation_loss_nats[-1])
-
-
-def _curve(reading: Reading) -> Curve:
-    """Means over equal parts of the run."""
-    steps, losses = reading.columns.steps, reading.columns.train_loss_nats
-    there = np.isfinite(losses)
-    steps, losses = steps[there], losses[there]
-    parts = np.unique(np.minimum((steps - 1) * NUM_PARTS // max(steps.max(initial=1.0), 1.0), NUM_PARTS - 1),
-                      return_inverse=True)[1]  # fmt: skip
-    sizes = np.bincount(parts)
-    means = [np.bincount(parts, weights=column) / sizes for column in (steps, losses)]
-    return Curve(
-        steps=tuple(round(step) for step in means[0].tolist()), train_loss_nats=tuple(means[1].tolist()),
-        grad_norm=(),
-    )  # fmt: skip
 
 
 def conclude(decision: Decision, folder: Path, run_dir: Path, reading: Reading, study_dir: Path | None) -> Conclusion:
@@ -166,12 +143,9 @@ def _check_same(run: Concluded, known_nats: object, where: Path) -> None:
 def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
     """The conclusion, with the run in the study's ledger."""
     from launcher.study.opening import open_ledger, recorded_study
-    from scaling_fits.forecast.conclusive import interval_scale
 
     ledger = Ledger.read(study_dir)
-    past = history.inherited(ledger)
-    scale = interval_scale([run.z for run in past], decision.predicted.level) if past else 1.0
-    run = concluded_run(decision, reading, scale)
+    run = concluded_run(decision, reading)
     known = ledger.find(history.CONCLUDED, run.digest)
     if known is None:
         study = recorded_study(study_dir)
@@ -183,7 +157,7 @@ def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
         before = canon.decode(Concluded, known.body)
         _check_same(run, before.actual_nats, study_dir)
         run = before
-    others = [one for one in (*past, *history.concluded(ledger)) if one.digest != run.digest]
+    others = [one for one in history.concluded(ledger) if one.digest != run.digest]
     return _scored(run, others, study_dir)
 
 
@@ -193,7 +167,7 @@ def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> 
     runs = [*others, run]
     return Conclusion(
         run=run, study=study_dir, num_concluded=len(runs), num_inside=sum(one.foretold.covered for one in runs),
-        next_scale=interval_scale([one.z for one in runs], run.level),
+        next_scale=interval_scale([one.foretold.z for one in runs], run.level),
     )  # fmt: skip
 
 

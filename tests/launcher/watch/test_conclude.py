@@ -1,4 +1,4 @@
-"""A run that has ended: its forecast scored, kept once, and used by what is forecast later."""
+"""A run that has ended: its forecast scored, kept once."""
 
 import dataclasses
 import shutil
@@ -56,8 +56,6 @@ def test_a_run_as_its_log_shows_it(decision, tmp_path):
     assert run.actual_nats == 2.8
     assert run.tokens == 12 * 256
     assert run.foretold.z == pytest.approx(1.6449 * 0.6214, abs=2e-3), "log(2.8 / 2.5) over log(3.0 / 2.5), in arms"
-    assert run.curve.steps == tuple(range(1, 13))
-    assert run.curve.train_loss_nats == tuple(loss_at(step) for step in range(1, 13))
     assert canon.decode(Concluded, canon.parse(canon.canonical(run))) == run
 
 
