@@ -135,8 +135,6 @@ def _changes(asked: Asked, device: str, most_threads: int) -> list[dict[str, obj
         changes += [{"num_threads": 2**power} for power in range(1, most_threads.bit_length())]
     if "compiled" in asked.open:
         changes.append({"compiled": True})
-    if "matmul_precision" in asked.open:
-        changes += [{"matmul_precision": "high"}, {"matmul_precision": "medium"}]
     return changes
 
 

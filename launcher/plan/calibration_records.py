@@ -13,11 +13,10 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
 
 Part = Literal["proxy", "ladder"]
-Open = Literal["num_slots", "compiled", "matmul_precision"]
+Open = Literal["num_slots", "compiled"]
 CHOSEN: dict[Open, tuple[str, ...]] = {
     "num_slots": ("num_slots", "num_threads", "cuda_graphs", "fused_loss"),
     "compiled": ("compiled",),
-    "matmul_precision": ("matmul_precision",),
 }
 """What of the numerics an open key leaves to the calibration."""
 MOST_SLOTS = 4096

@@ -156,7 +156,7 @@ class Plan(Section):
         slots = self.ladder.num_slots if part == "ladder" else proxy.num_slots
         return Numerics(
             dtype=proxy.dtype,
-            matmul_precision="highest" if proxy.matmul_precision == "auto" else proxy.matmul_precision,
+            matmul_precision=proxy.matmul_precision,
             num_slots=1 if self.alone or slots == "auto" else slots,
             num_threads=1,
             microbatch_tokens=proxy.microbatch_tokens or None,
@@ -172,7 +172,6 @@ class Plan(Section):
         found: dict[Open, bool] = {
             "num_slots": slots == "auto" and not self.alone,
             "compiled": self.proxy.compiled == "auto",
-            "matmul_precision": self.proxy.matmul_precision == "auto",
         }
         return tuple(name for name, is_open in found.items() if is_open)
 

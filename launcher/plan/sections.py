@@ -135,7 +135,7 @@ class ProxySection(_Recipe):
     compiled: AutoOrBool = Field(
         False, description="torch.compile; auto: where the calibration finds that the planned runs repay compiling."
     )
-    matmul_precision: Literal["highest", "high", "medium", "auto"] = Field(
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
         "highest",
         description="Of float32 products, as torch names it: high and medium may round their factors to TF32 or "
         "bfloat16; auto: the fastest.",

@@ -80,11 +80,7 @@ def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
     assert ("too little to repay compiling" in found.why) is not is_tried
 
 
-def test_precision_and_threads_only_where_they_are_open():
-    quick = {"highest": 10.0, "high": 20.0, "medium": 40.0}
-    precise = Machine(lambda mode: quick[mode.matmul_precision])
-    assert chosen(precise, names=("num_slots", "compiled")).chosen.matmul_precision == "highest"
-    assert chosen(precise, names=("matmul_precision",)).chosen.matmul_precision == "medium"
+def test_threads_only_where_they_are_open():
     threaded = Machine(lambda mode: 10.0 * mode.num_threads**0.5)
     assert chosen(threaded, threads=1).chosen.num_threads == 1
     assert chosen(threaded, threads=7).chosen.num_threads == 4
