@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.base.talk import say
 from launcher.plan.study import Study
-from proxies.data.tokens import MANIFEST
+from proxies.data.tokens import MANIFEST, read_manifest, shard_problems
 from sweeps.run.pool import InlinePool, Pool
 from sweeps.store.ledger import LEDGER_NAME
 
@@ -30,8 +30,6 @@ class NodeCheck:
     """Of our own code."""
     corpus: str
     """Folder; empty where a command brings its own data."""
-    sizes_bytes: dict[str, int]
-    """Of every file in it."""
     manifest_sha256: str
     study_dir: str
     code_dir: str
@@ -60,9 +58,7 @@ class NodeCheck:
             return [f"the corpus is not there: no {folder / MANIFEST}"]
         if _sha256(folder / MANIFEST) != self.manifest_sha256:
             return [f"another corpus is there: {folder / MANIFEST} differs"]
-        there = _sizes_bytes(folder)
-        wrong = [name for name, size in self.sizes_bytes.items() if there.get(name) != size]
-        return [f"{folder / wrong[0]} has another size there ({len(wrong)} files differ)"] if wrong else []
+        return [f"the corpus is not whole: {problem}" for problem in shard_problems(folder, read_manifest(folder))]
 
 
 def node_check(study: Study) -> NodeCheck:
@@ -72,7 +68,6 @@ def node_check(study: Study) -> NodeCheck:
         versions=versions(),
         source_sha256=source_sha256(),
         corpus=str(study.corpus or ""),
-        sizes_bytes=_sizes_bytes(study.corpus) if study.corpus else {},
         manifest_sha256=_sha256(study.corpus / MANIFEST) if study.corpus else "",
         study_dir=str(study.study_dir.resolve()),
         code_dir=str(study.code_dir) if own else "",
@@ -101,10 +96,6 @@ def source_sha256() -> str:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _sizes_bytes(folder: Path) -> dict[str, int]:
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:

@@ -34,12 +34,6 @@ _ADVICE = (
     "one of these machines computes wrongly, and every run that ended there may be wrong: test them, take the faulty "
     "one out, and begin a new study"
 )
-_APART = {
-    "host": "on another host",
-    "process": "in another process of the same host: a fault of the host itself would not show",
-    "nothing": "in the same process: only a fault that comes and goes would show",
-    "unknown": "elsewhere, as far as is known",
-}
 
 
 class ReplayDiffersError(SweepError):
@@ -108,7 +102,7 @@ def _sentence(body: Any) -> str:
         return f"{which}: cannot tell: {body['reason']}"
     hosts = " and ".join(host or "an unnamed host" for host in body["hosts"])
     if body["outcome"] == "agrees":
-        return f"{which}: agrees, run again {_APART[body['apart']]} ({hosts}): {body['reason']}"
+        return f"{which}: agrees, run on {hosts}: {body['reason']}"
     end = "" if body["end_nats"] is None else f" by {body['end_nats']:.3g} nats in the end"
     word = "DIFFERS" if body["outcome"] == "differs" else "cannot tell: differs"
     return f"{which}: {word} between {hosts}{end}: {body['reason']}"

@@ -13,7 +13,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def num_cores(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
-    """Cores of this process's affinity, or as many as the quotas of its control groups (v1, v2) come to, rounded up.
+    """Cores of this process's affinity, or as many as the quotas of its control groups (v2) come to, rounded up.
 
     `cgroups`: where control groups are mounted; `own`: the file that names this process's.
     """
@@ -26,12 +26,9 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
     with contextlib.suppress(OSError, ValueError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            root = cgroups / "cpu" if controllers else cgroups
-            inner = root / path.lstrip("/")
-            for group in (inner, *inner.parents):
-                if group.is_relative_to(root):
+            inner = cgroups / path.lstrip("/")
+            for group in () if controllers else (inner, *inner.parents):
+                if group.is_relative_to(cgroups):
                     yield from _quota(group)
 
 
@@ -39,7 +36,3 @@ def _quota(group: Path) -> Iterator[float]:
     with contextlib.suppress(OSError, ValueError):  # "max 100000" is no number
         quota, period = (group / "cpu.max").read_text().split()
         yield float(quota) / float(period)
-    with contextlib.suppress(OSError, ValueError):
-        quota_us = int((group / "cpu.cfs_quota_us").read_text())
-        if quota_us > 0:
-            yield quota_us / int((group / "cpu.cfs_period_us").read_text())

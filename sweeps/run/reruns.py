@@ -19,7 +19,7 @@ from proxies.core.spec import RunResult, RunSpec
 from sweeps.run.backlog import Attempt
 from sweeps.run.crew import Crew, Leases
 from sweeps.run.pool import Advance, Finished, Pool, decoded
-from sweeps.store.sites import CPU, HOST, PROCESS, RESUMED, WHERE
+from sweeps.store.sites import CPU, HOST, RESUMED, WHERE
 
 POLL_SECONDS = 0.5
 WHERE_SECONDS = 60.0
@@ -28,7 +28,6 @@ SEED_NATS = 0.02
 """What another seed does to the loss of one rate (docs/pruning.md): a fault below it misleads no search."""
 _KIND = ("python", "torch", "machine", "device", CPU)
 
-Apart = Literal["host", "process", "nothing", "unknown"]
 Outcome = Literal["agrees", "differs", "cannot_tell"]
 
 
@@ -37,11 +36,8 @@ class Verdict:
     """What two executions of a run say."""
 
     outcome: Outcome
-    apart: Apart
-    """What the two did not share: a fault of something that they share would not be seen."""
     hosts: tuple[str, ...]
-    """Of the executions, the first one first."""
-    processes: tuple[str, ...]
+    """Of the executions, the first one first. A fault of a host that both ran on would not be seen."""
     curve_ids: tuple[str, ...]
     end_nats: float | None
     """Between the validation losses; None where one has none."""
@@ -61,8 +57,8 @@ def compare(spec: RunSpec, first: RunResult, again: RunResult) -> Verdict:
         outcome, reason = "agrees", f"{end_nats:.3g} nats apart, {reason}, and two seeds differ by {SEED_NATS:g}"
     places = (first.environment, again.environment)
     return Verdict(
-        outcome=outcome, apart=_apart(first, again), hosts=tuple(place.get(HOST, "") for place in places),
-        processes=tuple(place.get(PROCESS, "") for place in places), curve_ids=(first.curve_id, again.curve_id),
+        outcome=outcome, hosts=tuple(place.get(HOST, "") for place in places),
+        curve_ids=(first.curve_id, again.curve_id),
         end_nats=end_nats, reason=reason,
     )  # fmt: skip
 
@@ -81,15 +77,6 @@ def _promised(spec: RunSpec, first: RunResult, again: RunResult) -> bool:
     alike = all(one.get(key) == other.get(key) for key in _KIND) and CPU in one
     changed = any(key in place for key in (RESUMED, "num_microbatches") for place in (one, other))
     return alike and not changed and one.get("device") == "cpu" and spec.factory is None
-
-
-def _apart(first: RunResult, again: RunResult) -> Apart:
-    one, other = first.environment, again.environment
-    if not one.get(HOST) or not other.get(HOST):
-        return "unknown"
-    if one[HOST] != other[HOST]:
-        return "host"
-    return "process" if one.get(PROCESS) != other.get(PROCESS) else "nothing"
 
 
 def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:

@@ -46,13 +46,6 @@ class Forecast:
 
         return float(stdtr(self.num_freedom, (loss_nats - self.loss_nats) / self.error_nats))
 
-    def interval(self, level: float) -> tuple[float, float]:
-        """Of the final loss, in nats."""
-        from scipy.special import stdtrit
-
-        reach = float(stdtrit(self.num_freedom, (1 + level) / 2)) * self.error_nats
-        return self.loss_nats - reach, self.loss_nats + reach
-
 
 def least_runs(num_features: int) -> int:
     """Runs without which nothing is foretold, by features that differ: two for each number of the trend."""

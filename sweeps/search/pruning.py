@@ -31,8 +31,6 @@ LEAST_CHANCE = 0.01
 """A run that ends near the best or below it with less than this chance is given up."""
 MARGIN_NATS = 0.005
 """How near: another seed may turn such a pair round, so that repeats want both. It costs one step saved in fifty."""
-LEVEL = 0.9
-"""Of the intervals that are said."""
 MOST_SEEN = 256
 """Trials that it looks at, the latest; the best is that of all. So a verdict costs the same at any length."""
 
@@ -79,10 +77,9 @@ def verdict(
     found, best = _predicted(space, point, losses_nats, seen), _best(seen)
     if found is None or (chance := found.chance_below(best + MARGIN_NATS)) >= LEAST_CHANCE:
         return ""
-    low, high = found.interval(LEVEL)
     return (
-        f"curve: at step {len(losses_nats)} of {num_steps} it is expected to end at {found.loss_nats:.4g} nats "
-        f"({LEVEL:.0%} interval {low:.4g} to {high:.4g}), the best so far at {best:.4g}: the chance to come within "
+        f"curve: at step {len(losses_nats)} of {num_steps} it is expected to end at {found.loss_nats:.4g} nats, "
+        f"the best so far at {best:.4g}: the chance to come within "
         f"{MARGIN_NATS:g} of that is {chance:.2g}, under {LEAST_CHANCE:g}"
     )
 

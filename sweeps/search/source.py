@@ -214,11 +214,6 @@ class SearchSource:
         """See `Source`."""
         return self._pruner
 
-    @property
-    def run_ids(self) -> tuple[str, ...]:
-        """Run ids of the trials given out so far, by index; two trials may be one run."""
-        return tuple(self._run_ids)
-
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
         """See `Source`. Raises what `Ledger.append` raises."""
         index = len(self._run_ids)
