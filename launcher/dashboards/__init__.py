@@ -1,7 +1,7 @@
-"""A study and its main run in W&B, and the main run in TensorBoard, made from the ledger and the run's metrics.
+"""A study and its main run in W&B, made from the ledger and the run's metrics.
 
 Enters:   ledger, curves, metrics of a main run.
-Leaves:   W&B runs and a workspace, TensorBoard event files.
+Leaves:   W&B runs and a workspace.
 Promises: one-way, and repeatable; a process beside the run does the writing, so that a dashboard never stops
     training.
 Refuses:  a key in a file.

@@ -1,7 +1,7 @@
 """What a dashboard is told of a run: settings, rows step by step, numbers, tables, files. Knows no dashboard.
 
 `study_record` makes the run that stands for a whole study; `runs` makes those of its proxies, `main_run` that of its
-main run. A writer (`tensorboard`, `wandb_writer`) takes any of them.
+main run. `wandb_writer` takes any of them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -17,7 +16,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.dashboards.mirrors import Mirrored
+    from launcher.dashboards.mirror import Mirrored
     from launcher.frozen.frozen import Decision
     from launcher.supervisor.launch import LaunchOutcome, Nodes
 
@@ -43,12 +42,11 @@ _path = click.Path(path_type=Path)
 @click.option("--srun", is_flag=True, help="In a SLURM job: this one command starts the ranks on all its nodes.")
 @click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Run nothing; write this as a SLURM job.")
 @click.option("--wandb", type=click.Choice(get_args(Mode)), help="Mirror the metrics into a W&B run.")
-@click.option("--tensorboard", "tensorboard_dir", type=_path, metavar="DIR", help="Mirror them into event files.")
 @json_option
 def launch(
     frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
     trainer: str | None, max_restarts: int, hang_seconds: int, num_nodes: int, node_rank: int, endpoint: str | None,
-    srun: bool, sbatch_file: Path | None, wandb: Mode | None, tensorboard_dir: Path | None, as_json: bool,
+    srun: bool, sbatch_file: Path | None, wandb: Mode | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
 
@@ -56,7 +54,7 @@ def launch(
     one ends it at once. Exit 3: the run stopped by its own brake; 130: interrupted, the same command continues.
     """
     from launcher.base.watchdog import START_SECONDS, Limits
-    from launcher.dashboards.mirrors import mirrored
+    from launcher.dashboards.mirror import Mirror
     from launcher.frozen.launch_file import read_launch
     from launcher.rehearsal.standing import rehearsal_of
     from launcher.supervisor.attempt import Signals, hearing
@@ -74,7 +72,7 @@ def launch(
     nodes = Nodes(num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun)
     _check(decision, nodes, endpoint, sbatch_file)
     if sbatch_file is not None:
-        arguments = _arguments(corpus, out, stop_after, max_restarts, hang_seconds, wandb, tensorboard_dir)
+        arguments = _arguments(corpus, out, stop_after, max_restarts, hang_seconds, wandb)
         _write_script(sbatch_file, frozen, arguments, num_nodes, as_json)
         return
     line = launch_line(frozen, corpus, out, stop_after, nodes)
@@ -86,19 +84,18 @@ def launch(
     limits = Limits(floor_seconds=None, start_seconds=None)
     if hang_seconds:
         limits = Limits(floor_seconds=hang_seconds, start_seconds=max(START_SECONDS, hang_seconds))
-    mirrors: list[Mirrored] = []
-    sinks = mirrored(out, decision, mirrors, wandb=wandb, tensorboard_dir=tensorboard_dir)
-    beside = nullcontext() if node_rank else sinks  # the first machine shows the run for all
+    mirror = Mirror(out, decision, wandb) if wandb and not node_rank else None  # the first machine shows it for all
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
-            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=beside, signals=signals
+            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=mirror, signals=signals
         )
         if node_rank == 0:
             _keep(folder, decision, outcome, line)
+        shown = mirror.outcome if mirror else None
         answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
-                         "rehearsed": standing.body, "mirrors": [canon.to_json(mirror) for mirror in mirrors]},
-               _text(decision, outcome, mirrors) + _next(outcome, frozen, out_dir))  # fmt: skip
+                         "rehearsed": standing.body, "wandb": shown and canon.to_json(shown)},
+               _text(decision, outcome, shown) + _next(outcome, frozen, out_dir))  # fmt: skip
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
@@ -123,14 +120,12 @@ def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: 
 
 
 def _arguments(
-    corpus: Path, out: Path, stop_after: int | None, max_restarts: int, hang_seconds: int, wandb: str | None,
-    tensorboard_dir: Path | None,
-) -> list[str]:  # fmt: skip
+    corpus: Path, out: Path, stop_after: int | None, max_restarts: int, hang_seconds: int, wandb: str | None
+) -> list[str]:
     """The options of this command as its job will want them, paths absolute."""
     given = {
         "--data": corpus.resolve(), "--out": out.resolve(), "--steps": stop_after, "--max-restarts": max_restarts,
         "--hang-seconds": hang_seconds, "--wandb": wandb,
-        "--tensorboard": tensorboard_dir and tensorboard_dir.resolve(),
     }  # fmt: skip
     return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
@@ -181,13 +176,13 @@ def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -
         write_logbook(study_dir)
 
 
-def _text(decision: Decision, outcome: LaunchOutcome, mirrors: list[Mirrored]) -> str:
+def _text(decision: Decision, outcome: LaunchOutcome, shown: Mirrored | None) -> str:
     loss = outcome.validation_loss_nats
     text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
     text += f", validation loss {loss:.4f} nats" if loss is not None else ""
     text += f" after {outcome.num_restarts} restart{'s' * (outcome.num_restarts > 1)}" if outcome.num_restarts else ""
     text += f": {outcome.reason}" if outcome.reason else ""
-    return "\n".join([text, *(f"{mirror.name}: {mirror.text}" for mirror in mirrors)])
+    return f"{text}\nwandb: {shown.text}" if shown else text
 
 
 def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:

@@ -145,6 +145,3 @@ def test_every_leaf_has_a_flat_name_and_an_estimate_its_own():
         "a": 0.5, "a/low": 0.25, "a/high": 0.75, "b": 1, "b/low": None, "b/high": None, "c/0/d": True, "c/1": None,
         "e": "x, y",
     }  # fmt: skip
-
-
-# TensorBoard

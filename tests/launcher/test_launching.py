@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -15,12 +14,12 @@ import pytest
 from main_run import tiny_decision
 from scripted_job import ENDING_SIGNALS, HEAD, left_behind, signal_once_there
 from tiny_study import ask, forerun
+from wandb_case import read_run
 
 from launcher.base import metrics
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
-from proxies.external.event_files import EventFile
 from sweeps.store.ledger import Ledger
 
 
@@ -36,17 +35,16 @@ def split(corpus):
     return dataclasses.replace(tiny_decision(corpus), parallelism=layout)
 
 
-def test_a_launch_with_its_windows_and_its_logbook(corpus, tmp_path, monkeypatch):
+def test_a_launch_with_its_mirror_and_its_logbook(corpus, tmp_path, monkeypatch):
     line = [sys.executable, "-c", HEAD + "for number in range(1, 13): step(number)\nend()"]
     monkeypatch.setattr("launcher.supervisor.launch.torchrun_command", lambda *_, **__: line)
     folder = freeze(tmp_path / "study", tiny_decision(corpus))
-    windows = ("--wandb", "offline", "--tensorboard", tmp_path / "tb")
-    code, body = ask("launch", folder, "--data", corpus, *windows)
+    code, body = ask("launch", folder, "--data", corpus, "--wandb", "offline")
     assert (code, body["event"], body["num_restarts"]) == (0, "finished", 0)
-    assert [(mirror["name"], mirror["whole"]) for mirror in body["mirrors"]] == [("wandb", True), ("tensorboard", True)]
+    assert body["wandb"]["whole"]
     lines = [line for line in metrics.read(folder / "run") if "train_loss_nats" in line]
-    rows = EventFile(Path(body["mirrors"][1]["path"]), frozenset({"train_loss_nats"}), "step").read(2**30)
-    assert {row["step"]: pytest.approx(row["train_loss_nats"], rel=1e-6) for row in rows} == {
+    rows = [row for row in read_run(Path(body["wandb"]["path"]))[2] if "train_loss_nats" in row]
+    assert {row["step"]: row["train_loss_nats"] for row in rows} == {
         line["step"]: line["train_loss_nats"] for line in lines
     }
     logbook = (tmp_path / "study" / "logbook.md").read_text()
@@ -66,11 +64,11 @@ def test_options_arrive(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.supervisor.launch.launch", start)
     folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2))
     more = ("--max-restarts", 7, "--hang-seconds", 90, "--nnodes", 2, "--node-rank", 1, "--rdzv-endpoint", "h:29400")
-    assert ask("launch", folder, "--data", corpus, *more)[0] == 130
+    assert ask("launch", folder, "--data", corpus, "--wandb", "offline", *more)[0] == 130
     assert given["arguments"][4] == 7
     assert given["limits"] == Limits(floor_seconds=90, start_seconds=3600)
     assert (given["nodes"].num_nodes, given["nodes"].rank, given["nodes"].rendezvous) == (2, 1, "h:29400")
-    assert isinstance(given["beside"], contextlib.nullcontext), "the first machine shows the run"
+    assert given["beside"] is None, "the first machine shows the run"
     ask("launch", folder, "--data", corpus, "--hang-seconds", 0)
     assert given["limits"] == Limits(floor_seconds=None, start_seconds=None)
 

@@ -1,13 +1,10 @@
-"""The windows on a main run: every step once, over rewinds and rollbacks, read back by readers of their own."""
+"""The mirror of a main run: every step once, over rewinds and rollbacks, read back by a reader of its own."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -19,13 +16,10 @@ from wandb_case import Server, read_run
 
 from launcher.base import metrics
 from launcher.base.following import Following
-from launcher.dashboards import mirrors, wandb_writer
+from launcher.dashboards import mirror, wandb_writer
 from launcher.dashboards.main_run import MetricsLog
-from launcher.dashboards.mirrors import mirrored
-from launcher.dashboards.tensorboard import EventWriter
+from launcher.dashboards.mirror import Mirror
 from proxies.external import wandb_run
-from proxies.external.event_files import EventFile
-from proxies.external.growing import MetricsError
 
 KEY = "5ec7e7" * 6 + "0000"
 
@@ -130,55 +124,6 @@ def test_lines_that_are_not_ours_hurt_nothing(tmp_path):
     assert [row["step"] for row in MetricsLog(tmp_path).read()] == [3]
 
 
-# Event files
-
-
-def scalars(path, *names):
-    """What our own reader finds, an event a row."""
-    return EventFile(path, frozenset(names), "step").read(2**30)
-
-
-def test_scalars_read_back(tmp_path):
-    writer = EventWriter(tmp_path / "events")
-    writer.scalars(1, {"train_loss_nats": 2.5, "layers/layers.0/weight_rms": 0.02})
-    writer.scalars(2**40, {"train_loss_nats": -1e300, "ü": math.inf})
-    writer.close()
-    rows = scalars(tmp_path / "events", "train_loss_nats", "layers/layers.0/weight_rms", "ü")
-    (single,) = struct.unpack("<f", struct.pack("<f", 0.02))
-    assert rows == [
-        {"train_loss_nats": 2.5, "layers/layers.0/weight_rms": single, "step": 1},
-        {"train_loss_nats": -math.inf, "ü": math.inf, "step": 2**40},
-    ]  # fmt: skip
-    content = bytearray((tmp_path / "events").read_bytes())
-    content[-6] ^= 1
-    (tmp_path / "damaged").write_bytes(content)
-    with pytest.raises(MetricsError, match="damaged"):
-        scalars(tmp_path / "damaged", "ü")
-
-
-def as_tensorboard_shows_it(folder):
-    """(step, training loss) as TensorBoard keeps them; in a process of its own, for its imports warn."""
-    pytest.importorskip("tensorboard")
-    code = (
-        "import sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as A\n"
-        "a = A(sys.argv[1]); a.Reload(); print([(e.step, e.value) for e in a.Scalars('train_loss_nats')])"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code, folder]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [tuple(pair) for pair in json.loads(shown.replace("(", "[").replace(")", "]"))]
-
-
-def test_tensorboard_itself_reads_them_and_forgets_what_was_rolled_back(tmp_path):
-    writer = EventWriter(tmp_path / "events.out.tfevents.1.host.2.forerun")
-    for step in range(1, 11):
-        writer.scalars(step, {"train_loss_nats": float(step)})
-    writer.forget_from(7)
-    for step in range(7, 9):
-        writer.scalars(step, {"train_loss_nats": 100.0 + step})
-    writer.close()
-    assert as_tensorboard_shows_it(tmp_path) == [*((step, step) for step in range(1, 7)), (7, 107.0), (8, 108.0)]
-
-
 # Beside a run
 
 
@@ -192,40 +137,24 @@ def logged(run_dir):
     return read_run(path)
 
 
-def test_both_windows_show_a_run_while_it_grows_rewinds_and_goes_back(decision, tmp_path):
-    run_dir, log_dir = tmp_path / "run", tmp_path / "tb"
-    run_dir.mkdir()
-    metrics.append(run_dir, STARTED)
-    metrics.append(run_dir, FULL)
-    found = []
-    with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
+def test_it_shows_a_run_while_it_grows_rewinds_and_goes_back(decision, tmp_path):
+    metrics.append(tmp_path, STARTED)
+    metrics.append(tmp_path, FULL)
+    with (shown := Mirror(tmp_path, decision, "offline")):
         for step in range(2, 9):
-            metrics.append(run_dir, line(step))
-        await_rows(log_dir, 8)
-        await_wandb(run_dir)
-        rewound(run_dir, 4, rollback(to_step=5, start=4), *(line(step, 7.0) for step in range(5, 8)))
-        metrics.append(run_dir, line(8, 7.5))
-    assert [(mirror.name, mirror.whole, mirror.num_rows) for mirror in found] == [
-        ("wandb", True, 12), ("tensorboard", True, 12),
-    ]  # fmt: skip
-    (path,) = log_dir.iterdir()
-    assert found[1].path == str(path)
-    rows = scalars(path, "train_loss_nats", "rolled_back/to_step", "layers/layers.0/weight_rms", "mfu")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8]
-    assert (rows[0]["mfu"], rows[8]["rolled_back/to_step"], rows[-1]["train_loss_nats"]) == (
-        pytest.approx(0.41), 5, 7.5,
-    )  # fmt: skip
-    assert as_tensorboard_shows_it(log_dir) == [
-        (1, pytest.approx(2.9)), *((step, pytest.approx(3 - 0.1 * step)) for step in range(2, 6)),
-        (6, 7.0), (7, 7.0), (8, 7.5),
-    ]  # fmt: skip
-    config, _, history = logged(run_dir)
+            metrics.append(tmp_path, line(step))
+        await_wandb(tmp_path)
+        rewound(tmp_path, 4, rollback(to_step=5, start=4), *(line(step, 7.0) for step in range(5, 8)))
+        metrics.append(tmp_path, line(8, 7.5))
+    assert (shown.outcome.whole, shown.outcome.num_rows) == (True, 12)
+    config, _, history = logged(tmp_path)
     assert config["digest"] == decision.digest
     assert config["predicted_loss_nats"] == decision.predicted.loss_nats
     assert [(row["step"], row["take"]) for row in history] == [
         *((step, 1) for step in range(1, 9)), (5, 2), (6, 2), (7, 2), (8, 2),
     ]  # fmt: skip
     assert {name: history[0][name] for name in FLAT} == FLAT
+    assert (history[8]["rolled_back/to_step"], history[-1]["train_loss_nats"]) == (5, 7.5)
 
 
 def await_wandb(run_dir):
@@ -240,31 +169,15 @@ def await_wandb(run_dir):
     raise AssertionError("wandb did not begin")
 
 
-def await_rows(log_dir, count):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for path in log_dir.glob("events*"):
-            if len(scalars(path, "train_loss_nats")) >= count:
-                return
-        time.sleep(0.1)
-    raise AssertionError("the window shows nothing while the run grows")
-
-
-def test_a_window_that_dies_is_told_and_the_other_goes_on(decision, tmp_path, capsys):
-    run_dir, log_dir = tmp_path / "run", tmp_path / "tb"
-    run_dir.mkdir()
-    found = []
-    with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
-        await_child("launcher.dashboards.wandb_process", run_dir, kill=True)
-        metrics.append(run_dir, line(1))
+def test_one_that_dies_is_told_and_the_run_goes_on(decision, tmp_path, capsys):
+    with (shown := Mirror(tmp_path, decision, "offline")):
+        await_child("launcher.dashboards.wandb_process", tmp_path, kill=True)
+        metrics.append(tmp_path, line(1))
         deadline = time.monotonic() + 30
         while "wandb mirror ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert "the wandb mirror ended early, the run goes on: wandb ended with code -9" in said
-    assert [(mirror.name, mirror.whole, mirror.num_rows) for mirror in found] == [
-        ("wandb", False, 0), ("tensorboard", True, 1),
-    ]  # fmt: skip
-    assert found[0].text.startswith("not whole: wandb ended with code -9")
+        assert "wandb ended with code -9" in said
+    assert not shown.outcome.whole and "wandb ended with code -9" in shown.outcome.text
 
 
 def await_child(module, run_dir, *, kill):
@@ -289,30 +202,14 @@ def test_what_wandb_says_it_wrote_is_read_back_and_counted(decision, tmp_path, m
         def read(self, max_bytes):
             return [row for row in super().read(max_bytes) if row["_step"] != 1]
 
-    (tmp_path / "run").mkdir()
     for step in (1, 2, 3):
-        metrics.append(tmp_path / "run", line(step))
+        metrics.append(tmp_path, line(step))
     monkeypatch.setattr(wandb_run, "WandbRun", Short)
     monkeypatch.setattr(wandb_writer, "FLUSH_SECONDS", 2.0)
-    found = []
-    with mirrored(tmp_path / "run", decision, found, wandb="offline"):
+    with (shown := Mirror(tmp_path, decision, "offline")):
         pass
-    assert not found[0].whole and "1 of 3 rows" in found[0].text
-    assert len(logged(tmp_path / "run")[2]) == 3, "what is there stays"
-
-
-def test_a_full_disk_is_told(decision, tmp_path, monkeypatch):
-    """/dev/full takes nothing; an event file that is it stands for a disk that has filled."""
-    (tmp_path / "run").mkdir()
-    metrics.append(tmp_path / "run", line(1))
-    found = []
-    with Path("/dev/full").open("wb") as full:
-        monkeypatch.setattr(EventWriter, "__init__", lambda one, _: setattr(one, "_file", full))
-        with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "tb"):
-            pass
-        with contextlib.suppress(OSError):
-            full.close()
-    assert not found[0].whole and "No space left on device" in found[0].text
+    assert not shown.outcome.whole and "1 of 3 rows" in shown.outcome.text
+    assert len(logged(tmp_path)[2]) == 3, "what is there stays"
 
 
 def test_no_secret_and_no_name_a_person_gave_is_sent(decision, tmp_path, monkeypatch):
@@ -321,7 +218,7 @@ def test_no_secret_and_no_name_a_person_gave_is_sent(decision, tmp_path, monkeyp
     run_dir = tmp_path / "secret-folder" / "run"
     run_dir.mkdir(parents=True)
     metrics.append(run_dir, line(1))
-    with mirrored(run_dir, decision, [], wandb="offline"):
+    with Mirror(run_dir, decision, "offline"):
         pass
     kept = b"".join(path.read_bytes() for path in (run_dir / "wandb").rglob("*") if path.is_file())
     assert b"train_loss_nats" in kept
@@ -329,18 +226,16 @@ def test_no_secret_and_no_name_a_person_gave_is_sent(decision, tmp_path, monkeyp
 
 
 def test_rows_go_online_with_the_users_own_login(decision, tmp_path, monkeypatch):
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
+    run_dir = tmp_path
     for step in (1, 2):
         metrics.append(run_dir, line(step))
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", KEY)
-        found = []
-        with mirrored(run_dir, decision, found, wandb="online"):
+        with (shown := Mirror(run_dir, decision, "online")):
             pass
-    assert found[0].whole, found[0].text
-    assert found[0].url is not None
+    assert shown.outcome.whole, shown.outcome.text
+    assert shown.outcome.url is not None
     sent = [
         json.loads(row)
         for body in server.streamed
@@ -351,27 +246,24 @@ def test_rows_go_online_with_the_users_own_login(decision, tmp_path, monkeypatch
     assert [(row["step"], row["train_loss_nats"]) for row in sent] == [(1, 2.9), (2, 2.8)]
 
 
-def test_a_window_that_does_not_end_is_ended(decision, tmp_path, monkeypatch):
-    monkeypatch.setattr(mirrors, "FINISH_SECONDS", 1.0)
-    (tmp_path / "run").mkdir()
-    found = []
-    with mirrored(tmp_path / "run", decision, found, wandb="offline"):
+def test_one_that_does_not_end_is_ended(decision, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "FINISH_SECONDS", 1.0)
+    with (shown := Mirror(tmp_path, decision, "offline")):
         pid = await_child("launcher.dashboards.wandb_process", tmp_path, kill=False)
         os.kill(pid, signal.SIGSTOP)
-    assert found[0].text == "not whole: it did not end within 1 s"
+    assert not shown.outcome.whole and "within 1 s" in shown.outcome.text
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 def test_a_killed_supervisor_leaves_what_was_told_and_no_process(corpus, decision, tmp_path):
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
+    run_dir = tmp_path
     metrics.append(run_dir, line(1))
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path; from main_run import tiny_decision\n"
-        "from launcher.dashboards.mirrors import mirrored\n"
-        "with mirrored(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), [], wandb='offline'):\n"
+        "from launcher.dashboards.mirror import Mirror\n"
+        "with Mirror(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), 'offline'):\n"
         "    time.sleep(600)"
     )
     job = subprocess.Popen([sys.executable, "-c", code, run_dir, corpus])
