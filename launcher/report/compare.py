@@ -16,7 +16,7 @@ from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
 
 SIDES = ("a", "b")
-_PARTS = ("question", "corpus", "transfer", "fit", "choice", "decision", "gates", "accepted", "spend", "progress")
+_PARTS = ("question", "corpus", "transfer", "choice", "progress")
 _PER_TOKEN = "so are their losses per token"
 
 
@@ -74,12 +74,8 @@ def compare_body(a: Body, b: Body, names: tuple[str, str]) -> dict[str, Json]:
         "comparable": limits,
         "question": differ.question(a, b),
         "tests": differ.tests(a, b, values=values, losses=losses),
-        "values": differ.values(a, b),
-        "gates": differ.gates(a, b),
-        "fit": differ.fits(a, b, losses=losses),
         "choice": differ.choices(a, b),
         "forecast": differ.forecasts(a, b, losses=losses),
-        "spend": {side: body["spend"] for side, body in zip(SIDES, (a, b), strict=True)},
     }
     return {**found, "summary": [f"{said[0].upper()}{said[1:]}." for said in sentences(found)]}
 
@@ -165,14 +161,7 @@ def sentences(body: Body) -> list[str]:
         a, b = test["outcome"]["a"], test["outcome"]["b"]
         if a is not None and b is not None and a != b:
             said.append(f"{name_of(test)}: A {words(a)}, B {words(b)}")
-    apart = [gate["name"] for gate in body["gates"] if _outcome(gate["a"]) != _outcome(gate["b"])]
-    if apart:
-        said.append(f"gates with another outcome: {', '.join(map(words, apart))}")
     return [*said, f"keys of the plans that differ: {len(body['question'])}"]
-
-
-def _outcome(side: Any) -> Any:
-    return None if side is None else side["outcome"]
 
 
 def forecast_doubts(found: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""What differs between two reports, part by part, as plain JSON: optima, laws, forecasts, each with its interval.
+"""What differs between two reports, part by part, as plain JSON: optima, forecasts, each with its interval.
 
 A difference of two estimates has an interval of its own: the distances from each estimate to the ends of its interval
 are added as squares (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095), which holds for independent estimates. Studies
@@ -127,56 +127,6 @@ def _optimum(optimum: Any, name: Hyperparameter) -> dict[str, Any]:
     ends = optimum["interval_log2"]
     shown = None if ends is None else sorted(from_log2(name, end) for end in ends)
     return {**{key: optimum[key] for key in _OPTIMUM}, "interval": shown}
-
-
-def values(a: Body, b: Body) -> list[Any]:
-    """Values for the target, of every hyperparameter that either carries."""
-    found = [{v["hyperparameter"]: v for v in (body["transfer"] or {"values": ()})["values"]} for body in (a, b)]
-    keys = ("base_value", "target_value", "outcome", "rule")
-    return [
-        {"hyperparameter": name,
-         **_sides([of.get(name) for of in found], lambda value: {key: value[key] for key in keys})}
-        for name in found[0] | found[1]
-    ]  # fmt: skip
-
-
-def gates(a: Body, b: Body) -> list[Any]:
-    """Outcome of every gate, with its reason, and the reason of whoever accepted it."""
-    found = [
-        {gate["name"]: {"outcome": gate["outcome"], "reason": gate["reason"],
-                        "accepted": body["accepted"].get(gate["name"])} for gate in body["gates"]}
-        for body in (a, b)
-    ]  # fmt: skip
-    return [{"name": name, "a": found[0].get(name), "b": found[1].get(name)} for name in found[0] | found[1]]
-
-
-def fits(a: Body, b: Body, *, losses: bool) -> Any:
-    """Exponents of the frontier, and the heaviest law's parameters where it is one law in both."""
-    pair = [body["fit"] for body in (a, b)]
-    if pair == [None, None]:
-        return None
-    levels = _levels(pair)
-    rows = []
-    for name in ("params_vs_flops", "tokens_vs_flops"):
-        both = [None if of is None else of["exponents"].get(name) for of in pair]
-        rows.append({"name": name, "a": both[0], "b": both[1], "difference": _between(both, levels)})
-    forms = [heaviest(of) for of in pair]
-    if forms[0] == forms[1] and forms[0] is not None:
-        for name in pair[0]["parameters"]:
-            both = [{"value": of["parameters"][name], "interval": of["intervals"].get(name)} for of in pair]
-            shared = losses or name in ("alpha", "beta", "k")  # the others are in nats, or hold powers of them
-            found = _between(both, levels) if shared else None
-            rows.append({"name": name, "a": both[0], "b": both[1], "difference": found})
-    return {
-        "status": _sides(pair, lambda fit: fit["status"]), "num_runs": _sides(pair, lambda fit: fit["num_runs"]),
-        "heaviest_law": dict(zip(("a", "b"), forms, strict=True)), "rows": rows,
-    }  # fmt: skip
-
-
-def heaviest(fit: Any) -> str | None:
-    """The law whose parameters a pool of laws gives as its own."""
-    members = [] if fit is None else [member for member in fit["members"] if member["weight"] > 0]
-    return str(max(members, key=lambda member: float(member["weight"]))["form"]) if members else None
 
 
 def choices(a: Body, b: Body) -> list[Any]:
