@@ -1,12 +1,9 @@
-"""The ladder's figures: what each law says, out to the main run, and what the fit misses.
-
-Both go over the same log10(FLOPs); heights of the first are log10 of the loss.
-"""
+"""The ladder's figure: what each law says, out to the main run, over log10(FLOPs)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -21,11 +18,6 @@ _WIDE = (4.8, 3.7)
 _NUM_TICKS = 7
 _BESIDE = 0.025
 """Of the axis, between a rung and what was predicted of it: their marks do not meet."""
-
-
-def _fitted(report: Body) -> None:
-    part(report, "ladder", "`forerun ladder PLAN` runs it")
-    part(report, "fit", "`forerun ladder PLAN` runs what it needs")
 
 
 def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
@@ -50,16 +42,12 @@ def _loss_axis(axes: Axes, low: float, high: float) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{10**value:.4g}"))
 
 
-def _finished(ladder: Any) -> list[Any]:
-    return [rung for rung in ladder["rungs"] if rung["loss_nats"] is not None]
-
-
-def _rungs(axes: Axes, rungs: Sequence[Any], height: Callable[[Any], float]) -> None:
+def _rungs(axes: Axes, rungs: Sequence[Any]) -> None:
     """Rungs of the ladder as dots by width, over log10(FLOPs)."""
     widths = sorted({rung["width"] for rung in rungs})
     for rank, width in enumerate(widths):
         mine = [rung for rung in rungs if rung["width"] == width]
-        at = [math.log10(rung["flops"]) for rung in mine], [height(rung) for rung in mine]
+        at = [math.log10(rung["flops"]) for rung in mine], [_log_loss(rung) for rung in mine]
         axes.plot(*at, MARKERS[rank % len(MARKERS)], color=shade(rank, len(widths)), markersize=5, zorder=3,
                   label=f"width {width}")  # fmt: skip
 
@@ -74,11 +62,12 @@ def ladder(report: Body) -> Panel:
     Raises:
         MissingError: the ladder has not ended.
     """
-    _fitted(report)
+    ran = part(report, "ladder", "`forerun ladder PLAN` runs it")["rungs"]
+    fit = part(report, "fit", "`forerun ladder PLAN` runs what it needs")
     frontier, predicted = report["frontier"] or [], (report["choice"] or {}).get("prediction")
-    rungs = _finished(report["ladder"])
-    held_out = (report["fit"]["backtest"] or {"runs": []})["runs"]
-    flops = [point["flops"] for point in (*report["ladder"]["rungs"], *frontier)]
+    rungs = [rung for rung in ran if rung["loss_nats"] is not None]
+    held_out = (fit["backtest"] or {"runs": []})["runs"]
+    flops = [point["flops"] for point in (*ran, *frontier)]
 
     def paint(axes: Axes) -> None:
         seen = [rung["loss_nats"] for rung in rungs] + [run["predicted"] for run in held_out]
@@ -88,8 +77,8 @@ def ladder(report: Body) -> Panel:
         if predicted and rungs:
             axes.axvline(math.log10(max(rung["flops"] for rung in rungs)), color=INK, alpha=0.55, linewidth=0.9,
                          linestyle=DASHED, label="largest rung")  # fmt: skip
-        _frontier(axes, frontier, f"{100 * report['fit']['level']:g} % of new runs")
-        _rungs(axes, rungs, _log_loss)
+        _frontier(axes, frontier, f"{100 * fit['level']:g} % of new runs")
+        _rungs(axes, rungs)
         (left, right) = axes.get_xlim()
         back = [(math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left), run["predicted"],
                  run["interval"]) for run in held_out]  # fmt: skip
@@ -130,30 +119,3 @@ def _bars(
         interval_marks(axes, [(x, math.log10(loss)) for x, loss, _ in points], ends, along="y", fmt=marker,
                        color=colour, markersize=size, elinewidth=1.4, capsize=3.5, zorder=4 if marker == "*" else 2,
                        label=label)  # fmt: skip
-
-
-def residuals(report: Body) -> Panel:
-    """Measured over fitted loss of every rung, in percent, with one and two standard deviations of all.
-
-    Raises:
-        MissingError: the ladder has not ended.
-    """
-    _fitted(report)
-    spread = report["fit"]["residual_sd"]
-    rungs = [rung for rung in _finished(report["ladder"]) if rung["fitted_nats"] is not None]
-
-    def height(rung: Any) -> float:
-        return 100 * math.log(rung["loss_nats"] / rung["fitted_nats"])
-
-    def paint(axes: Axes) -> None:
-        axes.axhline(0, color=INK, alpha=0.55, linewidth=0.9)
-        for num_sd in (1, 2) if spread is not None else ():
-            axes.axhspan(-100 * num_sd * spread, 100 * num_sd * spread, color=KINDS[0], alpha=0.1, linewidth=0,
-                         label="1 and 2 sd of all rungs" if num_sd == 1 else None)  # fmt: skip
-        _rungs(axes, rungs, height)
-        _flops_axis(axes, [rung["flops"] for rung in report["ladder"]["rungs"]])
-        widest = 1.08 * max([abs(height(rung)) for rung in rungs] + [200 * (spread or 0.0), 1e-3])
-        axes.set_ylim(-widest, widest)
-
-    title = "Measured loss against fitted loss, rung by rung"
-    return draw("residuals", title, (_FLOPS, "measured above fitted (% of loss)"), paint)

@@ -40,11 +40,6 @@ def main_run(report: Body) -> Panel:
         axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="expected band")
         axes.plot(at, [point["loss_nats"] for point in curve], color=KINDS[0], linewidth=1.4, label="expected")
         axes.plot(*zip(*seen, strict=True), color=INK, linewidth=1.4, label="training loss")
-        passed = run["beside_curve"]["passed"]
-        for where, marker, colour in (("inside", "o", KINDS[2]), ("outside", "X", KINDS[1])):
-            here = [point for point in passed if (point["where"] == "inside") == (where == "inside")]
-            axes.plot([point["step"] for point in here], [point["seen_nats"] for point in here], marker, color=colour,
-                      markersize=5, label=f"mean near a point, {where}" if here else None)  # fmt: skip
         axes.set_xlim(left, 1.1 * max(at[-1], run["steps"][-1]))
 
     title = "Training loss of the main run, and the band that was expected"

@@ -18,26 +18,23 @@ from launcher.study.sweeping import said
 from launcher.views.transfer import hyperparameter_name
 from proxies.core import canon
 from proxies.core.canon import Json
-from sweeps.search.samplers import SAMPLERS
 
 if TYPE_CHECKING:
     from launcher.experiments.transferred import Searched
     from sweeps.store.ledger import Ledger
 
-_ORIGINS = {"beyond an end": "beyond an end of the range, where it grew", "design": "the even design at the start"}
 CLEAR_ERRORS = 2.0
 """Standard errors by which the runner-up must lose to be told apart."""
 
 
 def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
-    """Trials with where each point came from, the best, how the ranges grew, whether it is bracketed, and repeats."""
+    """Trials, the best, how the ranges grew, whether it is bracketed, and repeats."""
     results, done = ledger.first_results(), phases(study, ledger)
     trials: list[Json] = []
-    origins = _origins(study, ledger)
     for index, point in enumerate(found.points):
         result = results[study.trial(point).id]
         trials.append(
-            {"index": index, **point, "loss_nats": result.loss_nats, "status": result.status, "origin": origins[index],
+            {"index": index, **point, "loss_nats": result.loss_nats, "status": result.status,
              "num_steps": result.num_steps}
         )  # fmt: skip
     losses = ended_losses(study, ledger)
@@ -58,17 +55,6 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
         "ties": list(ties_body(found.ties, study.plan.transfer.margin_nats)),
         "replays": replays_body(ledger),
     }
-
-
-def _origins(study: Study, ledger: Ledger) -> list[str]:
-    """Where each trial's point came from."""
-    search, found = study.plan.search, []
-    for phase in phases(study, ledger):
-        for index in range(phase.num_known, phase.num_trials):
-            design = SAMPLERS[search.sampler].learns and index < max(search.num_startup, search.parallelism)
-            own = "design" if design and phase.num_known == 0 else search.sampler
-            found.append("beyond an end" if index - phase.num_known < len(phase.given) else own)
-    return found
 
 
 def _replicates(found: Searched) -> Json:
@@ -95,10 +81,8 @@ def _replicates(found: Searched) -> Json:
 
 
 def sentences(body: Any) -> list[str]:
-    """What is to be said of a search: where the best came from, its bracket, growth, repeats."""
-    best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
-    origin = _ORIGINS.get(best["origin"], best["origin"])
-    lines = [f"sampler {body['sampler']}; the best is trial {best['index']}, its point from: {origin}"]
+    """What is to be said of a search: the best, its bracket, growth, repeats."""
+    lines = [f"sampler {body['sampler']}; the best is trial {body['best_trial']}"]
     lines += [said(grew) for grew in body["growth"]]
     lines += [
         f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of [{edge['range'][0]:.4g}, "

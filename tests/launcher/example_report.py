@@ -106,7 +106,7 @@ def _check(name, grows):
 def _search(rng):
     trials = [
         {"index": i, "learning_rate": 2**rate, "warmup_fraction": float(rng.uniform(0.02, 0.3)),
-         "clip_norm": 2 ** float(rng.uniform(-2, 2)), "status": "diverged" if i == 7 else "finished", "origin": "tpe",
+         "clip_norm": 2 ** float(rng.uniform(-2, 2)), "status": "diverged" if i == 7 else "finished",
          "loss_nats": None if i == 7 else 2.1 + 0.05 * (rate - OPTIMUM) ** 2}
         for i, rate in enumerate(rng.uniform(-9, -3, size=12).tolist())
     ]  # fmt: skip

@@ -37,7 +37,6 @@ def test_every_function_gives_the_figure_that_its_name_says(report):
         "coordinates": ("width", "mean absolute change of output"),
         "search": ("learning rate", "validation loss (nats per token)"),
         "ladder": ("training compute, 6ND (FLOPs)", "validation loss (nats per token)"),
-        "residuals": ("training compute, 6ND (FLOPs)", "measured above fitted (% of loss)"),
     }  # fmt: skip
     assert {*wanted, "main_run"} == every_plot(report).keys()
     for name, labels in wanted.items():
@@ -77,7 +76,7 @@ def test_the_main_runs_figure(report):
     steps = [1, 40, 400]
     point = {"loss_nats": 3.0, "low_nats": 2.9, "high_nats": 3.1}
     report["decision"]["predicted"]["curve"] = [{"step": step, **point} for step in (10, 100)]
-    report["main_run"] = {"steps": steps, "train_loss_nats": [5.6, 3.2, 3.0], "beside_curve": {"passed": []}}
+    report["main_run"] = {"steps": steps, "train_loss_nats": [5.6, 3.2, 3.0]}
     assert label(plots.main_run(report)) == ("optimizer steps", "training loss (nats per token)")
 
 
@@ -102,7 +101,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(report, tmp_path):
                           timeout=120, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown = done.stdout.splitlines()
-    assert shown.count("True") == 6 and "False" not in shown
+    assert shown.count("True") == 5 and "False" not in shown
     predicted = report["choice"]["prediction"]
     assert f"expected loss {predicted['loss']:.3f} nats, between {predicted['interval'][0]:.3f} and" in done.stdout
     assert "clip_norm over width at 64: flat" in shown

@@ -36,7 +36,7 @@ def body():
 def test_every_sentence(body):
     said = sentences(body["search"])
     assert said == [
-        "sampler tpe; the best is trial 3, its point from: tpe",
+        "sampler tpe; the best is trial 3",
         "the best trials lay at an end: learning_rate from [0.001953, 0.125] to [0.001953, 0.5], 8 further trials",
         f"learning_rate is not bracketed: the best trials lie at the high end of [0.001953, 0.125]; {HOW}",
         "11 repeats with other seeds: trial 3 has 2.1000 +- 0.0010 nats over 5",
