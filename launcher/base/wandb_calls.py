@@ -54,7 +54,7 @@ def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
     given = {name: os.environ[name] for name in names if name in os.environ}
     ours = str(Path(__file__).parents[2])
     given["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, given.get("PYTHONPATH"))))
-    # Files of tables are staged here, and uploaded from here; the default is a folder of the user's own.
+    # The default is a folder of the user's own.
     given |= {"WANDB_DATA_DIR": str(data_dir), "WANDB_CACHE_DIR": str(data_dir / "cache")}
     given["WANDB_ERROR_REPORTING"] = "false"  # else wandb looks its error service up, even offline
     if not online:

@@ -1,4 +1,4 @@
-"""What a dashboard is told of a run: settings, rows step by step, numbers, tables, files. Knows no dashboard.
+"""What a dashboard is told of a run: settings, rows step by step, numbers. Knows no dashboard.
 
 `study_record` makes the run that stands for a whole study; `runs` makes those of its proxies, `main_run` that of its
 main run. `wandb_writer` takes any of them.
@@ -7,7 +7,7 @@ main run. `wandb_writer` takes any of them.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,28 +28,6 @@ Row = Mapping[str, float]
 """What was logged of one `step`. `take` counts how often the run went back: a higher one voids the later steps."""
 _HASHES = ("data_id", "factory_sha256", "semantics")
 _VERDICT = ("outcome", "transferred_value", "cost_of_2x_off_nats", "drift_octaves_per_doubling", "regret_nats")
-_VALUE = (
-    "hyperparameter", "base_value", "target_value", "rule", "outcome", "tested", "untested", "regret_nats",
-    "cost_of_2x_off_nats",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """Rows under named columns, one type to a column, null where there is no value."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Json, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Artifact:
-    """Files that belong together, under a name and with what they are known by."""
-
-    kind: str
-    files: dict[str, str]
-    metadata: dict[str, Json]
-    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +41,6 @@ class RunRecord:
     """Settings: nothing that a person wrote freely."""
     summary: dict[str, Json] = field(default_factory=dict)
     """Numbers, outcomes and ids; units in the keys; no key where there is no value."""
-    tables: dict[str, Table] = field(default_factory=dict)
-    artifacts: dict[str, Artifact] = field(default_factory=dict)
     group: str = "study"
     """The stage."""
     job_type: str = "study"
@@ -83,11 +59,6 @@ class RunRecord:
     def content(self) -> str:
         """Content id of all of it: the same is not logged twice."""
         return canon.content_id([VERSION, self.body])
-
-    @property
-    def has_files(self) -> bool:
-        """Whether a dashboard keeps files of it beside its rows."""
-        return bool(self.tables or self.artifacts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,13 +96,6 @@ def numbers(value: Json) -> dict[str, float]:
     return {name: leaf for name, leaf in found if isinstance(leaf, int | float) and not isinstance(leaf, bool)}
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Records as a table: nested parts are columns of their own, null where a record has none."""
-    flattened = [flat(dict(row)) for row in rows]
-    columns = tuple(dict.fromkeys(name for row in flattened for name in row))
-    return Table(columns=columns, rows=tuple(tuple(row.get(column) for column in columns) for row in flattened))
-
-
 def study_id(question: Any) -> str:
     """The id of the run that stands for a study, and the value of `study` in the config of all its runs."""
     return canon.content_id(question)[:ID_DIGITS]
@@ -142,18 +106,12 @@ def tags_of(study: str) -> tuple[str, ...]:
     return (f"study-{study[:8]}",)
 
 
-def study_record(body: Body, frozen: Sequence[Any] = ()) -> RunRecord:
-    """What to log of a study, finished or not: a part that has not run is absent.
-
-    Args:
-        body: of the report, as `launcher.report.body.recorded_body` gives it.
-        frozen: decisions that were frozen, as plain JSON.
-    """
+def study_record(body: Body) -> RunRecord:
+    """What to log of a study by its report's body, finished or not: a part that has not run is absent."""
     run_id = study_id(body["question"])
     return RunRecord(
         run_id=run_id, name=f"study {run_id[:8]}", config={**_config(body["question"]), "study": run_id},
-        summary=_summary(body), tables=_tables(body), artifacts=_artifacts(run_id, frozen),
-        tags=tags_of(run_id),
+        summary=_summary(body), tags=tags_of(run_id),
     )  # fmt: skip
 
 
@@ -220,34 +178,3 @@ def _verdicts(body: Body) -> Iterable[tuple[Any, str, Any]]:
     for test in body["transfer"]["tests"]:
         for arm, verdict in verdicts_by_arm(test, _main_arm(body)).items():
             yield test, arm, verdict
-
-
-def _tables(body: Body) -> dict[str, Table]:
-    found: dict[str, Sequence[Mapping[str, Any]]] = {"gates": body["gates"]}
-    if transfer := body["transfer"]:
-        found["verdicts"] = [
-            {"axis": test["axis"], "hyperparameter": test["hyperparameter"], "arm": arm,
-             **{key: verdict[key] for key in _VERDICT}}
-            for test, arm, verdict in _verdicts(body)
-        ]  # fmt: skip
-        found["values"] = [{key: value[key] for key in _VALUE} for value in transfer["values"]]
-    if fit := body["fit"]:
-        intervals = fit["intervals"] or {}
-        found["fit"] = [{"parameter": name, "fitted": {"value": value, "interval": intervals.get(name)}}
-                        for name, value in fit["parameters"].items()]  # fmt: skip
-    return {name: table(rows) for name, rows in found.items() if rows}
-
-
-def _artifacts(run_id: str, frozen: Sequence[Any]) -> dict[str, Artifact]:
-    """Every frozen config as a file whose sha256 is its digest.
-
-    Metadata follow from the files alone: W&B keeps those of the first artifact with the same files.
-    """
-    found = {}
-    for decision in frozen:
-        digest = canon.content_id(decision)
-        found[f"launch-config-{digest[:ID_DIGITS]}"] = Artifact(
-            kind="launch-config", files={"decision.json": canon.canonical(decision)}, aliases=(digest[:ID_DIGITS],),
-            metadata={"digest": digest, "study": run_id},
-        )  # fmt: skip
-    return found

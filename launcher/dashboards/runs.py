@@ -44,8 +44,7 @@ def study_runs(study_dir: Path) -> list[RunRecord]:
     body = canon.parse(canon.pretty(body_of(study, ledger)))
     assert isinstance(body, dict)
     decisions = read_frozen(study_dir)
-    itself = study_record(body, [canon.to_json(decision) for decision in decisions])
-    return [itself, *proxy_runs(study, ledger), *main_runs(study, decisions)]
+    return [study_record(body), *proxy_runs(study, ledger), *main_runs(study, decisions)]
 
 
 def main_runs(study: Study, decisions: Sequence[Decision]) -> list[RunRecord]:

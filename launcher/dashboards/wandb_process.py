@@ -65,28 +65,9 @@ def _log(order: dict[str, Any]) -> dict[str, Any]:
             run.define_metric("step")
             run.define_metric("*", step_metric="step")
         run.log(line["row"])
-    _log_files(run, record)
     run.summary.update(record["summary"])
     run.finish()
     return where
-
-
-def _log_files(run: Any, record: dict[str, Any]) -> None:
-    """Log what a run has beside its rows."""
-    import wandb
-
-    shown = {
-        f"tables/{name}": wandb.Table(columns=table["columns"], data=table["rows"])
-        for name, table in record["tables"].items()
-    }
-    if shown:
-        run.log(shown)
-    for name, given in record["artifacts"].items():
-        artifact = wandb.Artifact(name, type=given["kind"], metadata=given["metadata"])
-        for file_name, text in given["files"].items():
-            with artifact.new_file(file_name, encoding="utf-8") as file:
-                file.write(text)
-        run.log_artifact(artifact, aliases=[*given["aliases"], "latest"])
 
 
 def _look(order: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -52,8 +51,6 @@ class Entry:
     content: str
     """Of the `RunRecord` that it was made of."""
     num_rows: int
-    data_dir: str = ""
-    """Where W&B keeps the files of its tables and artifacts, by their full path; empty: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +156,6 @@ def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         "name": study.name, "study": study.run_id, "hyperparameters": searched,
         "digests": [run.config["digest"] for run in runs if run.group == "main run"],
-        "tables": [*study.tables],
     }  # fmt: skip
 
 
@@ -197,12 +193,8 @@ def _entries(home: Path) -> dict[str, tuple[Path, Entry]]:
 
 
 def _is_there(found: tuple[Path, Entry] | None, run: RunRecord) -> bool:
-    """Whether a run was written as it is now, and still lies where wandb finds all of it."""
-    if found is None or found[1].content != run.content:
-        return False
-    folder, entry = found
-    in_place = not entry.data_dir or Path(entry.data_dir).parent == folder.parent
-    return in_place and (folder / f"run-{run.run_id}.wandb").is_file()
+    """Whether a run was written as it is now, and still lies there."""
+    return found is not None and found[1].content == run.content and (found[0] / f"run-{run.run_id}.wandb").is_file()
 
 
 @contextlib.contextmanager
@@ -214,25 +206,21 @@ def writing(root_dir: Path, mode: Mode, place: Place, *, dies_with_us: bool = Tr
     """
     home = root_dir.absolute() / WANDB_DIR
     home.mkdir(parents=True, exist_ok=True)
-    data_dir = Path(tempfile.mkdtemp(prefix="data-", dir=home))
+    scratch = home / "scratch"
+    scratch.mkdir(exist_ok=True)
     try:
-        with job(data_dir, online=mode == "online", dies_with_us=dies_with_us) as running:
-            yield Writer(running, home, data_dir, mode, place, keeps_parts=not dies_with_us)
+        with job(scratch, online=mode == "online", dies_with_us=dies_with_us) as running:
+            yield Writer(running, home, mode, place, keeps_parts=not dies_with_us)
     finally:
-        used = {entry.data_dir for _, entry in _entries(home).values()}
-        for path in home.glob("data-*"):
-            if str(path) not in used:
-                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class Writer:
     """Writes runs with wandb, one after another."""
 
-    def __init__(
-        self, running: Job, home: Path, data_dir: Path, mode: Mode, place: Place, *, keeps_parts: bool
-    ) -> None:
+    def __init__(self, running: Job, home: Path, mode: Mode, place: Place, *, keeps_parts: bool) -> None:
         """`keeps_parts`: what is there of a run that could not be written whole stays, beside what was there before."""
-        self.job, self._home, self._data_dir, self._mode, self._place = running, home, data_dir, mode, place
+        self.job, self._home, self._mode, self._place = running, home, mode, place
         self._keeps_parts = keeps_parts
 
     def write(self, run: RunRecord) -> tuple[Path, str | None, int]:
@@ -276,27 +264,18 @@ class Writer:
         if folder.parent != self._home:
             raise DashboardError(f"wandb wrote to {folder}, not below {self._home}: is that folder writable?")
         file = folder / f"run-{run.run_id}.wandb"
-        shown = {f"tables/{name}.path" for name in run.tables}
-        reader = WandbRun(file, frozenset({*shown, "_step"}))
-        found: dict[str, str] = {}
-        left, until = num_rows + bool(shown), time.monotonic() + FLUSH_SECONDS
+        reader = WandbRun(file, frozenset({"_step"}))
+        left, until = num_rows, time.monotonic() + FLUSH_SECONDS
         try:
             while left > 0 and (not reader.at_end or time.monotonic() < until):
-                for row in reader.read(_READ_BYTES):
-                    left -= 1
-                    found |= {name: str(media) for name, media in row.items() if name in shown}
+                left -= len(reader.read(_READ_BYTES))
                 if left and reader.at_end:
                     time.sleep(_POLL_SECONDS)
         except (MetricsError, OSError) as error:
             raise DashboardError(f"what wandb wrote cannot be read back: {error}; is the disk full?") from error
-        lost = sorted(name for name in shown if not (folder / "files" / found.get(name, "?")).is_file())
-        if lost or left:
-            what = ", ".join(lost) or f"{left} of {num_rows + bool(shown)} rows"
-            raise DashboardError(f"wandb did not write {what} to {file}; is the disk full?")
-        return Entry(
-            content=run.content, num_rows=num_rows + bool(shown),
-            data_dir=str(self._data_dir) if run.has_files else "",
-        )  # fmt: skip
+        if left:
+            raise DashboardError(f"wandb did not write {left} of {num_rows} rows to {file}; is the disk full?")
+        return Entry(content=run.content, num_rows=num_rows)
 
 
 def _remove(folders: Sequence[Path]) -> None:

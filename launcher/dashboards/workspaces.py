@@ -25,7 +25,7 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
     """The workspace of a study.
 
     Args:
-        told: name and id of the study, digests of its main runs, hyperparameters, names of tables.
+        told: name and id of the study, digests of its main runs, hyperparameters.
         entity: of W&B; may be empty where it is not saved.
         project: of W&B.
     """
@@ -34,7 +34,6 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
         ws.Section(name="Search", panels=_search(told), is_open=True),
         ws.Section(name="Scaling", panels=_scaling(), is_open=True),
         ws.Section(name="Main run", panels=_main_run(), is_open=True),
-        ws.Section(name="Verdicts and fits", panels=_tables(told)),
     ]
     mine = expr.Config("study") == told["study"]
     # A main run that its launch mirrors knows no study before it is logged with one.
@@ -91,8 +90,3 @@ def _main_run() -> list[Any]:
         *(wr.LinePlot(title=name.removeprefix("main_run/"), x="step", y=[name]) for name in _MAIN_MORE),
         *(wr.LinePlot(title=f"{name} by layer", x="step", metric_regex=f"layers/.*/{name}") for name in _LAYERS),
     ]
-
-
-def _tables(told: dict[str, Any]) -> list[Any]:
-    names = [name for name in ("verdicts", "values", "fit", "gates") if name in told["tables"]]
-    return [wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in names]

@@ -5,13 +5,12 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from example_report import finished_body
 from main_run import tiny_decision
 from tiny_study import replay
 
 from launcher.base import metrics
 from launcher.dashboards.main_run import band_at
-from launcher.dashboards.records import flat, study_id, study_record
+from launcher.dashboards.records import flat, study_id
 from launcher.dashboards.runs import main_runs, proxy_runs
 from launcher.frozen.launch_file import write_launch
 from proxies.core import canon
@@ -128,14 +127,6 @@ def test_the_band_is_straight_over_the_logarithm_of_the_step():
 
 
 # The study's own run
-
-
-def test_a_frozen_config_is_a_file_whose_sha256_is_its_digest(corpus):
-    decision = tiny_decision(corpus)
-    record = study_record(finished_body(), [canon.to_json(decision)])
-    artifact = record.artifacts[f"launch-config-{decision.digest[:16]}"]
-    assert artifact.metadata["digest"] == decision.digest and decision.digest[:16] in artifact.aliases
-    assert canon.content_id(canon.parse(artifact.files["decision.json"])) == decision.digest
 
 
 def test_every_leaf_has_a_flat_name_and_an_estimate_its_own():

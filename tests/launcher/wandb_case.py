@@ -1,27 +1,21 @@
 """What the tests of the W&B window share: small records, a study logged, and a reader of what was written."""
 
 import json
-from pathlib import Path
 
 from wandb_server import Server  # noqa: F401  (whoever takes the case takes the service)
 
-from launcher.dashboards.records import Artifact, RunRecord, Table
+from launcher.dashboards.records import RunRecord
 from launcher.dashboards.wandb_writer import log_runs
 from proxies.external.wandb_run import WandbRun
 
 RUN_ID, STUDY = "0123456789abcdef", "5" * 16
-DIGEST = "d" * 64
 
 
-def small_record(num_rows=3, num_values=1):
+def small_record():
     """Of a study."""
-    rows = tuple((32 * 2 ** (i % 3), -5.0 - i, None if i % 2 else "ok") for i in range(num_rows))
     return RunRecord(
         run_id=RUN_ID, name="study 01234567", config={"proxy": {"base_width": 32}, "study": STUDY},
-        summary={"transfer/width/learning_rate/outcome": "holds", **{f"n{i}": i + 0.5 for i in range(num_values)}},
-        tables={"optima": Table(columns=("size", "log2_value", "status"), rows=rows)},
-        artifacts={"launch-config-dd": Artifact(kind="launch-config", files={"decision.json": '{"clip":1.0}'},
-                                                metadata={"digest": DIGEST}, aliases=("dddddddd",))},
+        summary={"transfer/width/learning_rate/outcome": "holds", "n": 0.5},
     )  # fmt: skip
 
 
@@ -63,9 +57,3 @@ def read_run(path):
         if record.WhichOneof("record_type") == "history":
             rows.append({".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
     return config, summary, rows
-
-
-def media(path, rows, key):
-    """The text of a table or picture that was logged."""
-    (name,) = (row[f"{key}.path"] for row in rows if f"{key}.path" in row)
-    return (Path(path) / "files" / name).read_text()

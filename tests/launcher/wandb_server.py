@@ -1,4 +1,4 @@
-"""As much of W&B's service as runs, artifacts, their reading back and workspaces ask for, on this machine alone."""
+"""As much of W&B's service as runs, their reading back and workspaces ask for, on this machine alone."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.refuse = refuse
         self.asked, self.put, self.streamed, self.views = [], {}, [], []
-        self.runs, self.artifacts, self.refused = {}, {}, []
+        self.runs, self.refused = {}, []
         self.guard = threading.Lock()
 
     def __enter__(self):
@@ -135,16 +135,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _answer(server, name, asked):
     project = {"id": "p", "internalId": "1", "name": "forerun", "entity": {"id": "e", "name": "me"}}
-    does = {"UpsertBucket": _upsert, "CreateRunFiles": _run_files, "CreateArtifact": _artifact,
-            "CommitArtifact": _commit, "CreateArtifactFiles": _artifact_files, "Runs": _runs,
-            "UpsertView2": _view, "ArtifactType": _kind}  # fmt: skip
+    does = {"UpsertBucket": _upsert, "CreateRunFiles": _run_files, "Runs": _runs, "UpsertView2": _view}
     if name in does:
         return does[name](server, asked, project)
-    file = {"id": "f", "name": "n", "displayName": "n", "uploadUrl": f"{server.url}/put/manifest", "uploadHeaders": []}
     return {
         "Viewer": {"viewer": VIEWER}, "GetViewer": {"viewer": VIEWER}, "GetDefaultEntity": {"viewer": VIEWER},
         "ServerFeaturesQuery": {"serverInfo": {"features": []}},
-        "CreateArtifactManifest": {"createArtifactManifest": {"artifactManifest": {"id": "m", "file": file}}},
     }.get(name, {})  # fmt: skip
 
 
@@ -164,38 +160,6 @@ def _run_files(server, asked, project):
     run = asked.get("runName") or asked.get("run") or asked.get("name")
     files = [{"name": name, "uploadUrl": f"{server.url}/put/{name}?run={run}"} for name in asked.get("files") or []]
     return {"createRunFiles": {"runID": run, "uploadHeaders": [], "files": files}}
-
-
-def _artifact(server, asked, project):
-    given = asked["input"]
-    number = f"a{len(server.artifacts)}"
-    server.artifacts[number] = {
-        "name": given["artifactCollectionName"], "kind": given["artifactTypeName"], "run": given["runName"],
-        "metadata": given.get("metadata"), "digest": given["digest"], "state": "PENDING", "given": given,
-    }  # fmt: skip
-    sequence = {"id": "s", "latestArtifact": None}
-    return {"createArtifact": {"artifact": {"id": number, "state": "PENDING", "artifactSequence": sequence}}}
-
-
-def _kind(server, asked, project):
-    kinds = [one["kind"] for one in server.artifacts.values() if asked["name"].split(":")[0] == one["name"]]
-    return {"project": {"artifact": {"artifactType": {"name": kinds[0]}} if kinds else None}}
-
-
-def _commit(server, asked, project):
-    number = (asked.get("input") or asked).get("artifactID")
-    server.artifacts[number]["state"] = "COMMITTED"
-    return {"commitArtifact": {"artifact": {"id": number, "digest": server.artifacts[number]["digest"]}}}
-
-
-def _artifact_files(server, asked, project):
-    named = [file["name"] for file in asked["input"]["artifactFiles"]]
-    files = [
-        {"node": {"id": "f", "name": n, "displayName": n, "uploadUrl": f"{server.url}/put/artifact/{n}",
-                  "storagePath": n, "uploadHeaders": [], "uploadMultipartUrls": None, "artifact": {"id": "a"}}}
-        for n in named
-    ]  # fmt: skip
-    return {"createArtifactFiles": {"files": {"edges": files}}}
 
 
 def _runs(server, asked, project):
