@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from launcher.cli.options import WholeAmount
 from proxies.core.canon import Json
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
-from transfer.tables.columns import SIZE_COLUMNS, VALUE_COLUMNS
+from transfer.tables.columns import VALUE_COLUMNS
 
 if TYPE_CHECKING:
     from transfer.tables.table import RunTable
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-_Name = TypeVar("_Name", bound=str)
 
 LARGEST_SIZE = 10**18
 LARGEST_POWER = 10.0
@@ -38,36 +36,15 @@ def _read_power(ctx: click.Context, param: click.Parameter, value: str) -> float
         raise click.BadParameter(f"{value!r} is neither a number nor `measured`", ctx, param) from None
 
 
-def _read_name(known: Mapping[_Name, Sequence[str]]) -> Callable[..., _Name | None]:
-    """By its own name, or by one that its column may have."""
-
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> _Name | None:
-        for name, aliases in known.items():
-            if value == name or value in aliases:
-                return name
-        if value is None:
-            return None
-        raise click.BadParameter(f"{value!r}: one of {', '.join(known)} is wanted", ctx, param)
-
-    return read
-
-
-def _offering(known: Iterable[str]) -> Callable[..., list[CompletionItem]]:
-    """What a shell is offered of these words."""
-    return lambda _context, _param, incomplete: [CompletionItem(word) for word in known if word.startswith(incomplete)]
-
-
 def table_options(command: _Command) -> _Command:
     """--runs and what goes with it: parameters runs_path and those of `judge_table`."""
     options = (
         click.option("--runs", "runs_path", type=click.Path(path_type=Path), help="Judge this table of runs instead."),
         click.option(
-            "--axis", callback=_read_name(SIZE_COLUMNS), metavar="|".join(AXES), shell_complete=_offering(AXES),
-            help="With --runs: what grows (default: what varies).",
+            "--axis", type=click.Choice(AXES), help="With --runs: what grows (default: what varies).",
         ),
         click.option(
-            "--hyperparameter", callback=_read_name(VALUE_COLUMNS), metavar="NAME",
-            shell_complete=_offering(VALUE_COLUMNS),
+            "--hyperparameter", type=click.Choice(list(VALUE_COLUMNS)), metavar="NAME",
             help="With --runs: what must stay put (default: the learning rate, or what varies).",
         ),
         click.option(

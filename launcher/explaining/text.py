@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from launcher.cli.options import table
 from launcher.explaining.fields import Field
 from launcher.explaining.record import PlanKey, Provenance, Strength
-from launcher.views.numbers import words
 from proxies.core.canon import Json
 
 Told = Sequence[tuple[Field, Provenance]]
@@ -82,33 +81,11 @@ def value_text(value: Json, most: int) -> str:
 def table_text(told: Told) -> str:
     """A line a field: value, source, strength."""
     rows = [
-        (field.path, value_text(field.value, MOST_VALUE), source_line(record), strength_line(record.strength))
+        (field.path, value_text(field.value, MOST_VALUE), record.source.kind, _how_known(record.strength))
         for field, record in told
     ]
     warned = dict.fromkeys(said for _, record in told for said in record.warnings)
     return "\n".join([*warned, table(("field", "value", "from", "strength"), rows, left=range(4))])
-
-
-def source_line(record: Provenance) -> str:
-    """Where a value came from, in some words: its runs, the field it follows from, or the plan key."""
-    source = record.source
-    if source.runs:
-        return f"{source.kind} of {source.runs[0].num_runs} runs"
-    if source.kind == "derived":
-        return f"{source.kind} from {source.fields[0]}"
-    return " ".join([source.kind, *(key.key for key in source.plan_keys[-1:])])
-
-
-def strength_line(strength: Strength) -> str:
-    """How good the evidence is, in some words."""
-    said = [] if strength.outcome in (None, "cannot_tell") else [words(strength.outcome)]
-    if strength.num_runs is not None:
-        said.append(f"{strength.num_runs} runs{_of_seeds(strength.num_seeds)}")
-    if strength.extrapolation is not None and strength.extrapolation > 1:
-        said.append(f"{strength.extrapolation:.3g} times beyond them")
-    gates = [f"{gate.name} {'accepted' if gate.accepted else words(gate.outcome)}" for gate in strength.gates]
-    said += [f"gates: {', '.join(gates)}"] if gates else []
-    return f"{_how_known(strength)}: {'; '.join(said) or strength.text}"
 
 
 def _how_known(strength: Strength) -> str:
