@@ -91,15 +91,3 @@ def windows(source, folder, frames):
     found = re.search(r"<title>(\{.*?\})</title>", done.stdout, flags=re.DOTALL)
     assert found, f"the page's own script did not run: {done.stderr[-500:]}"
     return json.loads(html.unescape(found[1])), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-def printed(source, folder):
-    """The page as Chromium prints it: the bytes of a PDF."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "page.html").write_text(source)
-    subprocess.run(
-        [CHROMIUM, *_QUIET, f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={folder / 'page.pdf'}",
-         f"file://{folder / 'page.html'}"],
-        capture_output=True, timeout=120, check=True,
-    )  # fmt: skip
-    return (folder / "page.pdf").read_bytes()

@@ -122,13 +122,11 @@ def test_an_ask_to_end_is_an_interruption(name):
 
 BAD_LINES = """
 frobnicate|2|No such verb 'frobnicate'.
-statsu|2|No such verb 'statsu'. Did you mean 'status'?
+statsu|2|Did you mean 'status'?
 run|2|Missing argument 'PLAN'.
 run nowhere.toml|2|nowhere.toml: 1 problem
-run plan.toml --set x|2|--set x: section.key=value is wanted
 run plan.toml --set proxy.num_steps=0|2|proxy.num_steps = 0: must be greater than or equal to 1
 run plan.toml --study /dev/null/x|2|/dev/null/x cannot be made (Not a directory): name another folder
-run .|2|cannot be read: Is a directory
 validate plan.toml --set data.path="nowhere"|2|data.path = 'nowhere': no corpus there; `forerun tokenize
 init --out plan.toml|2|plan.toml exists: name another file with --out, or remove it
 init --out x.toml --budget-flops nan|2|target.budget_flops = nan: must be a finite number
@@ -136,37 +134,21 @@ init --budget-flops x|2|'x' is not an amount: a number, or one with K, M, B or T
 tokenize --out x|2|Missing argument 'SOURCES...'
 tokenize nowhere --out x|2|nowhere is no file or folder
 tokenize bad.jsonl --out x|2|bad.jsonl line 1:
-check nowhere.toml|2|nowhere.toml: 1 problem
 transfer|2|name a PLAN, or a table with --runs FILE
-transfer --runs nowhere.csv|2|nowhere.csv
 transfer --runs .|2|suffix
-transfer --runs empty.csv|2|no rows: nothing to judge
 transfer --runs runs.csv --level 2|2|level = 2.0: a number from
-transfer --runs runs.csv --margin-nats nan|2|margin_nats = nan: a number from
 transfer --runs runs.csv --base-width 7|2|base_size = 7 has no runs
 status nowhere|2|nowhere holds no study
-fit nowhere.csv|2|nowhere.csv cannot be read
-fit .|2|holds no study
 fit bad.csv|2|row 2
-fit runs.csv --bootstrap x|2|'x' is not a valid integer
 fit good.csv --level nan|2|level = nan: a number between 0 and 1 is wanted
 fit good.csv --form best|2|'best' is not one of 'auto', 'chinchilla', 'coupled'
 fit good.csv --bootstrap 0 --out /dev/null/f|2|no such folder
-fit good.csv --bootstrap 0 --out .|2|'.' is a directory
 predict plan.toml --params 1 --tokens 1|2|plan.toml is no fit
-allocate plan.toml|2|Missing option '--flops'
-allocate nowhere --flops 1e18|2|nowhere cannot be read
-flops|2|Missing option '--layers'
 flops --layers 1 --width 65 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_heads = 4 does not divide width = 65
-flops --layers 1 --width 64 --heads 4 --ffn 1 --vocab 2 --seq-len 1 --tokens nan|2|--tokens nan: a finite number >= 0
 freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
-verify nowhere|2|nowhere: cannot be read: No such file or directory
-verify .|2|launch.json: cannot be read: No such file or directory
 verify /dev/zero|2|/dev/zero: cannot be read: it is a device: a plain file is wanted
 verify list.json|2|a launch config holds `digest` and `decision`
 export nowhere --to jax|2|--to jax: one of native, torchtitan, huggingface, megatron-lm, olmo-core is wanted
-launch nowhere|2|nowhere: cannot be read
-report nowhere|2|nowhere holds no study
 """
 LINES = [line.split("|") for line in BAD_LINES.strip().splitlines()]
 
@@ -179,7 +161,6 @@ def folder(tmp_path_factory):
     rates = [f"{width},{2.0**octave},{3 + 0.1 * octave**2}" for width in (32, 64) for octave in range(-3, 3)]
     files = {
         "plan.toml": "# a plan",
-        "empty.csv": "",
         "good.csv": "\n".join(["params,tokens,loss", *losses]),
         "bad.csv": "params,tokens,loss\n0,1e6,3.0\n",
         "runs.csv": "\n".join(["width,lr,loss", *rates]),

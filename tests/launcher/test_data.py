@@ -76,19 +76,14 @@ def test_options_reach_the_readers(folder):
     ("arguments", "said"),
     [
         (["web=web", "code"], "code has no name: give every source one (NAME=code), or none"),
-        (["web=web", "code=code", "--weight", "web=0.7"], "source 'code' has no weight"),
         ([""], "'' names no file or folder"),
         (["web=web", "--weight", "web"], "--weight web: NAME=SHARE is wanted, such as web=0.7"),
         (["web", "--tokenizer", "gone.json"], "gone.json cannot be read: No such file or directory"),
-        (["web", "--end-token", "</s>"], "--end-token </s>: the byte tokenizer ends documents by NUL"),
-        (["half.bin", "--vocab-size", "9"], "half.bin has 5 bytes, no whole number of uint16 ids: it is cut off"),
         (["ids.bin"], "ids.bin holds ids and no word of their vocabulary: say --vocab-size"),
-        (["ids.bin", "--vocab-size", "5"], "ids.bin token 1 is the id 7, outside the vocabulary of 5"),
     ],
 )
 def test_bad_input_is_two_and_says_what_to_do(folder, monkeypatch, arguments, said):
     monkeypatch.chdir(folder)
-    (folder / "half.bin").write_bytes(b"12345")
     (folder / "ids.bin").write_bytes(struct.pack("<3H", 1, 7, 2))
     code, body, _ = ask("tokenize", *arguments, "--out", "out")
     assert (code, said in body["message"]) == (2, True), body["message"]

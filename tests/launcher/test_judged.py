@@ -36,17 +36,6 @@ def valley(drift):
 STEADY, MOVING = table(valley(0)), table(valley(-1))
 
 
-def test_the_defaults_are_the_smallest_size_and_twice_the_largest(judged):
-    found = judged(STEADY)
-    assert (found["outcome"], found["base_size"], found["target_size"]) == ("holds", 32, 256)
-    assert (found["power"], found["margin_nats"], found["level"]) == (0.0, 0.01, 0.9)
-    assert found["notes"] == [
-        "judged: learning_rate (column lr) over width (column width)",
-        "--target-size not given: taken to be width 256, twice the largest",
-        "--base-size not given: taken to be width 32, the smallest",
-    ]
-
-
 def test_a_drift_is_followed_by_the_measured_power_only(judged):
     assert judged(MOVING)["outcome"] == "drifts"
     found = judged(MOVING, power="measured")
@@ -58,10 +47,7 @@ def test_a_drift_is_followed_by_the_measured_power_only(judged):
 BAD = [
     ({"target_size": 0}, "target_size = 0: a whole number from 1 to"),
     ({"target_size": -3, "base_size": 0, "margin_nats": -1.0}, "target_size = -3.*base_size = 0.*margin_nats = -1.0"),
-    ({"base_size": 7}, "base_size = 7 has no runs"),
     ({"margin_nats": 1e-320}, "margin_nats = 1e-320: a number from"),
-    ({"margin_nats": math.nan}, "margin_nats = nan"),
-    ({"level": 0.0}, "level = 0.0"),
     ({"power": 1e300}, r"power = 1e\+300"),
 ]
 
@@ -94,18 +80,10 @@ def test_what_overflows_on_the_way_is_refused_in_a_sentence(judged):
         judged(text, power="measured", target_size=10**18)
 
 
-def test_sizes_that_hardly_differ_are_refused(judged):
-    with pytest.raises(TransferError, match="hardly differ"):
-        judged(table(valley(0), sizes=(10**15, 10**15 + 1, 10**15 + 2)))
-    with pytest.raises(TransferError, match="hardly differ"):
-        judged("width,lr_optimum\n1000,0.1\n1001,0.1\n1002,0.2\n")
-
-
 DULL = {
     "all alike": table(lambda *_: 3.0),
     "all diverged": table(lambda *_: "diverged"),
     "one width": table(valley(0), sizes=(32,)),
-    "one rate": table(valley(0), octaves=(-6,)),
     "rates a rounding apart": "\n".join(
         ["width,lr,loss", *(f"{w},{0.01 * (1 + k * 1e-15)},{3 + k * 0.1}" for w in (32, 64) for k in range(6))]
     ),
@@ -136,7 +114,7 @@ def _wild(seed):
     return "\n".join([f"width,{name},loss", *rows]), options
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_wild_tables_end_in_a_verdict_or_a_sentence(judged, seed):
     """Numpy warnings are errors here, and a traceback is any other exception."""
     text, options = _wild(seed)

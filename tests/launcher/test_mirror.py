@@ -15,7 +15,6 @@ from main_run import tiny_decision
 from wandb_case import Server, read_run
 
 from launcher.base import metrics
-from launcher.base.following import Following
 from launcher.dashboards import mirror, wandb_writer
 from launcher.dashboards.main_run import MetricsLog
 from launcher.dashboards.mirror import Mirror
@@ -66,24 +65,6 @@ def columns_of(row):
     return {name: value for name, value in row.items() if name not in ("step", "take")}
 
 
-def test_a_file_is_followed_line_by_line(tmp_path):
-    following = Following(tmp_path)
-    assert following.read().lines == [] and following.at_end
-    path = tmp_path / metrics.METRICS_FILE
-    path.write_text('{"step": 1}\n{"st')
-    assert following.read().lines == [{"step": 1}]
-    with path.open("a") as file:
-        file.write('ep": 2}\nno json\n[3]\n{"step": NaN}\n')
-    news = following.read()
-    assert (news.lines, news.begins) == ([{"step": 2}], False)
-    with path.open("a") as file:
-        file.write('{"half a li')
-    assert following.read().lines == []
-    metrics.rewind(tmp_path, 1)
-    news = following.read()
-    assert (news.lines, news.begins) == ([{"step": 1}], True)
-
-
 def test_resumed_steps_are_told_once(tmp_path):
     rows = MetricsLog(tmp_path)
     metrics.append(tmp_path, STARTED)
@@ -114,14 +95,6 @@ def test_rolled_back_steps_are_told_again(tmp_path):
     assert steps_of(rows.read()) == [(12, 2)]
     rewound(tmp_path, 8, rollback(to_step=9, start=8, number=2), line(9), line(10))
     assert steps_of(rows.read()) == [(9, 3), (10, 3)]
-
-
-def test_lines_that_are_not_ours_hurt_nothing(tmp_path):
-    (tmp_path / metrics.METRICS_FILE).write_text(
-        '{"step": "a"}\n{"step": true}\n{}\n[]\n\xff\n{"event": 3, "step": 1}\n{"event": "rolled_back", "step": 2}\n'
-        '{"step": 1, "x": 1e400}\n{"step": 3, "train_loss_nats": 2.0}\n'
-    )
-    assert [row["step"] for row in MetricsLog(tmp_path).read()] == [3]
 
 
 # Beside a run

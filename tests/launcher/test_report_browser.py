@@ -1,14 +1,10 @@
 """The pages in a real browser: a phone, a desk, dark and light, and paper."""
 
-import re
-
 import pytest
-from browser import CHROMIUM, PAPER_PIXELS, printed, windows
+from browser import CHROMIUM, PAPER_PIXELS, windows
 from example_report import finished_body
 
-from launcher.report.compare import compare_body
-from launcher.report.page import compare_page, report_page
-from proxies.core import canon
+from launcher.report.page import report_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 FRAMES = {
@@ -20,21 +16,9 @@ LEAST_LETTERS = 8.0
 """Pixels, of a figure's smallest letters on a phone and on paper."""
 
 
-def compared():
-    other = finished_body()
-    other["ledger_head"] = "0" * 64
-    return compare_page(canon.parse(canon.pretty(compare_body(finished_body(), other, ("first", "second")))))
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(lambda: report_page(finished_body()), id="report"),
-        pytest.param(compared, id="comparison", marks=pytest.mark.slow),
-    ],
-)
-def seen(request, tmp_path_factory):
-    return windows(request.param(), tmp_path_factory.mktemp("browser"), FRAMES)
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    return windows(report_page(finished_body()), tmp_path_factory.mktemp("browser"), FRAMES)
 
 
 def test_nothing_goes_beyond_the_window(seen):
@@ -68,12 +52,6 @@ def test_on_paper_no_figure_is_cut_and_no_table(seen):
     paper = seen[0]["paper"]
     assert set(paper["breaks"]) == {"avoid"} and max(paper["figures"]) < PAPER_PIXELS[1]
     assert paper["cut_tables"] == []
-
-
-@pytest.mark.slow
-def test_it_prints(tmp_path):
-    paper = printed(report_page(finished_body()), tmp_path)
-    assert paper.startswith(b"%PDF") and 5 < len(re.findall(rb"/Type /Page\b", paper)) < 30
 
 
 def test_the_measuring_notices(tmp_path):

@@ -17,7 +17,7 @@ def ladder(body):
 
 
 def test_every_law_has_a_row_with_what_it_says_of_the_main_run(body):
-    told = ladder(body).split("The laws")[1].split("What the fit misses")[0]
+    told = ladder(body).split("The laws")[1].split("Back-test")[0]
     for member in body["fit"]["members"]:
         assert f"{member['form']}: " in told
         assert f"{100 * member['weight']:.0f} % {member['status']}" in told

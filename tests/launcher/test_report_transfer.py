@@ -43,10 +43,3 @@ def test_what_would_decide_is_said_where_a_test_cannot_tell():
     assert "What would decide it" in shown
     assert "run width 128 at 2^-5, 2^-4 (3 seeds each): " in shown
     assert "64 – flat" in shown and "128 – edge" in shown and "128, control – edge" in shown
-
-
-def test_a_study_with_width_only_has_one_test(body):
-    body["transfer"]["tests"] = body["transfer"]["tests"][:1]
-    source = transfer(body)
-    assert source.count("<section") == 2
-    assert "over duration" not in text_of(source).split("Learning rate over width")[1]

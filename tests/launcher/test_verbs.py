@@ -54,10 +54,6 @@ def test_one_accepted_gate_does_not_open_another(copied, shut):
     assert ask("freeze", copied, "--accept", "transfer", "--reason", "planted")[0] == 3, "nothing was put on record"
 
 
-def test_what_was_accepted_stays_so_while_the_gates_find_the_same(frozen, copied):
-    assert ask("freeze", copied)[0] == 0
-
-
 def test_an_accepted_gate_is_told_wherever_the_config_is(frozen, copied):
     given = {"coordinates": "planted", "transfer": "planted"}
     attestation = json.loads((frozen / "attestations" / "evidence.json").read_text())
@@ -201,14 +197,6 @@ def test_a_lossy_export_answers_once_and_fails(frozen, monkeypatch, tmp_path):
     assert (tmp_path / "lossy" / "fidelity.json").is_file()
 
 
-def test_the_launch_line(frozen, finished):
-    code, body = ask("launch", frozen, "--steps", 20, "--dry-run")
-    assert code == 0
-    assert " -m torch.distributed.run " in body["line"]
-    assert f"--config {frozen / 'launch.json'} --data {finished / 'corpus'} " in body["line"]
-    assert body["line"].endswith(f"--out {frozen / 'run'} --stop-after 20")
-
-
 def test_report_writes_what_status_answers(copied):
     (copied / "report.json").unlink()
     assert forerun("report", copied)[0] == 0
@@ -293,24 +281,6 @@ def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, pro
     else:
         assert body["not_proven"] == []
         assert body["verified"][-1].startswith("parity of torchtitan 0.3.0: every parameter's numbers")
-
-
-def test_one_silent_trainer_does_not_keep_the_next_from_being_asked(exported, monkeypatch):
-    assert ask("export", exported, "--to", "huggingface")[0] == 0
-    asked = []
-
-    def prove(decision, trainer, version, python, lying):
-        asked.append(trainer)
-        if trainer == "huggingface":
-            raise proof.ProofError(trainer, ["it says nothing"])
-        return []
-
-    monkeypatch.setattr(proof, "interpreter", lambda trainer: Path("/a/python"))
-    monkeypatch.setattr(proof, "prove", prove)
-    code, body = ask("verify", exported)
-    assert (code, asked) == (2, ["huggingface", "torchtitan"])
-    assert "it says nothing" in body["message"]
-    assert (exported / "attestations" / "parity-torchtitan.json").is_file()
 
 
 def test_a_trainer_without_export_is_refused(frozen):

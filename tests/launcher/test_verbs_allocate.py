@@ -29,14 +29,6 @@ def fit(tmp_path_factory):
     return path
 
 
-def finite(value):
-    if isinstance(value, dict):
-        return all(map(finite, value.values()))
-    if isinstance(value, list):
-        return all(map(finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
 def test_the_contract_and_what_is_beyond_it(fit):
     code, body = ask("allocate", fit, "--flops", "1e21", "--batch-tokens", "1048576")
     assert code == 0 and set(body) >= CONTRACT
@@ -105,7 +97,7 @@ def test_a_shape_of_whole_numbers(fit):
     assert any("serving the shape alone eats" in warning for warning in eaten["warnings"])
 
 
-@pytest.mark.parametrize("bad", ["1e-300", "nan", "inf", "-1"])
+@pytest.mark.parametrize("bad", ["1e-300", "nan"])
 def test_absurd_numbers_are_refused_all_at_once(fit, bad):
     options = ("flops", "deadline-days", "mfu", "price-usd", "unique-tokens")
     typed = itertools.chain.from_iterable((f"--{option}", bad) for option in options)
@@ -116,14 +108,6 @@ def test_absurd_numbers_are_refused_all_at_once(fit, bad):
         code, body = ask("allocate", fit, *(() if option in ("gpu-hours", "usd") else ("--flops", "1e20")),
                          f"--{option}", bad, "--gpu", "H100")  # fmt: skip
         assert code == 2, option
-
-
-@pytest.mark.parametrize("flops", ["1e6", "1e40"])
-def test_far_budgets_are_finite_or_refused(fit, flops):
-    for extra in ((), ("--inference-tokens", "1e15"), ("--unique-tokens", "1e3"), ("--shape",)):
-        code, body = ask("allocate", fit, "--flops", flops, "--beyond", *extra)
-        assert code in (0, 2), body
-        assert finite(body)
 
 
 def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
@@ -139,11 +123,9 @@ def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ((), "Missing option '--flops'"),
         (("--flops", "1e20", "--usd", "5"), "flops and usd: one budget"),
         (("--usd", "5"), "--gpu is missing"),
         (("--usd", "5", "--gpu", "B200"), "--price-usd is missing"),
-        (("--gpu-hours", "5", "--gpu", "B300"), "did you mean"),
         (("--flops", "1e20", "--mfu", "0.4"), "--mfu says nothing without --gpu"),
         (("--flops", "1e20", "--tp", "4"), "--tp: only with --shape"),
         (("--flops", "1e20", "--deadline-days", "4", "--gpu", "H100"), "num_gpus"),
@@ -151,9 +133,7 @@ def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
          "training alone"),
         (("--flops", "1e20", "--inference-tokens", "1e30"), "no run"),
         (("--flops", "1e10", "--shape"), "the smallest shape"),
-        (("--flops", "1e20", "--batch-tokens", "0"), "batch_tokens = 0"),
         (("--flops", "1e16", "--batch-tokens", "1000000000000"), "more than the"),
-        (("--flops", "1e20", "--gpus", "8"), "--gpus says nothing without --gpu"),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_clashes_is_said(fit, typed, said):
