@@ -216,8 +216,8 @@ def shape_summary(chosen: ShapeChoice, exact: ExactRun | None, allocation: Alloc
             "flops_per_token": option.flops_per_token,
             "flops_over_six_nd": option.flops_ratio,
             "within_flat_range": low <= option.params <= high,
-        }
-        | run,
+            **run,
+        },
         "shape_assumed": list(chosen.assumed),
     }
 

@@ -30,7 +30,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
 
         view = StudyView(study_dir)
         view.write(runs_file)
-        say(f"wrote {len(view.runs)} runs to {runs_file}")
+        say(f"wrote {len(view.ledger.runs())} runs to {runs_file}")
     if follow and as_json:
         raise click.UsageError("--follow is for people; --brief --json is one look")
     if follow:
