@@ -118,6 +118,8 @@ class RunSpec(_KeepsId):
         own = "a factory's model" if self.factory is not None else "a command" if self.command is not None else ""
         several = f"num_slots = {self.numerics.num_slots}: {own} trains one trial at a time"
         checks.that(not own or self.numerics.num_slots == 1, several)
+        recomputes = f"activation_checkpointing: {own} does that itself, or not at all"
+        checks.that(not own or not self.numerics.activation_checkpointing, recomputes)
         if checks.fine:
             self._check_batch(checks)
             fixed = ("family", "vocab_size", "tied", "qk_norm", *(("seq_len",) if self.shape.family == "gpt2" else ()))

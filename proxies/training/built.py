@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from proxies.core.checks import SpecError
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.spec import RunSpec
 from proxies.model.decoder import Decoder, Multipliers
@@ -63,20 +60,3 @@ def our_model(spec: RunSpec) -> OurModel:
         parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))
     multipliers = Multipliers(**dataclasses.asdict(forward))
     return OurModel(module=module, numbers=numbers, multipliers=multipliers)
-
-
-def checkpoint_blocks(module: nn.Module) -> None:
-    """Recompute the members of the outermost module lists in the backward pass.
-
-    Raises:
-        SpecError: there are no such lists.
-    """
-    lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList)]
-    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    if not outer:
-        said = "activation_checkpointing: the model has no torch.nn.ModuleList of blocks to recompute: set it to false"
-        raise SpecError("model", [said])
-    for name in outer:
-        for block in module.get_submodule(name).children():
-            # On the instance: parameters keep their names, which a wrapping module would change.
-            block.__dict__["forward"] = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -31,7 +31,7 @@ from proxies.model.optimizer import (
     set_rates,
     torch_optimizer,
 )
-from proxies.training.built import BuiltModel, OurModel, checkpoint_blocks, our_model
+from proxies.training.built import BuiltModel, OurModel, our_model
 from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import Progress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
@@ -95,8 +95,6 @@ class Solo:
         parameters = dict(module.named_parameters())
         if unlike := sorted(parameters.keys() ^ {n.name for n in built.numbers}):
             raise ValueError(f"the model's parameters and their numbers differ in {', '.join(unlike)}")
-        if numerics.activation_checkpointing and spec.factory is not None:
-            checkpoint_blocks(module)
         if numerics.compiled:
             self._compile(module, whole=spec.factory is None)
         groups = grouped(built.numbers, parameters)

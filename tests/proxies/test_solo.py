@@ -306,30 +306,21 @@ def users_model(spec):
 
 
 def test_a_users_model_is_trained_like_ours(store):
-    """Ours through the factory's door is ours; another one learns, recomputed or not."""
+    """Ours through the factory's door is ours; another one learns."""
     spec = spec_of(store)
     theirs = dataclasses.replace(spec, factory=FACTORY)
     assert train(theirs, store, build=our_model)[1] == train(spec, store, build=users_model)[1]
     result, curve = train(theirs, store, build=users_model)
     assert result.id == theirs.id and curve.train_loss_nats[-1] < curve.train_loss_nats[0] - 0.3
-    recomputed = dataclasses.replace(theirs.numerics, activation_checkpointing=True)
-    assert train(dataclasses.replace(theirs, numerics=recomputed), store, build=users_model)[1] == curve
 
 
 def test_a_users_model_that_does_not_fit_is_refused(store):
-    spec = dataclasses.replace(spec_of(store, activation_checkpointing=True), factory=FACTORY)
-
-    def without_blocks(spec):
-        built = users_model(spec)
-        built.module.blocks = nn.Sequential(*built.module.blocks)
-        return built
+    spec = dataclasses.replace(spec_of(store), factory=FACTORY)
 
     def without_numbers(spec):
         built = users_model(spec)
         return Users(built.module, built.numbers[1:])
 
-    with pytest.raises(ValueError, match=r"no torch\.nn\.ModuleList of blocks"):
-        train(spec, store, build=without_blocks)
     with pytest.raises(ValueError, match=r"their numbers differ in table\.weight"):
         train(spec, store, build=without_numbers)
 

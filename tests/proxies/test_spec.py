@@ -111,6 +111,8 @@ def test_a_run_says_every_problem_at_once():
         ({"parametrization": named("completedp")}, "base_batch_tokens = None"),
         ({"base_batch_tokens": 512}, "base tokens = (512, None): mup does not scale with them"),
         ({"factory": Factory(target="a:b", source_sha256="0" * 64)}, "num_slots = 8: a factory's model trains one"),
+        ({"factory": Factory(target="a:b", source_sha256="0" * 64),
+          "numerics": Numerics(activation_checkpointing=True)}, "activation_checkpointing"),
         ({"schedule": Schedule(kind="cosine", num_steps=9, batch_warmup_steps=4, batch_warmup_stages=2)},
          "num_slots = 8: batch warmup wants one"),
         ({"numerics": Numerics(microbatch_tokens=96)}, "microbatch_tokens = 96: whole sequences of 64, dividing 1024"),
