@@ -143,7 +143,6 @@ class _Rule:
 
     def __init__(self, asked: Asked, work: Work, bench: Bench) -> None:
         self._asked, self._work, self._bench = asked, work, bench
-        self._said: list[str] = []
 
     def _seconds(self, mode: Numerics) -> float:
         return self._bench.figure(mode, self._work).planned_seconds
@@ -152,7 +151,7 @@ class _Rule:
         """Twice the slots while that pays, if what it ends at is clearly better than where it began."""
         best = start
         while (wider := dataclasses.replace(best, num_slots=2 * best.num_slots)).num_slots <= MOST_SLOTS:
-            if not self._may_pay(best, wider, start) or not self._fits(best, wider):
+            if not self._may_pay(best, wider, start) or not self._fits(best):
                 break
             self._bench.measure(best, wider)
             if not self._pays(wider, best, STEP):
@@ -175,26 +174,21 @@ class _Rule:
         optimistic = shorter * self._seconds(best)
         return optimistic * (1 + STEP) < self._seconds(best) and optimistic * (1 + MARGIN) < self._seconds(start)
 
-    def _fits(self, best: Numerics, wider: Numerics) -> bool:
+    def _fits(self, best: Numerics) -> bool:
         """Whether the memory of twice the slots, by what these and half of them held, is there."""
         held, free = self._bench.peak_bytes(best), self._bench.free_bytes
         narrower = dataclasses.replace(best, num_slots=max(1, best.num_slots // 2))
         known = best.num_slots > 2 and not self._bench.refused(narrower)
         slope = held - self._bench.peak_bytes(narrower) if known else held / 2
         wanted = held + 2 * max(0.0, slope)
-        if not free or wanted <= free:
-            return True
-        self._said.append(f"{wider.num_slots} would hold {wanted / 2**30:.2g} of {free / 2**30:.2g} GiB")
-        return False
+        return not free or wanted <= free
 
     def tried(self, best: Numerics, change: dict[str, object]) -> Numerics:
         """The mode with a change, if that is clearly faster; else as it is."""
         changed: Numerics = dataclasses.replace(best, **change)  # type: ignore[arg-type]
         if changed == best:
             return best
-        planned = self._seconds(best)
-        if "compiled" in change and planned * COMPILE_SHARE < COMPILE_SECONDS:
-            self._said.append(f"{duration(planned)} of planned work are too little to repay compiling")
+        if "compiled" in change and self._seconds(best) * COMPILE_SHARE < COMPILE_SECONDS:
             return best
         self._bench.measure(best, changed)
         return changed if self._pays(changed, best, MARGIN) else best
@@ -207,15 +201,10 @@ class _Rule:
 
     def why(self, best: Numerics) -> str:
         """The choice in a sentence."""
-        plain, said = self._asked.given, list(self._said)
-        others = [mode for mode in self._bench.modes if mode not in (best, plain)]
-        if best != plain:
-            chosen = f"{self._told(best)} as {mode_name(plain, plain)}, {duration(self._seconds(best))} of planned work"
-            said.insert(0, f"{chosen} in place of {duration(self._seconds(plain))}")
-        elif others:
-            said.insert(0, "nothing is surely faster by a tenth")
-        return "; ".join([*said, *(f"{mode_name(mode, plain)} {self._told(mode)}" for mode in others)])
-
-    def _told(self, mode: Numerics) -> str:
-        refused = self._bench.refused(mode)
-        return f"is refused ({refused})" if refused else f"{self._bench.ratio(mode):.2f} times as fast"
+        plain = self._asked.given
+        if best == plain:
+            return "nothing is surely faster by a tenth" if len(self._bench.modes) > 1 else ""
+        return (
+            f"{self._bench.ratio(best):.2f} times as fast as {mode_name(plain, plain)}, "
+            f"{duration(self._seconds(best))} of planned work in place of {duration(self._seconds(plain))}"
+        )

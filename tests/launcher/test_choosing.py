@@ -51,7 +51,6 @@ def test_memory_ends_the_climb_before_it_is_full():
     found = chosen(machine)
     assert found.chosen.num_slots == 16  # 9 GiB; 32 would hold 17
     assert max(figure.mode.num_slots for figure in found.figures) == 16, "more was not even tried"
-    assert "32 would hold 17 of 10 GiB" in found.why
 
 
 def test_a_mode_that_kills_its_workers_is_refused():
@@ -77,7 +76,6 @@ def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
     found = chosen(machine, work, ("compiled",))
     assert found.chosen.compiled is is_compiled
     assert any(figure.mode.compiled for figure in found.figures) is is_tried
-    assert ("too little to repay compiling" in found.why) is not is_tried
 
 
 def test_threads_only_where_they_are_open():
