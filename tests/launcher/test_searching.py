@@ -8,7 +8,7 @@ import random
 import pytest
 from tiny_study import ask, plan_with, replay, write_corpus
 
-from launcher.experiments.searching import GROWTH, num_asked, phases, replicated, trial_points
+from launcher.experiments.searching import GROWTH, num_asked, phases, trial_points
 from launcher.experiments.transferred import searched
 from launcher.study.opening import open_ledger, plan_study
 from launcher.study.stages import bank_key
@@ -158,31 +158,6 @@ def test_growths_that_a_repair_lost_are_found_again(whole, tmp_path, first_lost)
     with open_ledger(again) as other:
         run_search(again, other, driver(other, 0, stop_after=0), bank_key)
     assert what_was_found(again, Ledger.read(again.study_dir)) == what_was_found(study, ledger)
-
-
-def test_candidates_that_diverge_with_another_seed_lose(folder):
-    study = study_of(folder, "unstable")
-
-    def tell(spec, lost=()):
-        if spec.id not in lost:
-            return outcome(spec, optimum=-5)
-        return dataclasses.replace(outcome(spec), status="diverged", loss_nats=None, reason="planted")
-
-    with open_ledger(study) as ledger:
-        probe = driver(ledger, 0, tell=tell)
-
-        def drive(label, source, specs):
-            if label != "replicates":
-                return probe(label, source, specs)
-            points, results = trial_points(ledger), ledger.results()
-            best = replicated(study, ledger, [results[study.trial(p).id].loss_nats for p in points]).candidates[0]
-            first = study.trial(points[best], 1).id
-            return driver(ledger, 0, tell=lambda spec: tell(spec, lost={first}))(label, source, specs)
-
-        run_search(study, ledger, drive, bank_key)
-    found = searched(study, ledger)
-    assert found.best_trial != found.replicated.candidates[0]
-    assert any("diverged with 1 of" in line for line in sentences(search_body(study, ledger, found)))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from tiny_study import write_plan
 from launcher.study.opening import plan_study
 from proxies.core.flops import count_params
 
-BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
-
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):

@@ -1,10 +1,7 @@
 """From transfer tests to the values that are launched: base optimum, measured exponents, verdicts at a target."""
 
-from tiny_study import replay
-
 from launcher.experiments.sweep_grids import Sizes, base_sizes
-from launcher.experiments.transferred import SPEND, asked, verdicts_at
-from sweeps.store.ledger import Ledger
+from launcher.experiments.transferred import verdicts_at
 
 
 def test_a_wider_longer_target_is_judged_anew(study, ledger, found):
@@ -16,19 +13,6 @@ def test_a_wider_longer_target_is_judged_anew(study, ledger, found):
         assert wide[1].high - wide[1].low > wide[0].high - wide[0].low
     assert near.tests[0][1].verdict != far.tests[0][1].verdict
     assert far.together.untested == ()
-
-
-def test_spending_asks_for_more_and_is_remembered(finished, tmp_path, study):
-    def rates(study, ledger):
-        tests = [test for test in asked(study, ledger) if test.hyperparameter == "learning_rate"]
-        return {spec.id for test in tests for spec in test.specs}
-
-    other, before = replay(finished / "study", tmp_path / "a", lambda record: True)
-    with Ledger.open(tmp_path / "a", other.question, create=False) as ledger:
-        ledger.append(SPEND, "0", {"together": "cannot_tell"})
-        after = rates(other, ledger)
-    assert rates(other, before) < after, "the tiny study cannot tell, and wants more"
-    assert rates(other, Ledger.read(tmp_path / "a")) == after
 
 
 def test_the_decision_holds_each_rule_with_its_evidence(study, found):

@@ -21,7 +21,7 @@ from sweeps.run.losses import Loss
 from sweeps.run.pool import InlinePool, Report
 from sweeps.search.source import StaticSource
 from sweeps.store.curves import load_curve
-from sweeps.store.errors import BudgetSpent, RunsFail
+from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import Ledger
 
 
@@ -208,18 +208,6 @@ def test_a_deadline_is_learned_from_the_calls(study):
 
     study.drive(make_specs(1, num_steps=99), should_stop=lambda: bool(pool.restarted), clock=pool.clock)
     assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 145 s")
-
-
-def test_one_run_refused_none_starts_any_more_and_those_in_flight_end(study):
-    specs = make_specs(9, num_steps=6)
-
-    def refusal(spec, in_flight):
-        return "enough" if len(study.ledger.results()) + len(in_flight) >= 5 else ""
-
-    with pytest.raises(BudgetSpent, match="enough"):
-        study.drive(specs, refusal=refusal)
-    assert len(study.ledger.results()) == 5
-    assert study.drive(specs) == expected(specs)
 
 
 class Looking:

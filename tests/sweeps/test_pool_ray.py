@@ -19,8 +19,6 @@ from sweeps.search.source import StaticSource
 from sweeps.store.errors import PoolDead
 from sweeps.store.ledger import Ledger
 
-HERE = Path(__file__).parent
-
 
 def run_all(study, pool, specs, **kwargs):
     events = []

@@ -52,10 +52,6 @@ def damage(study, *edits):
     return bytes(content)
 
 
-def kinds(found):
-    return {kind: len(keys) for kind, keys in found.lost.items()}
-
-
 def test_a_sound_ledger_is_left_alone(study, written):
     assert repair(study) is None
     assert (study / LEDGER_NAME).read_bytes() == written[0]
