@@ -69,8 +69,6 @@ class Logged:
     """Of every run by its id."""
     written: tuple[str, ...]
     """Ids of the runs that were written just now; the others were there."""
-    damaged: tuple[str, ...]
-    """A sentence for every run whose curve is not what was recorded: it is not logged."""
 
 
 def flat(value: Json, name: str = "") -> dict[str, Scalar]:

@@ -54,20 +54,19 @@ def main_runs(study: Study, decisions: Sequence[Decision]) -> list[RunRecord]:
     return [main_run(decision, folder, study_id(study.question)) for decision, folder in there.items()]
 
 
-def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
-    """By run id the stages and jobs that asked for it, the first one first: `search/trial`, `transfer/control` ..."""
+def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
+    """By run id the stage and job that asked for it first: `search/trial`, `transfer/control` ..."""
     from launcher.experiments.ladder import stage_specs
     from launcher.experiments.searching import ended_losses, growth, replicated, ties, trial_points
     from launcher.experiments.transferred import StageMissingError, asked, transferred
     from launcher.plan.study import NoFinishedTrialError
     from launcher.study import decide
 
-    found: dict[str, list[str]] = {}
+    found: dict[str, str] = {}
 
     def add(specs: Sequence[RunSpec], job: str) -> None:
         for spec in specs:
-            if job not in (jobs := found.setdefault(spec.id, [])):
-                jobs.append(job)
+            found.setdefault(spec.id, job)
 
     add([study.trial(point) for point in trial_points(ledger)], "search/trial")
     try:
@@ -89,26 +88,22 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
 
 def proxy_runs(study: Study, ledger: Ledger) -> list[RunRecord]:
     """Every run with an outcome, in the order of commitment: of one that was pruned, then run whole, the whole."""
-    jobs, results, first = stages_of(study, ledger), ledger.results(), ledger.first_results()
+    jobs, results = stages_of(study, ledger), ledger.results()
     imported, mine = ledger.imported(), study_id(study.question)
     runs = {run.spec.id: run for run in ledger.runs() if run.result is results.get(run.spec.id, run.result)}
-    return [
-        _proxy(study, run, jobs.get(run_id, ["other/run"]), first[run_id].status, run_id in imported, mine)
-        for run_id, run in runs.items()
-    ]
+    return [_proxy(study, run, jobs.get(run_id, "other/run"), run_id in imported, mine) for run_id, run in runs.items()]
 
 
-def _proxy(study: Study, run: Run, jobs: list[str], first_status: str, imported: bool, mine: str) -> RunRecord:
+def _proxy(study: Study, run: Run, asked_by: str, imported: bool, mine: str) -> RunRecord:
     spec, result = run.spec, run.result
-    stage, job = jobs[0].split("/")
+    stage, job = asked_by.split("/")
     arm = spec.parametrization.name
     return RunRecord(
         run_id=canon.content_id([mine, spec.id])[:ID_DIGITS],
         name=f"{stage} {arm} w{spec.shape.width} {spec.id[:8]}",
         config=_settings(spec, mine) | {"stage": stage, "job": job, "imported": imported},
         summary=_outcome(spec, result), group=stage, job_type=job,
-        tags=tuple(dict.fromkeys((*tags_of(mine), arm, *(name.split("/")[0] for name in jobs), result.status,
-                                  first_status))),
+        tags=tags_of(mine),
         rows=lambda: _steps(study.study_dir, spec, result), rows_id=result.curve_id,
     )  # fmt: skip
 

@@ -22,7 +22,6 @@ from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Job, Mode, ask,
 from launcher.dashboards.records import Logged, RunRecord
 from proxies.core import canon
 from proxies.core.canon import Json
-from sweeps.store.errors import CurveCorrupt
 
 ENTRY_FILE, LOCK_FILE, WORKSPACE_FILE = "forerun.json", "forerun.lock", "workspace.json"
 ARRIVAL_SECONDS = 60.0
@@ -83,9 +82,10 @@ def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> Logged:
 
     Raises:
         DashboardError: wandb cannot be started, or what was asked for is not whole on the disk afterwards.
+        CurveCorrupt: a run's curve is not what was recorded.
         OSError: the folder cannot be written.
     """
-    written, damaged = [], []
+    written = []
     with _alone(study_dir) as home:
         there = _entries(home)
         new = [run for run in runs if not _is_there(there.get(run.run_id), run)]
@@ -93,16 +93,12 @@ def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> Logged:
             writer = opened.enter_context(writing(study_dir, "offline", Place())) if new else None
             for run in new:
                 assert writer is not None
-                try:
-                    writer.write(run)
-                except CurveCorrupt as error:
-                    damaged.append(f"{run.name} is not logged: {error}")
-                else:
-                    written.append(run.run_id)
+                writer.write(run)
+                written.append(run.run_id)
                 meter.add(1)
         there = _entries(home)
     folders = {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}
-    return Logged(folders=folders, written=tuple(written), damaged=tuple(damaged))
+    return Logged(folders=folders, written=tuple(written))
 
 
 def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: Place) -> Arrived:

@@ -29,33 +29,25 @@ class NotAReportError(ValueError):
 
 
 def read_two(first: Path, second: Path) -> tuple[Body, Body]:
-    """The bodies of two studies as they are now, or of files as `report` writes them.
+    """The bodies of two reports: of files, or of the studies in two folders, as they were last written.
 
     Raises:
-        NotAReportError: one is neither, or both; every problem is named.
-        SweepError, PlanError, DataError: a study's records are damaged, or its data is gone.
+        NotAReportError: one is none, or both; every problem is named.
     """
-    from sweeps.store.ledger import LEDGER_NAME
-
-    read: dict[Path, Body] = {}
+    read: list[Body] = []
     problems = []
-    studies = [path for path in (first, second) if (path / LEDGER_NAME).is_file()]
-    for path in {first, second} - {*studies}:
+    for path in (first, second):
         try:
-            read[path] = _report(path)
+            read.append(_report(path / "report.json" if path.is_dir() else path))
         except (OSError, ValueError) as error:
-            problems.append(f"{path}: {error}; wanted: a study's folder, or the report.json of one")
+            what = error.strerror if isinstance(error, OSError) else error
+            problems.append(f"{path}: {what}; name a study that `forerun report` wrote a report of, or its report.json")
     if problems:
-        raise NotAReportError(sorted(problems))
-    from launcher.report.body import recorded_body
-
-    read |= {path: recorded_body(path) for path in studies}
-    return read[first], read[second]
+        raise NotAReportError(problems)
+    return read[0], read[1]
 
 
 def _report(path: Path) -> Body:
-    if path.is_dir() or not path.exists():
-        raise ValueError("no study is there" if path.is_dir() else "there is no such file or folder")
     body = canon.parse(path.read_bytes())
     if not isinstance(body, dict) or body.get("schema_version") != 1 or not body.keys() >= {*_PARTS}:
         raise ValueError("not a report as this version writes it")

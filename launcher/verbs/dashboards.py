@@ -44,13 +44,13 @@ def dashboards(
     body: dict[str, Any] = {
         "run_id": runs[0].run_id, "mode": "online" if online else "offline", "url": arrived and arrived.url,
         "path": str(path),
-        "runs": {"num": len(logged.folders), "num_written": len(logged.written), "damaged": [*logged.damaged]},
+        "runs": {"num": len(logged.folders), "num_written": len(logged.written)},
         "workspace": {"path": workspace.path and str(workspace.path), "url": workspace.url},
         "arrived": arrived and canon.to_json(arrived),
     }  # fmt: skip
     told = [
         f"W&B: {len(logged.folders)} runs in {study_dir / 'wandb'}, {len(logged.written)} written now",
-        f"the study itself is run {runs[0].run_id} in {path}", *logged.damaged,
+        f"the study itself is run {runs[0].run_id} in {path}",
     ]  # fmt: skip
     told += _arrived_lines(arrived)
     told.append(f"workspace: {workspace.url or workspace.path}" if workspace.path else ABSENT)

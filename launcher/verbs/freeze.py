@@ -188,7 +188,7 @@ def _decision_lines(decision: Decision, doubts: tuple[str, ...]) -> list[str]:
 @click.command()
 @study_argument
 @click.option("--compare", "compared", nargs=2, type=click.Path(path_type=Path), metavar="A B",
-              help="Two studies side by side instead: folders of studies, or their report.json.")  # fmt: skip
+              help="Two studies side by side instead, by their report.json as it was last written.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="Where compare.html and compare.json go. Default: here.")  # fmt: skip
 @json_option

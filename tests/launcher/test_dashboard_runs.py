@@ -46,8 +46,6 @@ def test_runs_are_grouped_by_the_stage_that_asked_first(runs, study, ledger):
     assert set(groups) >= {("search", "trial"), ("transfer", "valley"), ("transfer", "control"), ("ladder", "rung")}
     assert len(groups["search", "trial"]) == 4
     assert {one.config["arm"] for one in groups["transfer", "control"]} == {"sp"}
-    shared = [one for one in runs if {"transfer", "ladder"} <= {*one.tags}]
-    assert all(one.group == "transfer" for one in shared)
     assert "other" not in {group for group, _ in groups}
     assert all(f"study-{study_id(study.question)[:8]}" in one.tags for one in runs)
 
@@ -85,7 +83,6 @@ def test_runs_that_did_not_finish_say_so(tmp_path, finished, runs):
     assert all("validation_loss_nats" not in one.summary for one in lost.values())
     assert all("validation_loss_nats" not in row for one in lost.values() for row in one.rows())
     assert "out of memory" not in json.dumps([one.body for one in found])
-    assert "diverged" in lost["diverged"].tags
 
 
 # Main runs

@@ -255,7 +255,7 @@ def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied, monk
     assert after == before
     report = json.loads((finished / "study" / "report.json").read_text())
     assert found["run_id"] == canon.content_id(report["question"])[:16]
-    assert found["runs"] == {"num": 6, "num_written": 6, "damaged": []}
+    assert found["runs"] == {"num": 6, "num_written": 6}
     assert len(runs_in(copied)) == 6 and Path(found["workspace"]["path"]).is_file()
     assert (found["mode"], found["url"], Path(found["path"]).is_dir()) == ("offline", None, True)
     _, summary, _ = read_run(Path(found["path"]))

@@ -80,21 +80,6 @@ def test_what_overflows_on_the_way_is_refused_in_a_sentence(judged):
         judged(text, power="measured", target_size=10**18)
 
 
-DULL = {
-    "all alike": table(lambda *_: 3.0),
-    "all diverged": table(lambda *_: "diverged"),
-    "one width": table(valley(0), sizes=(32,)),
-    "rates a rounding apart": "\n".join(
-        ["width,lr,loss", *(f"{w},{0.01 * (1 + k * 1e-15)},{3 + k * 0.1}" for w in (32, 64) for k in range(6))]
-    ),
-}
-
-
-@pytest.mark.parametrize("what", DULL)
-def test_runs_that_say_nothing_cannot_tell(judged, what):
-    assert judged(DULL[what])["outcome"] == "cannot_tell"
-
-
 def _wild(seed):
     """A table of numbers that are allowed one by one, and options likewise."""
     draw = random.Random(seed)

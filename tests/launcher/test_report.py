@@ -8,13 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 from example_report import finished_body
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from launcher.answers.texts import study_text
 from launcher.figures import plots
 from launcher.figures.panel import svg_of
-from launcher.report.page import environment, report_page, typeset, write_report
-from launcher.views.numbers import Outcome
+from launcher.report.page import environment, report_page, write_report
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
 STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "decision", "digest")
@@ -306,12 +305,3 @@ def test_both_files_are_written_and_the_same_body_gives_the_same_bytes(tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
     assert json.loads((tmp_path / "report.json").read_text()) == body
     assert (tmp_path / "report.html").read_text() == whole
-
-
-@pytest.mark.parametrize(("said", "shown"), [
-    ("-", "–"), ("-0.25", "-0.25"), ("<b>", "&lt;b&gt;"), (Markup("<b>"), "<b>"),
-    (Outcome("cannot_tell"), '<span class="chip open">cannot tell</span>'),
-    (Outcome("<i>"), '<span class="chip open">&lt;i&gt;</span>'),
-])  # fmt: skip
-def test_numbers_are_typeset_and_words_escaped(said, shown):
-    assert typeset(said) == shown

@@ -174,8 +174,8 @@ def test_the_verb_compares_a_study_with_a_report(finished, tmp_path, b):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--compare", "none", "bad.json"), ("none: there is no such file", "bad.json: not JSON")),
-        (("--compare", "empty", "half.json"), ("empty: no study is there", "half.json: not a report")),
+        (("--compare", "none", "bad.json"), ("none: No such file", "bad.json: not JSON")),
+        (("--compare", "empty", "half.json"), ("empty: No such file", "half.json: not a report")),
         (("study", "--compare", "a", "b"), ("takes the two studies it names, and no STUDY: study",)),
         (("--out", "here"), ("--out goes with --compare A B",)),
         (("--compare", "a"), ("--compare",)),

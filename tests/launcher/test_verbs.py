@@ -281,9 +281,3 @@ def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, pro
     else:
         assert body["not_proven"] == []
         assert body["verified"][-1].startswith("parity of torchtitan 0.3.0: every parameter's numbers")
-
-
-def test_a_trainer_without_export_is_refused(frozen):
-    code, body = ask("export", frozen, "--to", "gpt-neox")
-    assert code == 2
-    assert "one of native, torchtitan, huggingface" in body["message"]
