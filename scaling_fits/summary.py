@@ -202,11 +202,6 @@ def data_summary(limit: DataLimit) -> dict[str, Json]:
 def shape_summary(chosen: ShapeChoice, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
     """`shape`, its exact counts and run (null: the budget pays for none), what was assumed."""
     option, (low, high) = chosen.option, allocation.flat_params
-    run: dict[str, Json] = {
-        "tokens": None if exact is None else exact.tokens,
-        "loss": None if exact is None else exact.loss_nats,
-        "interval": None if exact is None else canon.to_json(exact.interval),
-    }
     return {
         "shape": canon.to_json(option.shape),
         "shape_exact": {
@@ -216,7 +211,9 @@ def shape_summary(chosen: ShapeChoice, exact: ExactRun | None, allocation: Alloc
             "flops_per_token": option.flops_per_token,
             "flops_over_six_nd": option.flops_ratio,
             "within_flat_range": low <= option.params <= high,
-            **run,
+            "tokens": None if exact is None else exact.tokens,
+            "loss": None if exact is None else exact.loss_nats,
+            "interval": None if exact is None else canon.to_json(exact.interval),
         },
         "shape_assumed": list(chosen.assumed),
     }

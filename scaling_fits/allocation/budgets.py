@@ -102,14 +102,8 @@ class Budget:
 
 
 def budget_of(wish: Wish, machine: Machine | None) -> Budget:
-    """The FLOPs that a wish comes down to on a machine.
-
-    Raises:
-        ValueError: a machine or a price is missing; the verb asks for both first.
-    """
+    """The FLOPs that a wish comes down to on a machine, with its price where the wish needs one."""
     if machine is None:
-        if wish.needs_machine or wish.needs_price:
-            raise ValueError("a budget in hours, dollars or days wants a machine, and one in dollars its price")
         assert wish.flops is not None
         return Budget(flops=wish.flops, binds="flops", gpu_hours=None, usd=None, days=None)
     hour_flops = 3600.0 * machine.peak_flops * machine.mfu.value
@@ -120,8 +114,7 @@ def budget_of(wish: Wish, machine: Machine | None) -> Budget:
     if wish.gpu_hours is not None:
         hours["gpu_hours"] = wish.gpu_hours
     if wish.usd is not None:
-        if price is None:
-            raise ValueError("a budget in dollars wants the price of an hour")
+        assert price is not None
         hours["usd"] = wish.usd / price
     if wish.deadline_days is not None:
         assert wish.num_gpus is not None

@@ -127,8 +127,6 @@ def _fit(
         logs = np.log([cell.values[form] for cell in used])
         law = fit_power_law(inputs, logs, np.array([cell.log_variances[form] for cell in used]))
         warnings += why
-        if law.degrees_of_freedom == 1:
-            warnings.append(f"{len(used)} cells leave one degree of freedom, so intervals are wide: add a cell")
     return HyperparameterFit(
         form=form, column=column, status="unidentified" if law is None else "converged",
         design=design if law else "none", law=law, cells=tuple(cells), level=options.level,

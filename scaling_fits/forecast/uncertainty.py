@@ -32,13 +32,13 @@ from scaling_fits.laws.law import (
     option_problems,
 )
 from scaling_fits.laws.solver import Floats
-from scaling_fits.laws.table import DroppedRow, RunTable, listed
+from scaling_fits.laws.table import DroppedRow, RunTable
+from scaling_fits.laws.traps import listed
 from scaling_fits.laws.weights import near_frontier
 
 FORM_CHOICES = ("auto", *SHAPES)
 Weighting = Literal["even", "near_frontier"]
 FAR = 30.0  # times what was fitted; beyond, no back-test says how good intervals are
-_FEW_DRAWS = 40
 _NO_MISFIT = 0.1  # chance of residuals so smooth under a true law, above which all runs count alike
 
 
@@ -199,8 +199,6 @@ def _pooled(
         misfit_S, noise_S = learned.pool.misfit_draws, cloud.noise_draws(fits, bootstrap, seed)
         drift, trend, drift_S = learned.pool.drift, learned.trend, learned.pool.drift_draws
         inflation, backtest, warnings = learned.inflation, learned.backtest, warnings + learned.warnings
-        if 0 < bootstrap < _FEW_DRAWS:
-            warnings += (f"{bootstrap} refits: ends of intervals are rough below {_FEW_DRAWS}",)
         warnings += _outliers_said(table, members[int(np.argmax(weights))])
     return FittedRuns(
         form=form,

@@ -26,7 +26,6 @@ Floats = NDArray[np.float64]
 
 _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
-_MOST_NAMED = 5
 
 _LIMITS = {
     "params": (1e-12, 1e100), "tokens": (1e-12, 1e100), "loss": (1e-12, 1e12), "flops": (1e-24, 1e200),
@@ -130,13 +129,6 @@ class RunTable:
             extra={name: column[keep] for name, column in self.extra.items()},
             lines=None if self.lines is None else tuple(np.array(self.lines)[keep].tolist()),
         )
-
-
-def listed(names: Sequence[str]) -> str:
-    """One name, a few, or the first few and how many more, in words."""
-    shown = list(names[:_MOST_NAMED])
-    shown += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def from_columns(

@@ -30,7 +30,7 @@ _TOKENS_PER_PARAM = (
 _LEAST_PARAMS = 1e3  # no model is smaller
 _EXACT_BELOW = 1e5  # of 100B in millions; larger numbers are also read off figures, and have fractions for that
 _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
-_ROWS_NAMED = 5
+_MOST_NAMED = 5
 
 
 def replicates(params: Floats, tokens: Floats, loss: Floats) -> tuple[int, float]:
@@ -75,12 +75,14 @@ def warnings_of(
 
 def rows_text(lines: Sequence[int]) -> str:
     """One row, a few rows, or the first few of them and how many more, in words."""
-    shown = [str(line) for line in lines[:_ROWS_NAMED]]
-    if len(lines) == 1:
-        return f"row {shown[0]}"
-    if len(lines) > _ROWS_NAMED:
-        return f"rows {', '.join(shown)} and {len(lines) - _ROWS_NAMED} more"
-    return f"rows {', '.join(shown[:-1])} and {shown[-1]}"
+    return f"{'row' if len(lines) == 1 else 'rows'} {listed([str(line) for line in lines])}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """One name, a few, or the first few and how many more, in words."""
+    shown = list(names[:_MOST_NAMED])
+    shown += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:

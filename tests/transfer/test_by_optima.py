@@ -34,11 +34,6 @@ def test_fine_and_equal_optima_hold():
     assert judge(fine).outcome == "holds"
 
 
-def test_equal_optima_on_an_unknown_grid_are_only_known_to_half_a_step():
-    found = judge(tuple((width, -6.0) for width in WIDTHS))
-    assert found.drift.high > 0.1
-
-
 def test_two_optima_or_no_base_are_refused():
     with pytest.raises(TransferError) as caught:
         judge([(64, -6.0), (128, -7.0)], base_size=32)

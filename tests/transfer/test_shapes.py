@@ -14,11 +14,6 @@ def test_every_shape_has_its_one_minimum_at_nothing():
     assert (np.diff(h[:, :401], axis=1) < 0).all() and (np.diff(h[:, 400:], axis=1) > 0).all()
 
 
-def test_all_are_scaled_alike():
-    sides = rise(np.array([[-1.0], [1.0]]), np.array(0.06), ALL)
-    assert sides.mean(axis=0) == pytest.approx(0.03)
-
-
 def test_the_prior_adds_up_and_leans_to_a_steeper_side_of_divergence():
     prior = np.exp(LOG_PRIOR)
     assert prior.sum() == pytest.approx(1)

@@ -53,6 +53,5 @@ def test_an_unreadable_table_is_refused(tmp_path, text):
 ])  # fmt: skip
 def test_a_cell_that_is_no_such_number_is_refused(tmp_path, column, cell):
     row = {"width": "32", "loss": "3"} | ({} if column in ("beta2", "clip") else {"lr": "0.1"}) | {column: cell}
-    with pytest.raises(TableError, match=f"row 2, column {column}: ") as caught:
+    with pytest.raises(TableError, match=f"row 2, column {column}: "):
         read(tmp_path, ",".join(row) + "\n" + ",".join(row.values()) + "\n")
-    assert len(str(caught.value)) < 250

@@ -11,8 +11,6 @@ LARGEST_SIZE = 10**18
 SMALLEST, LARGEST = 1e-30, 1e30
 """Of a hyperparameter: beyond them a cell is a slip, and arithmetic would overflow. So too of a loss beyond these:"""
 LOSSES = (1e-6, 1e6)
-MOST_SHOWN = 40
-"""Letters of a bad cell."""
 
 
 def plain(cell: object) -> object:
@@ -25,8 +23,7 @@ def plain(cell: object) -> object:
 
 def shown(cell: object) -> str:
     """A cell for a message."""
-    text = f"{cell:.10g}" if isinstance(cell, float) else str(cell)
-    return (text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...") or "empty"
+    return f"{cell:.10g}" if isinstance(cell, float) else str(cell) or "empty"
 
 
 def octaves(cell: object, hyperparameter: Hyperparameter, where: str, problems: list[str]) -> float | None:
@@ -43,7 +40,7 @@ def octaves(cell: object, hyperparameter: Hyperparameter, where: str, problems: 
     except TransferError:
         pass  # 1, of a complement
     wanted = "from 0 up to, not including, 1" if share else f"> 0 (from {SMALLEST:g} to {LARGEST:g})"
-    problems.append(f"{where}: {_quoted(cell)} is not a number {wanted}")
+    problems.append(f"{where}: {cell!r} is not a number {wanted}")
     return None
 
 
@@ -51,7 +48,7 @@ def whole(cell: object, where: str, least: int, problems: list[str]) -> int:
     """A whole number, also if written as 1e6."""
     value = _number(cell)
     if value is None or not least <= value <= LARGEST_SIZE or value != int(value):
-        problems.append(f"{where}: {_quoted(cell)} is not a whole number >= {least} (up to {LARGEST_SIZE:.0e})")
+        problems.append(f"{where}: {cell!r} is not a whole number >= {least} (up to {LARGEST_SIZE:.0e})")
         return least
     return int(value)
 
@@ -64,7 +61,7 @@ def loss(cell: object, where: str, problems: list[str]) -> float | None:
     low, high = LOSSES
     if value is None or (math.isfinite(value) and not low <= value <= high):
         wanted = f"a loss > 0 in nats (from {low:g} to {high:g})"
-        problems.append(f"{where}: {_quoted(cell)} is not {wanted}; write NaN for a run that diverged")
+        problems.append(f"{where}: {cell!r} is not {wanted}; write NaN for a run that diverged")
         return None
     return value if math.isfinite(value) else None
 
@@ -76,8 +73,3 @@ def _number(cell: object) -> float | None:
         return float(cell)
     except (ValueError, OverflowError):
         return None
-
-
-def _quoted(cell: object) -> str:
-    text = repr(cell)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

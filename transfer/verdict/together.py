@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.shapes import Floats, rise
-from transfer.question import Axis, Outcome, TransferError, at_size
+from transfer.question import Axis, Outcome, at_size
 from transfer.regret.regret import AtTarget, Estimate, estimate, regret
 from transfer.verdict import reasons as say
 from transfer.verdict.verdict import Judged, Verdict, decide
@@ -51,19 +50,13 @@ def judge_together(judged: Sequence[Judged], doublings: Mapping[Axis, float]) ->
     """All axes at once.
 
     Args:
-        judged: The learning rate's verdicts, width's first: its base optimum is the one that is carried.
+        judged: The learning rate's verdicts, one for each axis and of as many draws, width's first: its base optimum is
+            the one that is carried.
         doublings: From base to target, of every axis on which the two can differ.
-
-    Raises:
-        TransferError: no verdicts, verdicts of another hyperparameter, two on one axis, or of different draws.
     """
     verdicts = [found.verdict for found in judged]
     axes = tuple(v.question.axis for v in verdicts)
-    if not judged or any(v.question.hyperparameter != LEARNING_RATE for v in verdicts) or len(set(axes)) < len(axes):
-        raise TransferError(["one learning-rate verdict for each axis is wanted"])
     rows = [found.at_target for found in judged if found.at_target is not None]
-    if len({len(there.line.slope) for there in rows}) > 1:
-        raise TransferError(["verdicts with one number of posterior draws are wanted"])
     first, value = verdicts[0].question, _value(verdicts)
     untested = tuple(a for a, by in doublings.items() if abs(by) > NEGLIGIBLE_DOUBLINGS and a not in axes)
     doubts = [_named(v) for v in verdicts if _unusable(v) or _doubted(v)]

@@ -70,12 +70,6 @@ def test_cells_at_the_edge_or_too_thin_are_refused():
         predict_value(alone, 1e9, 1e10)
 
 
-def test_a_hyperparameter_that_every_run_shares_has_no_law():
-    one = grid_runs(CELLS, batches=False)
-    assert fit_runs_law(one, "learning_rate", bootstrap=50).law.exponents == pytest.approx(LR_LAW[1:], abs=0.01)
-    assert fit_runs_law(one, "batch", bootstrap=0).status == "unidentified"
-
-
 def test_every_bad_input_at_once():
     table = grid_runs(CELLS[:1])
     with pytest.raises(OptimaError, match="no column 'learning_rate' or 'lr'"):
