@@ -148,25 +148,6 @@ def test_a_pruned_run_is_its_first_steps(subject, store):
     assert result.tokens == 4 * subject.batch_tokens and result.last_train_loss_nats == whole.train_loss_nats[3]
 
 
-def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
-    """Three banks in one process, more than the limit here; a torch without `isolate_recompiles` counts them all."""
-    newer = torch.compile
-
-    def older(model=None, *, fullgraph=False, dynamic=None, backend="inductor"):
-        return newer(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
-
-    monkeypatch.setattr(torch, "compile", older)
-    torch.compiler.reset()
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for num_slots in range(1, 4):
-            numerics = dataclasses.replace(subject.numerics, compiled=True, num_slots=num_slots)
-            spec = dataclasses.replace(subject, numerics=numerics)
-            bank = bank_for(spec, store, compile_backend="eager")
-            bank.admit(0, spec)
-            bank.advance(1)
-    torch.compiler.reset()
-
-
 def test_a_bank_that_is_dropped_gives_its_memory_to_the_next(subject, store):
     spec = dataclasses.replace(subject, numerics=dataclasses.replace(subject.numerics, compiled=True))
     gc.collect()

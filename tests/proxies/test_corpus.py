@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus_cases import (
-    compressed,
     documents_of,
     ids_of,
     jsonl,
     llm_c,
     nanogpt,
-    parquet,
     texts_of,
     word_tokenizer,
 )
@@ -84,23 +82,6 @@ def test_identical_documents_count_once(tmp_path):
     assert sorted(found) == sorted(f"text {number}" for number in range(20))
     assert said[0] == f"text: 41 text, 1 jsonl; {sum(f.stat().st_size for f in source.iterdir())} bytes"
     assert "left out: 23 " in said[-1]
-
-
-def test_every_kind_of_text_gives_the_same_corpus(tmp_path):
-    texts = [f"document {number}\nof lines\n" for number in range(50)]
-    made = [
-        compressed(tmp_path / "a.jsonl.zst", jsonl(texts), "zstd"),
-        compressed(tmp_path / "a.jsonl.gz", jsonl(texts), "gzip"),
-        parquet(tmp_path / "a.parquet", texts),
-        parquet(tmp_path / "b.parquet", texts, "content"),
-    ]
-    keys = ["text", "text", "text", "content"]
-    manifests = [
-        tokenize([path], tmp_path / f"out{i}", text_key=key, validation_fraction=0.2)
-        for i, (path, key) in enumerate(zip(made, keys, strict=True))
-    ]
-    assert len({manifest.data_id for manifest in manifests}) == 1
-    assert set(texts_of(tmp_path / "out0", "train")) | held(tmp_path / "out0") == set(texts)
 
 
 def test_sources_that_give_nothing_are_refused(tmp_path):
@@ -205,17 +186,6 @@ def test_a_document_of_two_sources_counts_in_the_first(tmp_path):
     assert manifest.weights == {"web": tokens[0] / sum(tokens), "code": tokens[1] / sum(tokens)}
     alone = {"web": named["code"], "code": named["code"]}
     assert "'code': 0 new documents" in refusal(alone, tmp_path / "x")
-
-
-def test_weights_are_kept_and_checked_before_anything_is_read(texts, tmp_path):
-    named = {"web": [texts], "code": [tmp_path / "gone"]}
-    said = refusal(named, tmp_path / "out", weights={"web": -1.0, "math": 1.0}, validation_fraction=2)
-    for part in ("validation_fraction = 2", "no source is named 'math'", "'code' has no weight", "'web' is -1.0"):
-        assert part in said
-    assert "'we b' is no name of a source" in refusal({"we b": [texts]}, tmp_path / "out")
-    (tmp_path / "b.jsonl").write_bytes(jsonl(["x", "y", "z"]))
-    manifest = tokenize({"a": [texts], "b": [tmp_path / "b.jsonl"]}, tmp_path / "out", weights={"a": 3, "b": 1})
-    assert manifest.weights == {"a": 0.75, "b": 0.25}
 
 
 # Interruptions and disks

@@ -1,7 +1,5 @@
-import errno
 import gzip
 import struct
-from pathlib import Path
 
 import pytest
 from corpus_cases import compressed, llm_c, nanogpt, parquet

@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from mup_reference import Reference, mup_model
 from parametrization_cases import (
@@ -22,15 +21,13 @@ from parametrization_cases import (
 from proxies.core.canon import canonical
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
-from proxies.core.rules import NAMES, named
-from proxies.core.shape import Shape
+from proxies.core.rules import NAMES
 from proxies.model.decoder import Decoder, Multipliers, parameter_shapes
 from proxies.parametrization.parametrization import (
     forward_numbers,
     initial_tensor,
     name_seed,
     parameter_table,
-    parameters_of,
     width_multipliers,
 )
 
@@ -181,27 +178,6 @@ def test_sizes_that_cannot_be_compared_are_all_named():
 
 
 heads, head_dims, layers = st.integers(1, 4), st.sampled_from([2, 4, 6]), st.integers(1, 3)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_any_two_shapes_of_a_family_can_be_compared(data):
-    """No base is too odd to be widened, and a matrix's multiplier is its fan-in over the base's."""
-    family, qk_norm = data.draw(st.sampled_from(["llama", "gpt2"])), data.draw(st.booleans())
-
-    def drawn_shape():
-        head_dim, kv_heads, group = data.draw(head_dims), data.draw(heads), data.draw(heads)
-        return Shape(
-            num_layers=data.draw(layers), width=head_dim * kv_heads * group, num_heads=kv_heads * group,
-            num_kv_heads=kv_heads, ffn_width=data.draw(st.integers(1, 40)), vocab_size=5, seq_len=3, family=family,
-            qk_norm=qk_norm,
-        )  # fmt: skip
-
-    shape, base = drawn_shape(), drawn_shape()
-    at_base = parameter_shapes(base.at_depth(shape.num_layers))
-    for parameter in parameters_of(named("mup"), shape, base):
-        if parameter.kind in ("hidden", "readout", "embedding"):
-            assert parameter.width_multiplier == parameter.size[-1] / at_base[parameter.name][-1]
 
 
 def test_a_base_of_another_model_is_refused_with_the_run():

@@ -44,23 +44,6 @@ def test_bad_templates(template, said):
     assert any(said in problem for problem in problems(template)), problems(template)
 
 
-def test_all_at_once():
-    found = problems(
-        "t {widht} {lr:g} 'x", metrics_format="csv", metrics_path="/tmp/m.jsonl", step_key="", grad_norm_key="val_loss"
-    )
-    for said in (
-        "metrics_format",
-        "{widht}",
-        "write {lr}",
-        "quotes",
-        "{width}",
-        "metrics_path",
-        "step_key",
-        "'val_loss'",
-    ):
-        assert any(said in problem for problem in found), (said, found)
-
-
 def test_metrics_are_of_a_run_alone():
     for path in ("{run_dir}/m.jsonl", "logs/{seed}.jsonl", ".", "/scratch/{run_dir}/x"):
         assert problems(metrics_path=path) == []

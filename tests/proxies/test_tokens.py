@@ -204,19 +204,6 @@ def test_sources_of_equal_size_have_orders_of_their_own(tmp_path):
     assert orders[0] != orders[1]
 
 
-def test_validation_has_the_same_weights_and_no_window_twice(mixed):
-    store = TokenStore(mixed)
-    num_windows = store.num_windows("validation", 16)
-    batch = store.validation_batch(num_sequences=num_windows, seq_len=16)
-    rows = origins(batch)
-    assert num_windows > 50
-    for name, weight in store.manifest.weights.items():
-        assert abs(rows.count(name) - weight * num_windows) < 2
-    assert len({tuple(row) for row in batch.tolist()}) == num_windows
-    with pytest.raises(DataError, match=f"holds {num_windows} windows"):
-        store.validation_batch(num_sequences=num_windows + 1, seq_len=16)
-
-
 def test_other_weights_are_another_corpus(mixed):
     stored = read_manifest(mixed)
     store = TokenStore(mixed, weights={"web": 0, "code": 1, "math": 3})
