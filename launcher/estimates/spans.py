@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxies.core.canon import Json
-from proxies.core.checks import Checks
 from proxies.core.flops import Convention
 
 MFU_CONVENTION: Convention = "full"
@@ -23,14 +22,6 @@ class Span:
     low: float
     high: float
     source: str = ""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        for name in ("value", "low", "high"):
-            checks.number(name, least=0.0, most=1e40)
-        if checks.fine:
-            checks.that(self.low <= self.value <= self.high, f"{self.value} is not in [{self.low}, {self.high}]")
-        checks.done()
 
     def times(self, other: Span) -> Span:
         """The product, ends with ends."""

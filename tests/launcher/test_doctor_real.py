@@ -125,12 +125,6 @@ def test_nvidia_smi_is_believed_and_not_waited_for(tmp_path, monkeypatch, script
     assert len(gpus) == (0 if problem else 1)
 
 
-def test_a_sound_folder_is_left_as_it_was(tmp_path):
-    found = folders.check_folder(tmp_path / "not" / "yet" / "there")
-    assert [each.name for each in found] == ["study folder", "study folder, locks"]
-    assert "fail" not in {each.state for each in found} and list(tmp_path.iterdir()) == []
-
-
 def test_locks_that_do_not_lock_are_found_out(tmp_path, monkeypatch):
     """SQLite through its own interface that locks nothing, and flock that says yes to all."""
     connect = sqlite3.connect

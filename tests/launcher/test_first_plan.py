@@ -147,17 +147,6 @@ def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
     assert "Budget or GPUs are your own." in (tmp_path / "plan.toml").read_text()
 
 
-def test_too_few_data_and_too_small_a_run_are_warned_of(plans, tmp_path, corpora):
-    (warning,) = plans["8xh100"][1]["warnings"]
-    assert "the corpus has" in warning and "epochs" in warning
-    few_data, dear = plans["cpu"][1]["warnings"]
-    assert "epochs" in few_data and "proxies take" in dear
-    asked = ("--preset", "8xh100", "--data", corpora / "corpus", "--budget-flops", 1e17)
-    _, body = ask("init", "--out", tmp_path / "plan.toml", *asked)
-    assert ["times the main run's FLOPs" in said for said in body["warnings"]].count(True) == 1
-    assert ["hardly anything to transfer" in said for said in body["warnings"]].count(True) == 1
-
-
 def test_a_shard_of_another_size_is_refused(tmp_path):
     plan = write_plan(tmp_path)
     (shard, *_) = sorted((tmp_path / "corpus").glob("*.bin"))

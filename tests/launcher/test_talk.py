@@ -80,12 +80,3 @@ def test_columns_line_up_and_nothing_in_a_cell_is_markup():
         "a    5.4321  it left the range at once",
         "\u5bbd      5.1  [bold]\\x1b[2J",  # two columns wide
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", [24, 3])
-def test_a_narrow_terminal_has_more_lines_and_no_word_or_number_is_cut(monkeypatch, columns):
-    monkeypatch.setattr("sys.stdout", Terminal())
-    monkeypatch.setenv("COLUMNS", str(columns))
-    lines = table(HEAD, ROWS, left=(0, 2)).splitlines()
-    assert len(lines) > 3 and max(map(len, lines)) < len("a    5.4321  it left the range at once")
-    assert {"5.4321", "range", "[bold]\\x1b[2J"} <= {word for line in lines for word in line.split()}

@@ -164,7 +164,6 @@ def _problems(decision: Decision) -> dict[str, bool]:
     }
 
 
-_ALONE: Judgement = ("exact", "one: the export is data parallel only")
 _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
@@ -191,9 +190,6 @@ _JUDGEMENTS: dict[str, Judgement] = {
         "equivalent",
         "selective: the Trainer keeps no choice and computes whole blocks again; the values stay the same",
     ),
-    "parallelism.tensor": _ALONE,
-    "parallelism.pipeline": _ALONE,
-    "parallelism.context": _ALONE,
     "checkpointing": (
         "equivalent",
         "the Trainer's own, the newest with a trainer_state.json is resumed from; they are not hashed",
