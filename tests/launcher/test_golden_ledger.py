@@ -20,10 +20,10 @@ from sweeps.store.errors import PlanChanged
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 GOLDENS = Path(__file__).parents[1] / "sweeps" / "goldens"
-HEAD = "da7dd80e68a2f800c2f7f08690225fc27dfe33f9ecdeee2c44b1be35d66a330a"
+HEAD = "5a3d4320b50c48d136f5ada9bbf650d3984f94f70caa949eed165881c9427460"
 KINDS = {
-    "plan": 1, "driver": 4, "suggestion": 4, "coordinates": 2, "result": 133, "driven": 9, "fit": 2, "spend": 3,
-    "spent": 1, "accepted": 4,
+    "plan": 1, "driver": 4, "coordinates": 2, "suggestion": 4, "result": 133,
+    "driven": 9, "fit": 2, "spend": 3, "spent": 1, "accepted": 4,
 }  # fmt: skip
 
 

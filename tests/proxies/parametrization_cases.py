@@ -4,9 +4,11 @@ import dataclasses
 import math
 
 import mup
+import numpy as np
 import pytest
 import torch
 from mup_reference import mup_model
+from scipy import stats
 
 from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
@@ -159,5 +161,77 @@ RATE = Hparams(learning_rate=0.002, eps=1e-30)
 """A small step of which only the gradient's direction counts."""
 
 
+def changes(spec, seed):
+    """How far one AdamW step moves each branch's output, the stream and the logits: root mean squares."""
+    model, ids = Model.of(spec, seed), token_ids(spec.shape, seed, 4)
+    found = {}
+
+    def keep(name):
+        def hook(module, inputs, output):
+            found[name] = output
+            if name == "norm":
+                found["stream"] = inputs[0]
+            if name == "lm_head":
+                found["readout's input"] = inputs[0]
+
+        return hook
+
+    branches = [n for n, _ in model.decoder.named_modules() if n.endswith((".attention", ".feed_forward"))]
+    for name in (*branches, "norm", "lm_head"):
+        model.decoder.get_submodule(name).register_forward_hook(keep(name))
+    with torch.no_grad():
+        model.logits(ids)
+        before, readout = dict(found), model.decoder.lm_head.weight.clone()
+    model.step(ids)
+    with torch.no_grad():
+        model.logits(ids)
+        # A change of the readout's input meets its random start, and fades with the root of the width in every right
+        # parametrization: of the readout its own update counts.
+        own = found["readout's input"] @ (model.decoder.lm_head.weight - readout).mT
+    moved = {name: found[name] - before[name] for name in (*branches, "stream", "norm", "lm_head")} | {"readout": own}
+    return {name: x.square().mean().sqrt().item() for name, x in moved.items()}
+
+
+def slopes(shapes, base, parametrization, size, num_seeds=3, level=0.9):
+    """Of log2 change against log2 size, by name: mean over seeds, and half its interval."""
+    specs = [spec_of(shape, base, parametrization, RATE) for shape in shapes]
+    found = [[changes(spec, seed) for spec in specs] for seed in range(num_seeds)]
+    octaves = np.log2([size(shape) for shape in shapes])
+    half = stats.t.ppf(0.5 + level / 2, num_seeds - 1) / math.sqrt(num_seeds)
+    slopes_by_name = {}
+    for name in set.intersection(*(set(of_shape) for of_shape in found[0])):
+        fitted = [np.polyfit(octaves, np.log2([of[name] for of in of_seed]), 1)[0] for of_seed in found]
+        slopes_by_name[name] = (float(np.mean(fitted)), float(np.std(fitted, ddof=1) * half))
+    return slopes_by_name
+
+
 WIDE = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=4, ffn_width=64, vocab_size=32, seq_len=8)
 DEEP = WIDE.at_depth(1)
+
+
+def by_width(parametrization, family="llama"):
+    """Slopes per doubling of width, from 32 to 256."""
+    base = dataclasses.replace(WIDE, family=family)
+    return slopes([base.at_width(w) for w in (32, 64, 128, 256)], base, parametrization, lambda s: s.width)
+
+
+def by_depth(parametrization):
+    """Slopes per doubling of depth, from 4 to 16 at a base of one layer, where branches are small already."""
+    return slopes([DEEP.at_depth(n) for n in (4, 8, 16)], DEEP, parametrization, lambda s: s.num_layers)
+
+
+def moves_by_the_same_at_every_width(parametrization, family="llama"):
+    """Every branch, and the readout by itself."""
+    for name, (slope, half) in by_width(parametrization, family).items():
+        if name not in ("lm_head", "norm"):
+            assert abs(slope) + half < 0.35, (name, slope, half)
+
+
+def moves_by_the_same_at_every_depth(parametrization):
+    """The stream, and the logits; at alpha = 1 each block inside too."""
+    found = by_depth(parametrization)
+    inside = ("layers.0.attention", "layers.0.feed_forward") if parametrization.depth_alpha == 1 else ()
+    for name in ("stream", "lm_head", *inside):
+        assert abs(found[name][0]) + found[name][1] < 0.3, (name, found[name])
+    for name in ("layers.0.attention", "layers.0.feed_forward"):
+        assert found[name][0] == pytest.approx(parametrization.depth_alpha - 1, abs=0.25)

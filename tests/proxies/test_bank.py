@@ -7,8 +7,10 @@ import pytest
 import torch
 from proxy_cases import TINY, run_spec
 
+from proxies.core import canon
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Numerics
+from proxies.model.decoder import token_loss
 from proxies.model.optimizer import BankAdamW
 from proxies.training.bank import Bank, NoGpuError
 
@@ -56,6 +58,30 @@ def neighbours(store, **changes):
     ]  # fmt: skip
 
 
+def test_a_run_does_not_see_its_neighbours(subject, store):
+    bank = bank_for(subject, store)
+    bank.admit(2, subject)
+    for slot, spec in zip((0, 1, 3), neighbours(store), strict=True):
+        bank.admit(slot, spec)
+    assert outcome(*finish(bank)[subject.id]) == outcome(*alone(subject, store))
+
+
+def test_a_run_admitted_into_a_used_slot_is_the_same(subject, store):
+    bank = bank_for(subject, store)
+    for slot, spec in enumerate(neighbours(store)):
+        bank.admit(slot, spec)
+    ((slot, result, _),) = bank.advance(100)
+    assert (slot, result.num_steps, bank.free_slots) == (0, 5, [0, 3])
+    bank.admit(slot, subject)
+    later = run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=4)
+    bank.admit(3, later)
+    bank.advance(2)
+    bank.evict(3)
+    ended = finish(bank)
+    assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
+    assert later.id not in ended
+
+
 def test_the_comparison_can_fail(subject, store, monkeypatch):
     """Planted: moments left in a slot by the run before it."""
     wanted = outcome(*alone(subject, store))
@@ -69,6 +95,54 @@ def test_the_comparison_can_fail(subject, store, monkeypatch):
     finish(bank)
     bank.admit(0, subject)
     assert outcome(*finish(bank)[subject.id]) != wanted
+
+
+@pytest.mark.parametrize("learning_rate", [1e3, 1e30])
+def test_a_diverging_neighbour_does_not_show(subject, store, learning_rate):
+    wild = run_spec(
+        store.manifest.data_id, shape=WIDE, base_shape=TINY, learning_rate=learning_rate, clip_norm=None, num_steps=20
+    )
+    bank = bank_for(subject, store)
+    bank.admit(0, wild)
+    bank.admit(1, subject)
+    ended = finish(bank)
+    result, curve = ended[wild.id]
+    assert list(ended) == [wild.id, subject.id]
+    assert result.status == "diverged" and result.loss_nats is None and result.num_steps < 20
+    assert ("not finite" if learning_rate > 1e9 else "over 6.545 nats") in result.reason
+    assert len(curve.steps) == result.num_steps and curve.train_loss_nats[-1] == result.last_train_loss_nats
+    assert canon.content_id(result)  # holds no NaN
+    assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
+
+
+def test_each_slot_trains_on_the_batches_of_its_own_seed(store):
+    specs = [run_spec(store.manifest.data_id, seed=seed, learning_rate=1e-30) for seed in (5, 6)]
+    bank = bank_for(specs[0], store)
+    for slot, spec in enumerate(specs):
+        bank.admit(slot, spec)
+    wanted = {}
+    for slot, spec in enumerate(specs):
+        losses = []
+        for step in range(12):
+            batch = store.train_batch(seed=spec.seed, first_sequence=4 * step, num_sequences=4, seq_len=16)
+            ids = torch.from_numpy(batch).expand(4, -1, -1)
+            with torch.no_grad():
+                losses.append(token_loss(bank.predict(ids[..., :-1]), ids[..., 1:])[slot].item())
+        wanted[spec.id] = losses
+    for run_id, (_, curve) in finish(bank).items():
+        assert curve.train_loss_nats == pytest.approx(wanted[run_id], rel=1e-6)
+
+
+def test_the_validation_loss_is_that_of_a_model_at_the_same_weights(store):
+    """One step at a rate of nearly nothing: the loss of the initial weights, computed here by hand."""
+    spec = run_spec(store.manifest.data_id, learning_rate=1e-30, schedule=Schedule(kind="constant", num_steps=1))
+    bank = bank_for(spec, store)
+    bank.admit(0, spec)
+    ids = torch.from_numpy(store.validation_batch(num_sequences=256, seq_len=16))
+    with torch.no_grad():
+        logits = bank.predict(ids[:, :-1].expand(4, -1, -1))[0]
+    wanted = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).item()
+    assert finish(bank)[spec.id][0].loss_nats == pytest.approx(wanted, rel=1e-5)
 
 
 def test_training_learns(store):
@@ -146,6 +220,25 @@ def test_a_pruned_run_is_its_first_steps(subject, store):
     assert curve.train_loss_nats == whole.train_loss_nats[:4] and curve.grad_norm == whole.grad_norm[:4]
     assert (result.status, result.loss_nats, result.num_steps, result.reason) == ("pruned", None, 4, "it lost")
     assert result.tokens == 4 * subject.batch_tokens and result.last_train_loss_nats == whole.train_loss_nats[3]
+
+
+def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
+    """Three banks in one process, more than the limit here; a torch without `isolate_recompiles` counts them all."""
+    newer = torch.compile
+
+    def older(model=None, *, fullgraph=False, dynamic=None, backend="inductor"):
+        return newer(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", older)
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for num_slots in range(1, 4):
+            numerics = dataclasses.replace(subject.numerics, compiled=True, num_slots=num_slots)
+            spec = dataclasses.replace(subject, numerics=numerics)
+            bank = bank_for(spec, store, compile_backend="eager")
+            bank.admit(0, spec)
+            bank.advance(1)
+    torch.compiler.reset()
 
 
 def test_a_bank_that_is_dropped_gives_its_memory_to_the_next(subject, store):

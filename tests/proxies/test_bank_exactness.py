@@ -119,6 +119,16 @@ def test_a_curve_is_its_own_whoever_is_beside_it_and_since_when(case, mode):
     assert among(made, subject, step=6, slot=3) == wanted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["float32", "bfloat16", "fused", "rows at once"])
+def test_a_run_refilled_at_step_137_is_the_same(case, mode, monkeypatch):
+    made = case(mode)
+    subject = made.spec(11, num_steps=60)
+    long = [made.spec(seed, num_steps=250, learning_rate=0.02) for seed in (1, 2, 3)]
+    monkeypatch.setitem(globals(), "neighbours", lambda case: long)
+    assert among(made, subject, step=137) == alone(made, subject)
+
+
 @pytest.mark.parametrize(
     "mode",
     ["float32", "bfloat16", "fused", "rows at once", pytest.param("inductor", marks=pytest.mark.slow)],
@@ -213,6 +223,22 @@ def test_a_step_asks_the_device_for_nothing(case, monkeypatch):
             bank._trained()
         times.append(seen.times)
     assert times == [0, 1]
+
+
+def test_another_mode_is_another_run(case):
+    """Numerics are part of a run's id; their defaults are not written down, so that older ids stay."""
+    made = case("float32")
+    spec = made.spec(1)
+    ids = {
+        dataclasses.replace(spec, numerics=dataclasses.replace(spec.numerics, **changes)).id
+        for changes in (
+            {}, {"dtype": "float64"}, {"dtype": "bfloat16"}, {"compiled": True}, {"fused_loss": True},
+            {"cuda_graphs": True}, {"matmul_precision": "medium"}, {"num_slots": 5}, {"num_threads": 2},
+        )
+    }  # fmt: skip
+    assert len(ids) == 9
+    curves = {mode: alone(case(mode), case(mode).spec(1))[1] for mode in ("float32", "bfloat16", "float64")}
+    assert len({curve.train_loss_nats for curve in curves.values()}) == 3
 
 
 GPU_MODES = [

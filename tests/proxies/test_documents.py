@@ -1,5 +1,7 @@
+import errno
 import gzip
 import struct
+from pathlib import Path
 
 import pytest
 from corpus_cases import compressed, llm_c, nanogpt, parquet
