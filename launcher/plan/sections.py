@@ -33,7 +33,7 @@ from proxies.core.programs import MetricsFormat
 from proxies.core.rules import Name
 from proxies.core.schedule import ScheduleKind
 from proxies.core.shape import Family
-from proxies.core.spec import Dtype, Precision
+from proxies.core.spec import Dtype, MatmulPrecision, Precision
 from scaling_fits.laws.forms import FormChoice
 
 
@@ -135,10 +135,9 @@ class ProxySection(_Recipe):
     compiled: AutoOrBool = Field(
         False, description="torch.compile; auto: where the calibration finds that the planned runs repay compiling."
     )
-    matmul_precision: Literal["highest", "high", "medium"] = Field(
+    matmul_precision: MatmulPrecision = Field(
         "highest",
-        description="Of float32 products, as torch names it: high and medium may round their factors to TF32 or "
-        "bfloat16; auto: the fastest.",
+        description="Of float32 products, as torch names it: high and medium may round factors to TF32 or bfloat16.",
     )
 
     @property

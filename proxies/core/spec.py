@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from proxies.core import canon
 from proxies.core.checks import Checks
@@ -26,6 +26,7 @@ from proxies.core.shape import Shape
 Status = Literal["finished", "diverged", "pruned", "failed"]
 Dtype = Literal["float32", "float64", "bfloat16"]
 Precision = Literal["float32", "bfloat16"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 """Of products in a main run."""
 
 MAX_SEED = 2**31 - 1
@@ -39,7 +40,7 @@ class Numerics:
 
     dtype: Dtype = "float32"
     """`bfloat16` is autocast: weights, gradients' sums and moments stay float32."""
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    matmul_precision: MatmulPrecision = "highest"
     """`torch.set_float32_matmul_precision`."""
     num_slots: int = 1
     """K, the trials a bank holds at once; a batched product may round differently at another K."""
@@ -58,7 +59,7 @@ class Numerics:
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("dtype", ("float32", "float64", "bfloat16"))
-        checks.one_of("matmul_precision", ("highest", "high", "medium"))
+        checks.one_of("matmul_precision", get_args(MatmulPrecision))
         checks.whole("num_slots", "num_threads")
         if self.microbatch_tokens is not None:
             checks.whole("microbatch_tokens")

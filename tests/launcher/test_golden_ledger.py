@@ -20,7 +20,7 @@ from sweeps.store.errors import PlanChanged
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 GOLDENS = Path(__file__).parents[1] / "sweeps" / "goldens"
-HEAD = "5a3d4320b50c48d136f5ada9bbf650d3984f94f70caa949eed165881c9427460"
+HEAD = "acba142219c40caf251ef1428132c3fae84c538283508657120971788a882833"
 KINDS = {
     "plan": 1, "driver": 4, "coordinates": 2, "suggestion": 4, "result": 133,
     "driven": 9, "fit": 2, "spend": 3, "spent": 1, "accepted": 4,

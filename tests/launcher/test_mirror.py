@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -253,10 +254,9 @@ def test_a_killed_supervisor_leaves_what_was_told_and_no_process(corpus, decisio
 def writers(folder):
     """Processes that hold a file below a folder open."""
     found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if str(link.readlink()).startswith(str(folder)):
-                found.append(link)
-        except OSError:
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # that file was closed
+                    found += [link] * str(link.readlink()).startswith(str(folder))
     return found

@@ -59,7 +59,7 @@ def test_the_question_leaves_out_where_it_runs():
     assert planned(proxy={"num_slots": 5}).question() != PLAN.question(), "K changes how sums round"
 
 
-AUTO = {"num_slots": "auto", "compiled": "auto", "matmul_precision": "auto"}
+AUTO = {"num_slots": "auto", "compiled": "auto"}
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,13 @@ from launcher.frozen.attestations import read_attestation
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import write_launch
 from launcher.study import history
-from launcher.study.evidence import decision_of, gather
+from launcher.study.evidence import decision_of
 from launcher.study.history import Concluded
-from launcher.study.opening import recorded
 from launcher.watch.conclude import NotConcludedError, concluded_run
 from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import Readings
 from launcher.watch.logs.sources import source_of
 from proxies.core import canon
-from scaling_fits.forecast.conclusive import interval_scale
 from sweeps.store.ledger import Ledger
 
 
@@ -142,38 +140,3 @@ def test_a_config_that_lies_in_no_study_is_scored_all_the_same(frozen, copied, t
     code, body = ask("watch", away, "--conclude", "--study", copied)
     assert (code, body["in_ledger"]) == (0, True)
     assert len(history.concluded(Ledger.read(copied))) == 1
-
-
-# What comes later
-
-
-@pytest.fixture(scope="module")
-def child(decided, finished, tmp_path_factory):
-    """A study forked from one whose main run was concluded far above its forecast: its folder, what it answered, and
-    what it found. Nobody writes into it.
-    """
-    family = tmp_path_factory.mktemp("family")
-    shutil.copytree(finished / "study", family / "parent")
-    concluded((decided, write_launch(family / "parent" / "frozen", decided).parent), 2.0)
-    code, body = ask("run", finished / "plan.toml", "--study", family / "child", "--fork", family / "parent")
-    assert code == 0
-    study, ledger = recorded(family / "child")
-    return family / "child", body, study, gather(study, ledger)
-
-
-def test_the_next_study_has_the_run_in_its_ladder_and_in_its_intervals(child, decided):
-    folder, body, study, found = child
-    before, after = decided.predicted, body["choice"]["prediction"]
-    (past,) = found.past
-    assert found.table.num_runs == len(found.rungs) + 1
-    assert (found.table.params[-1], found.table.loss[-1]) == (past.params, past.actual_nats)
-    assert body["ladder"]["rungs"][-1]["loss_nats"] == past.actual_nats
-    assert found.fit.record_scale == pytest.approx(interval_scale([past.z], before.level))
-    assert found.fit.record_scale > 1
-    assert after["loss"] != before.loss_nats
-    assert any("concluded main runs are among the runs" in warning for warning in body["fit"]["warnings"])
-    with_it, without = decision_of(study, found), decision_of(study, dataclasses.replace(found, past=()))
-    assert with_it.digest != decided.digest
-    assert with_it.predicted.curve != without.predicted.curve, "its curve is one of those the course is fitted to"
-    again = gather(*recorded(folder))
-    assert again.fit.record_scale == found.fit.record_scale, "as the ledger recorded it"
