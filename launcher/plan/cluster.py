@@ -41,7 +41,8 @@ class ClusterSection(Section):
     worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(1.0, description="CPU cores a worker takes.")
     worker_gpus: Annotated[float, Field(ge=0, le=10**4), _GPUS] = Field(
         0.0,
-        description="GPUs a worker takes; below 1 several share one, each held to its share of its memory.",
+        description="GPUs a worker takes; below 1 several share one, dealt out evenly, each held to its share of its "
+        "memory.",
     )
     worker_memory_gib: Annotated[float, Field(ge=0, le=10**6)] = Field(
         0.0, description="Memory a worker takes, for placing it; 0: not counted."

@@ -23,6 +23,7 @@ from typing import Any
 from proxies.core.failures import Cause, crashed, log_tail
 from sweeps.ray import start as ray_start
 from sweeps.ray.actor import RayWorker
+from sweeps.ray.groups import Spots, reserved
 from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
 from sweeps.ray.own import Environment, OwnFolder
 from sweeps.ray.start import Head, Patience
@@ -254,16 +255,21 @@ class RayPool:
         if not 0 < self.num_workers <= room(total, place):
             raise ClusterUnfit(said)
         self.where = f"{self.num_workers} workers on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
+        self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
         self._actor_class = ray.remote(
             num_cpus=place.worker_cpus, num_gpus=place.gpu_share, memory=place.needs.get("memory"),
             max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment},
         )(RayWorker)  # fmt: skip
+        there = free if room(free, place) >= self.num_workers else total
         self._actors = [None] * self.num_workers
         try:
+            self._patience.begin("room for its workers")
+            self._spots: Spots = reserved(ray, there, place, self.num_workers, self._look)
             self._begin(list(range(self.num_workers)), self._check_stop)
             self._await_ready()
         except TimeoutError as error:  # Ray's own is one too
-            if self.num_workers <= room(free, place):
+            if there is free:
                 raise
             said += f"\nOthers hold the rest, and gave none back in {ray_start.IDLE_SECONDS:g} s"
             raise ClusterUnfit(said) from error
@@ -272,7 +278,7 @@ class RayPool:
         """Have Ray start the actors of `workers`: calls may follow at once, and wait for them."""
         self._patience = Patience(check, int if self._head is None else self._head.size, what="its workers")
         for worker in workers:
-            actor = self._actor_class.remote(self._factory)
+            actor = self._actor_class.options(scheduling_strategy=self._spots[worker]).remote(self._factory)
             self._actors[worker] = actor
             self._logs.pop(worker, None)
             self._starting[actor.ready.remote()] = worker

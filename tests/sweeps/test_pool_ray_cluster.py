@@ -64,7 +64,8 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
     factory = FakeHostFactory(str(tmp_path / "diary"), "crash 1")
     pool = RayPool(0, factory, place=Place(address=joined.address), node_check=list)
     try:
-        assert (pool.num_workers, pool.where) == (3, "3 workers on 2 nodes")
+        free = "GPUs free: 2 (cluster.worker_gpus gives them shares)"
+        assert (pool.num_workers, pool.where) == (3, f"3 workers on 2 nodes; {free}")
         assert len(workers(joined)) == 3
         with Ledger.open(tmp_path / "study", {}, create=True) as ledger:
             drive(

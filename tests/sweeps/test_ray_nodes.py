@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+from sweeps.ray.groups import reserved
 from sweeps.ray.nodes import Place, answers, check_nodes, room
 
 NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0, "memory": 2.0**30}, "c": {}}
@@ -34,8 +35,8 @@ def test_who_answers():
     assert not answers("no address")
 
 
-def test_a_stop_is_heard_while_nodes_are_asked():
-    """They never answer."""
+def test_a_stop_is_heard_while_nodes_are_asked_and_while_room_is_made():
+    """Neither answers, ever."""
 
     class StoppedError(Exception):
         pass
@@ -47,3 +48,6 @@ def test_a_stop_is_heard_while_nodes_are_asked():
     silent.wait.side_effect = lambda references, **_: ([], references)
     with pytest.raises(StoppedError):
         check_nodes(silent, {"a": "1.2.3.4"}, list, {}, stop)
+    silent.util.placement_group.return_value.wait.return_value = False
+    with pytest.raises(StoppedError):
+        reserved(silent, {"a": {"CPU": 2.0, "GPU": 1.0}}, Place(worker_gpus=0.5), 1, stop)
