@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import textwrap
 import time
@@ -9,15 +11,18 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import processes
-from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, num_slots, outcome
+from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_specs, num_slots, outcome
 
 from sweeps.ray import own as ray_own
 from sweeps.ray import start as ray_start
 from sweeps.ray.pool import RayPool
 from sweeps.run.drive import drive
+from sweeps.run.pool import InlinePool
 from sweeps.search.source import StaticSource
 from sweeps.store.errors import PoolDead
 from sweeps.store.ledger import Ledger
+
+HERE = Path(__file__).parent
 
 
 def run_all(study, pool, specs, **kwargs):
@@ -70,6 +75,18 @@ def test_a_crashed_and_a_hung_worker_cost_nothing_but_time(tmp_path, capfd, monk
     assert "Traceback" not in printed.err
 
 
+def test_a_run_that_crashes_by_itself_fails_and_its_neighbours_do_not(tmp_path):
+    pool = RayPool(1, FakeHostFactory(str(tmp_path / "diary"), fault="segfault 1"))
+    specs = make_specs(3)
+    try:
+        results, events = run_all(tmp_path / "study", pool, specs)
+    finally:
+        pool.close()
+    assert [results[spec.id].status for spec in specs] == ["finished", "failed", "finished"]
+    assert "lost 3 times, the last: crashed" in results[specs[1].id].reason
+    assert [lost for event in events for lost in event.lost if ": crashed: " in lost]
+
+
 class SwitchingFactory:
     """Hosts that crash at run 1 at first, and hang at run 2 once the switch is there. Threads as told."""
 
@@ -82,6 +99,47 @@ class SwitchingFactory:
         if Path(self.switch).exists():
             return FakeHostFactory(self.hang, "hang 2")()
         return FakeHostFactory(self.crash, "crash 1")()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+def test_ray_itself_dies(tmp_path, part):
+    """A part of Ray is killed under a driver: a named error within 30 s, and an inline pool finishes the study."""
+    script = f"""
+        import sys, time
+        sys.path.insert(0, {str(HERE)!r})
+        from pathlib import Path
+        from sweep_fakes import FakeHostFactory, make_specs
+        from test_pool_ray import RayPool, run_all
+        pool = RayPool(1, FakeHostFactory({str(tmp_path / "diary")!r}, step_seconds=1.0))
+        from ray_cluster import processes
+        print(*[p for p, line in processes(pool._own.folder).items() if line.split()[0].endswith({part!r})],
+              file=sys.stderr, flush=True)
+        try:
+            run_all(Path({str(tmp_path / "study")!r}), pool, make_specs(30))
+        finally:
+            print("named", time.monotonic(), file=sys.stderr, flush=True)
+            pool.close()
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, text=True)
+    with process:
+        pid = int(process.stderr.readline())
+        while not executions(tmp_path / "diary"):
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+    named = float(errors.split("named ")[1].split()[0])  # the monotonic clock is the machine's
+    assert named - killed < 30
+    assert "PoolDead" in errors
+    assert "run the same command again" in errors
+
+    pool = InlinePool(FakeHostFactory(str(tmp_path / "diary")))
+    finished = set(Ledger.read(tmp_path / "study").results())
+    before = len(executions(tmp_path / "diary"))
+    results, _ = run_all(tmp_path / "study", pool, make_specs(30))
+    assert len(results) == 30
+    assert not finished & set(executions(tmp_path / "diary")[before:])
 
 
 def planted_head(tmp_path, monkeypatch, text):
@@ -105,6 +163,18 @@ def test_a_head_that_raises_is_tried_twice_and_its_log_stays(tmp_path, monkeypat
     assert "waited for the raylet" in log.read_text()
 
 
+def test_a_start_without_progress_ends(tmp_path, monkeypatch):
+    """One that prints gets on, and is waited for longer."""
+    monkeypatch.setattr(ray_start, "IDLE_SECONDS", 1.0)
+    text = "import sys, time\nfor i in range(30):\n    print(i, flush=True)\n    time.sleep(0.1)\ntime.sleep(60)"
+    planted_head(tmp_path, monkeypatch, text)
+    with pytest.raises(PoolDead, match="no progress for 1 s") as failed:
+        RayPool(1, FakeHostFactory("nowhere"))
+    (log,) = tmp_path.glob("forerun-*")
+    assert str(log) in str(failed.value)
+    assert "29" in log.read_text().split()
+
+
 def test_a_stop_ends_the_start(tmp_path, monkeypatch):
     """Whatever is raised is what the caller gets, and nothing is left."""
     diary = planted_head(tmp_path, monkeypatch, "import time\ntime.sleep(60)")
@@ -122,3 +192,18 @@ def test_a_stop_ends_the_start(tmp_path, monkeypatch):
     assert not Path(f"/proc/{pid}").exists()
     assert list(tmp_path.glob("forerun-*")) == []
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
+def test_a_start_that_is_broken_off_leaves_nothing(monkeypatch):
+    from sweeps.ray import pool as pool_ray
+
+    folders = []
+
+    def break_off(self, num_workers, node_check):
+        folders.append(self._own.folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool_ray.RayPool, "_open", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        RayPool(1, FakeHostFactory("nowhere"))
+    assert not folders[0].exists() and "RAY_AUTH_TOKEN_PATH" not in os.environ

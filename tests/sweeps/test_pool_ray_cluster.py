@@ -1,6 +1,10 @@
 """A cluster that exists without us, two nodes of it: joined, asked, used, left as it was; its parts killed."""
 
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -8,12 +12,16 @@ import pytest
 from ray_cluster import RayCluster, await_true, processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_slots, outcome
 
+from sweeps.ray import start as ray_start
 from sweeps.ray.nodes import Place
 from sweeps.ray.pool import RayPool
 from sweeps.run.drive import drive
+from sweeps.run.pool import Advance
 from sweeps.search.source import StaticSource
-from sweeps.store.errors import ClusterUnfit
+from sweeps.store.errors import ClusterUnfit, PoolDead
 from sweeps.store.ledger import Ledger
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +109,49 @@ def test_what_there_is_no_room_for(tmp_path, joined):
         RayPool(0, factory, place=Place(address=joined.address, worker_cpus=2, worker_gpus=0.5))
 
 
+class DeviceHost:
+    """Says which devices its process sees."""
+
+    def advance(self, call):
+        raise ValueError(f"devices {os.environ.get('CUDA_VISIBLE_DEVICES')}|")
+
+
+def told(pool, workers):
+    """What the hosts of those workers say."""
+    for worker in workers:
+        pool.start(worker, Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
+    reports = []
+    while len(reports) < len(workers):
+        reports += pool.wait(30)
+    said = [report.error for report in sorted(reports, key=lambda r: r.worker)]
+    return [each.removeprefix("ValueError: devices ").removesuffix("|") for each in said]
+
+
+@pytest.mark.parametrize(
+    ("worker_gpus", "num_workers", "sees"),
+    [
+        (0.25, 0, "0101"),
+        pytest.param(0.25, 2, "01", marks=pytest.mark.slow),
+        pytest.param(0.6, 0, "01", marks=pytest.mark.slow),
+        pytest.param(1.0, 1, None, marks=pytest.mark.slow),
+        pytest.param(0.0, 1, [""], marks=pytest.mark.slow),
+    ],
+)
+def test_devices_by_share(joined, worker_gpus, num_workers, sees):
+    """As many as there is a CPU for; no GPU has two workers while another has none."""
+    place = Place(address=joined.address, worker_cpus=0.25, worker_gpus=worker_gpus)
+    pool = RayPool(num_workers, DeviceHost, place=place)
+    try:
+        assert pool.num_workers == len(sees or "0")
+        there = told(pool, range(pool.num_workers))
+        assert sees is None or sorted(there) == sorted(sees)
+        if len(there) > 1:
+            pool.restart(1)
+            assert told(pool, [1]) == [there[1]], "where it was"
+    finally:
+        pool.close()
+
+
 def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
     factory = FakeHostFactory(str(tmp_path / "diary"))
     began = time.monotonic()
@@ -116,3 +167,87 @@ def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
     with pytest.raises(ClusterUnfit, match="wants another token"):
         RayPool(1, factory, place=Place(address=joined.address))
     assert time.monotonic() - began < 30
+
+
+def driver(cluster, folder, takes=""):
+    """A driver of 30 slow runs on the cluster, as a process of its own; `takes`: what a worker of it takes."""
+    script = f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(HERE)!r})
+        from sweep_fakes import FakeHostFactory, make_specs
+        from test_pool_ray import run_all
+        from sweeps.ray.pool import RayPool
+        from sweeps.ray.nodes import Place
+        factory = FakeHostFactory({str(folder / "diary")!r}, step_seconds=0.5)
+        pool = RayPool(2, factory, place=Place(address={cluster.address!r}, {takes}))
+        try:
+            run_all(Path({str(folder / "study")!r}), pool, make_specs(30))
+        finally:
+            pool.close()
+    """
+    environment = {**os.environ, **cluster.environment}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    await_true(lambda: executions(folder / "diary") or process.poll() is not None, 60)
+    return process
+
+
+def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
+    """Nor a place that is kept for one; while it is there, another driver is told that others have the room."""
+    process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
+    assert len(workers(joined)) == 2
+    whole = Place(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
+    said = r"room for 2 workers of .*, for 0 of them now(?s:.*)Others hold the rest, and gave none back in 3 s"
+    with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
+        patch.setattr(ray_start, "IDLE_SECONDS", 3.0)
+        RayPool(2, DeviceHost, place=whole)
+    process.kill()
+    process.communicate(timeout=20)
+    await_true(lambda: not workers(joined), 20)
+
+    def is_free():
+        try:
+            RayPool(2, DeviceHost, place=whole).close()
+        except (ClusterUnfit, PoolDead):
+            return False
+        return True
+
+    await_true(is_free, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_the_cluster_dies_under_a_driver(tmp_path, part):
+    """Its head, or the node that the driver is on: a named error in time, whatever the other node does."""
+    cluster = RayCluster(1, 1)
+    try:
+        with driver(cluster, tmp_path) as process:
+            lines = processes(cluster.folder)
+            pids = [pid for pid in cluster.pids(part) if part == "gcs_server" or "--head" in lines[pid]]
+            os.kill(pids[0], signal.SIGKILL)
+            killed = time.monotonic()
+            _, errors = process.communicate(timeout=90)
+            assert time.monotonic() - killed < 40
+        assert "PoolDead: Ray is gone" in errors
+        assert "run the same command again" in errors
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_another_node_dies(tmp_path):
+    """Its worker is lost and starts again where there is room; if there is none, that is said in time."""
+    cluster = RayCluster(3, 1)
+    try:
+        with driver(cluster, tmp_path) as process:
+            lines = processes(cluster.folder)
+            (other,) = [pid for pid in cluster.pids("raylet/raylet") if "--head" not in lines[pid]]
+            os.kill(other, signal.SIGKILL)
+            await_true(lambda: len(executions(tmp_path / "diary")) >= 6 or process.poll() is not None, 90)
+            assert process.poll() is None
+            process.kill()
+            process.communicate(timeout=20)
+    finally:
+        cluster.close()
