@@ -158,12 +158,8 @@ def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_pa
 
     change(tmp_path, manifest.data_id, "0" * 64)
     assert "frozen as 0000" in trained(trainer_python, tmp_path, corpus, 1).stderr
-    for old, new in (
-        ('"transformers": "5.23.0"', '"transformers": "5.0.0"'),
-        ('"warmup_steps": 3', '"warmup_steps": 2'),
-    ):
-        change(tmp_path, old, new)
+    change(tmp_path, '"transformers": "5.23.0"', '"transformers": "5.0.0"')
     done = trained(trainer_python, tmp_path, corpus, 2)
     assert done.returncode != 0
-    for word in ("5.0.0 is needed", "learning rates", "2 ranks"):
+    for word in ("5.0.0 is needed", "2 ranks"):
         assert word in done.stderr, word
