@@ -24,7 +24,7 @@ def examine(study_dir: Path) -> Iterator[Finding]:
     """
     yield judge_python(sys.version_info[:3], sys.platform)
     yield from _guarded("names", lambda: [judge_names(found(), has_wandb_sweeps())])
-    yield from _guarded("study folder", lambda: check_folder(study_dir))
+    yield from _guarded("study folder", lambda: [check_folder(study_dir)])
     yield from _guarded("machine", check_machine)
     try:
         needs = needed()

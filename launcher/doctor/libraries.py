@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from launcher.doctor.findings import Finding, fail, ok, warn
 
@@ -44,8 +45,8 @@ class Imported:
 
     problem: str = ""
     """In words; empty if it came."""
-    facts: dict[str, object] = field(default_factory=dict)
-    """Of torch and its GPUs."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Of torch: its `cuda`, what it `warned`, and of each of its `devices` what is wrong with it, empty if it adds."""
 
 
 def try_imports(names: Sequence[str], limit_seconds: float = IMPORT_SECONDS) -> dict[str, Imported]:

@@ -104,9 +104,10 @@ def judge_driver(gpus: Sequence[str], problem: str) -> Finding:
 
 def judge_torch(version: str, torch: Imported, gpus: Sequence[str], hidden: bool) -> Finding:
     """Whether torch can use what is there; `hidden`: CUDA_VISIBLE_DEVICES is set."""
-    name, cuda, devices, warned = "torch and GPUs", torch.facts.get("cuda"), usable(torch), torch.facts.get("warned")
+    name = "torch and GPUs"
     if torch.problem:
         return fail(name, f"torch could not be asked: {torch.problem}", "mend the line of torch first")
+    cuda, devices, warned = (torch.facts[key] for key in ("cuda", "devices", "warned"))
     if broken := [f"GPU {index}: {said}" for index, said in enumerate(devices) if said]:
         return fail(name, "; ".join(broken), "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`")
     if devices:
@@ -118,12 +119,6 @@ def judge_torch(version: str, torch: Imported, gpus: Sequence[str], hidden: bool
         return warn(name, said, "pip install --force-reinstall torch")
     if hidden:
         return warn(name, f"CUDA_VISIBLE_DEVICES hides {len(gpus)} GPUs", "unset CUDA_VISIBLE_DEVICES")
-    why = str(warned[0]) if isinstance(warned, list) and warned else f"torch is built for CUDA {cuda}"
+    why = warned[0] if warned else f"torch is built for CUDA {cuda}"
     mend = "nvidia-smi shows the newest CUDA of the driver: update it, or install a torch built for that CUDA"
     return fail(name, f"torch sees none of {len(gpus)} GPUs: {why.splitlines()[0][:300]}", mend)
-
-
-def usable(torch: Imported) -> list[str]:
-    """Of each GPU that torch sees, what is wrong with it; empty: it adds."""
-    devices = torch.facts.get("devices")
-    return [str(said) for said in devices] if isinstance(devices, list) else []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.doctor import libraries, machine
-from launcher.doctor.folders import judge_locks, judge_room
+from launcher.doctor.folders import judge_room
 from launcher.doctor.libraries import Imported, judge_library, judge_python
 from launcher.doctor.machine import (
     judge_driver,
@@ -35,7 +35,7 @@ def library(version="2.13.0+cpu", needs=((">=", "2.13"),), name="torch", problem
 SOUND = [
     judge_python((3, 11, 7), "linux"), judge_names(NAMES, False), judge_shm(2**30), judge_shm(None), judge_loopback(""),
     judge_wandb({}), judge_wandb({"WANDB_API_KEY": KEY}), judge_room(Path("s"), 50 * GB, "ext4"),
-    judge_locks("", "ext4"), judge_driver([], ""), judge_driver([H100, H100], ""), torch(), torch((), **CPU),
+    judge_driver([], ""), judge_driver([H100, H100], ""), torch(), torch((), **CPU),
     torch((), devices=[]), torch(devices=[""]), library(), library("2.13.1"),
 ]  # fmt: skip
 SITE = "/venv/lib/site-packages/sweeps"
@@ -48,8 +48,7 @@ FAULTS = {
     "docker's shm": (judge_shm(64 * 2**20), "warn", "64 MiB free"),
     "full": (judge_room(Path("s"), 10**7, "ext4"), "fail", "0.0 GB free"),
     "nearly full": (judge_room(Path("s"), GB, "ext4"), "warn", "1.0 GB free"),
-    "no locks": (judge_locks("flock: free", "ext4"), "fail", "flock: free: two drivers"),
-    "nfs": (judge_locks("", "nfs4"), "warn", "on nfs4"),
+    "nfs": (judge_room(Path("s"), 50 * GB, "nfs4"), "warn", "on nfs4"),
     "no loopback": (judge_loopback("refused"), "fail", "refused"),
     "empty key": (judge_wandb({"WANDB_API_KEY": ""}), "warn", "has 0 characters"),
     "torn key": (judge_wandb({"WANDB_API_KEY": KEY[:30]}), "warn", "has 30 characters"),
