@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
+BUDGETS = ("flops", "gpu_hours", "usd", "deadline_days")
+Typed = Mapping[str, Any]
+"""The options of `allocate` by name; None or False is not given."""
 _USUAL_PARAMS = 1e10
 """In the middle of the published runs by which hours paid are judged where no --mfu is given: the size is not chosen
 yet, and ten times as many parameters change them by 17 %."""
@@ -46,28 +48,6 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The options of `allocate`, as typed; None or False is not given."""
-
-    flops: float | None
-    gpu_hours: float | None
-    usd: float | None
-    gpu: str | None
-    mfu: float | None
-    price_usd: float | None
-    gpus: int | None
-    deadline_days: float | None
-    batch_tokens: int | None
-    inference_tokens: float | None
-    unique_tokens: float | None
-    tp: int | None
-    vocab: int | None
-    seq_len: int | None
-    shape: bool
-    beyond: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
     """The options as records of the room."""
 
@@ -83,7 +63,7 @@ class Checked:
 
 
 def asked_options(command: _Command) -> _Command:
-    """Every option of `Asked`."""
+    """Put every option on a command."""
     flags = (
         click.option("--shape", is_flag=True, help="Whole numbers too: layers, width, heads, FFN, vocabulary."),
         click.option("--beyond", is_flag=True, help="Answer also above 1e4 times the largest fitted FLOPs."),
@@ -93,7 +73,7 @@ def asked_options(command: _Command) -> _Command:
     return command
 
 
-def checked(asked: Asked) -> Checked:
+def checked(asked: Typed) -> Checked:
     """The records that the options come down to.
 
     Raises:
@@ -107,62 +87,56 @@ def checked(asked: Asked) -> Checked:
         _needs(wish, machine, asked, found)
     with found.collecting():
         spending = Spending(
-            flops=1e6, inference_tokens=0.0 if asked.inference_tokens is None else asked.inference_tokens,
-            unique_tokens=asked.unique_tokens,
+            flops=1e6, inference_tokens=asked["inference_tokens"] or 0.0, unique_tokens=asked["unique_tokens"]
         )  # fmt: skip
-    if asked.inference_tokens is not None and 0 < asked.inference_tokens < 1:
-        found.problems.append(f"inference_tokens = {asked.inference_tokens}: 0 or a number >= 1 is wanted")
-    if asked.inference_tokens and asked.deadline_days is not None:
+    if asked["inference_tokens"] and asked["deadline_days"] is not None:
         found.problems.append("--deadline-days is of training alone, and with --inference-tokens the budget pays for "
                               "serving too: give one of them")  # fmt: skip
-    if asked.batch_tokens is not None and not 1 <= asked.batch_tokens <= 10**12:
-        found.problems.append(f"batch_tokens = {asked.batch_tokens}: a whole number from 1 to 1e12 is wanted")
+    if asked["batch_tokens"] is not None and not 1 <= asked["batch_tokens"] <= 10**12:
+        found.problems.append(f"batch_tokens = {asked['batch_tokens']}: a whole number from 1 to 1e12 is wanted")
     found.done()
     assert wish is not None and spending is not None
     return Checked(
-        wish=wish, machine=machine, spending=spending, batch_tokens=asked.batch_tokens,
-        beyond=asked.beyond, shape=shape,
+        wish=wish, machine=machine, spending=spending, batch_tokens=asked["batch_tokens"],
+        beyond=asked["beyond"], shape=shape,
     )  # fmt: skip
 
 
-def _wish(asked: Asked, found: Collected) -> Wish | None:
+def _wish(asked: Typed, found: Collected) -> Wish | None:
     from scaling_fits.allocation.budgets import Wish
 
-    if all(given is None for given in (asked.flops, asked.gpu_hours, asked.usd, asked.deadline_days)):
+    if all(asked[name] is None for name in BUDGETS):
         found.problems.append("Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')")
         return None
     with found.collecting():
-        return Wish(
-            flops=asked.flops, gpu_hours=asked.gpu_hours, usd=asked.usd, deadline_days=asked.deadline_days,
-            num_gpus=asked.gpus,
-        )  # fmt: skip
+        return Wish(**{name: asked[name] for name in BUDGETS}, num_gpus=asked["gpus"])
     return None
 
 
-def _needs(wish: Wish, machine: Machine | None, asked: Asked, found: Collected) -> None:
-    if wish.needs_machine and asked.gpu is None:
+def _needs(wish: Wish, machine: Machine | None, asked: Typed, found: Collected) -> None:
+    if wish.needs_machine and asked["gpu"] is None:
         found.problems.append("--gpu is missing: hours, dollars and days want the GPU they are of")
-    elif wish.needs_price and machine is not None and machine.price_usd is None and asked.price_usd is None:
+    elif wish.needs_price and machine is not None and machine.price_usd is None and asked["price_usd"] is None:
         found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
 
 
-def _machine(asked: Asked, found: Collected) -> Machine | None:
+def _machine(asked: Typed, found: Collected) -> Machine | None:
     from launcher.base import reference
     from launcher.estimates.utilization import PUBLISHED
     from scaling_fits.allocation.budgets import Machine
 
-    mfu = _stated("mfu", asked.mfu, found)
-    price = _stated("price_usd", asked.price_usd, found)
-    if asked.gpu is None:
-        for name, given in (("--mfu", asked.mfu), ("--price-usd", asked.price_usd), ("--gpus", asked.gpus)):
-            if given is not None and (name != "--gpus" or asked.deadline_days is None):  # said with the deadline
+    mfu = _stated("mfu", asked["mfu"], found)
+    price = _stated("price_usd", asked["price_usd"], found)
+    if asked["gpu"] is None:
+        for name, given in (("--mfu", asked["mfu"]), ("--price-usd", asked["price_usd"]), ("--gpus", asked["gpus"])):
+            if given is not None and (name != "--gpus" or asked["deadline_days"] is None):  # said with the deadline
                 found.problems.append(f"{name} says nothing without --gpu")
         return None
     with found.collecting():
-        name, gpu = reference.gpu(asked.gpu)
-        if price is None and asked.price_usd is None and name in reference.PRICES_USD:
+        name, gpu = reference.gpu(asked["gpu"])
+        if price is None and asked["price_usd"] is None and name in reference.PRICES_USD:
             price = _known(reference.PRICES_USD[name])
-        if mfu is None and asked.mfu is None:
+        if mfu is None and asked["mfu"] is None:
             mfu = _known(PUBLISHED.share(_USUAL_PARAMS, gpu.peak_flops))
         return None if mfu is None else Machine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
     return None
@@ -188,18 +162,16 @@ def _stated(name: str, given: float | None, found: Collected) -> Assumption | No
     return Assumption(value=given, low=given, high=given, source="given")
 
 
-def _shape(asked: Asked, found: Collected) -> ShapeRequest | None:
+def _shape(asked: Typed, found: Collected) -> ShapeRequest | None:
     from scaling_fits.allocation.shapes import ShapeRequest
 
-    fields = {
-        "tp": ("tensor_parallel", asked.tp), "vocab": ("vocab_size", asked.vocab),
-        "seq-len": ("seq_len", asked.seq_len),
-    }  # fmt: skip
-    given = {f"--{option}": field for option, field in fields.items() if field[1] is not None}
-    if not asked.shape:
+    fields = {"tp": "tensor_parallel", "vocab": "vocab_size", "seq_len": "seq_len"}
+    given = {option: asked[option] for option in fields if asked[option] is not None}
+    if not asked["shape"]:
         if given:
-            found.problems.append(f"{', '.join(given)}: only with --shape")
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            found.problems.append(f"{flags}: only with --shape")
         return None
     with found.collecting():
-        return dataclasses.replace(ShapeRequest(params=1.0), **dict(given.values()))  # type: ignore[arg-type]
+        return ShapeRequest(params=1.0, **{fields[option]: value for option, value in given.items()})
     return None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.core.canon import CanonError, Json
 
 if TYPE_CHECKING:
+    from launcher.plan.study import Study
+    from proxies.core.spec import RunSpec
     from scaling_fits.allocation.shapes import Template
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
     from scaling_fits.forecast.uncertainty import FittedRuns
-    from scaling_fits.laws.table import RunTable
+    from sweeps.store.ledger import Ledger
 
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 
@@ -26,66 +28,45 @@ def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -
     Raises:
         ValueError: of the room `scaling_fits`, each saying all that is wrong.
     """
-    if form == "isoflop":
-        return _fit_isoflop(runs, params_column, options)
-    if form in HYPERPARAMETER_FORMS:
-        return _fit_hyperparameter(runs, form, params_column, options)
-    return _fit_law(runs, form, params_column, options)
-
-
-def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+    from launcher.study.history import Concluded, concluded, scaled
+    from scaling_fits.compute import hyperparameter_laws, isoflop, optima
     from scaling_fits.fit_file import to_file
     from scaling_fits.forecast.uncertainty import fit_runs
     from scaling_fits.laws.law import CannotTellError
+    from scaling_fits.laws.table import read_runs
     from scaling_fits.summary import fit_summary
 
-    table_of_runs = _runs(runs, params_column)
-    found = fit_runs(table_of_runs, form=form, **options)
-    template = None
-    if runs.is_dir():
-        from launcher.study.history import concluded, scaled
-        from launcher.study.opening import recorded
+    template, main_runs = None, list[Concluded]()
+    if runs.is_dir():  # the ladder of a study, and the main runs concluded since
+        from launcher.study import decide
 
-        study, ledger = recorded(runs)
-        found, template = scaled(found, concluded(ledger)), study.shape_template
+        study, ledger, specs = _ladder(runs)
+        template, main_runs = study.shape_template, concluded(ledger)
+        table = decide.ladder_table(specs, ledger.results(), main_runs)
+    else:
+        more = itertools.chain(*hyperparameter_laws.COLUMNS.values()) if form in HYPERPARAMETER_FORMS else ()
+        table = read_runs(runs, params_column, tuple(more))
+    if form == "isoflop":
+        by_compute = isoflop.fit_isoflop(table, **options)
+        return to_file(by_compute), optima.fit_body(by_compute)
+    if form in HYPERPARAMETER_FORMS:
+        by_size = hyperparameter_laws.fit_runs_law(table, form, **options)  # type: ignore[arg-type]
+        return to_file(by_size), hyperparameter_laws.fit_body(by_size)
+    found = scaled(fit_runs(table, form=form, **options), main_runs)
     try:
         return to_file(found, template), fit_summary(found)
     except CanonError as error:
         raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
 
 
-def _fit_isoflop(runs: Path, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    from scaling_fits.compute.isoflop import fit_isoflop
-    from scaling_fits.compute.optima import fit_body
-    from scaling_fits.fit_file import to_file
+def _ladder(study_dir: Path) -> tuple[Study, Ledger, list[RunSpec]]:
+    """A study, its ledger, and the runs of its ladder."""
+    from launcher.experiments.transferred import transferred
+    from launcher.study import decide
+    from launcher.study.opening import recorded
 
-    found = fit_isoflop(_runs(runs, params_column), **options)
-    return to_file(found), fit_body(found)
-
-
-def _fit_hyperparameter(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    from scaling_fits.compute import hyperparameter_laws as laws
-    from scaling_fits.fit_file import to_file
-
-    table_of_runs = _runs(runs, params_column, [name for names in laws.COLUMNS.values() for name in names])
-    found = laws.fit_runs_law(table_of_runs, form, **options)  # type: ignore[arg-type]
-    return to_file(found), laws.fit_body(found)
-
-
-def _runs(path: Path, params_column: str, extra: Sequence[str] = ()) -> RunTable:
-    """The table of a study folder's ladder and of the main runs concluded since, or of a file."""
-    if path.is_dir():
-        from launcher.experiments.transferred import transferred
-        from launcher.study import decide
-        from launcher.study.history import concluded
-        from launcher.study.opening import recorded
-
-        study, ledger = recorded(path)
-        specs = decide.ladder_specs(study, transferred(study, ledger))
-        return decide.ladder_table(specs, ledger.results(), concluded(ledger))
-    from scaling_fits.laws.table import read_runs
-
-    return read_runs(path, params_column, extra)
+    study, ledger = recorded(study_dir)
+    return study, ledger, decide.ladder_specs(study, transferred(study, ledger))
 
 
 def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
@@ -98,12 +79,9 @@ def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
     from scaling_fits.fit_file import FitFileError, read, with_template
 
     if path.is_dir():
-        from launcher.experiments.transferred import transferred
         from launcher.study import decide
-        from launcher.study.opening import recorded
 
-        study, ledger = recorded(path)
-        specs = decide.ladder_specs(study, transferred(study, ledger))
+        study, ledger, specs = _ladder(path)
         return decide.fitted(study, ledger, specs), study.shape_template
     found, template = with_template(read(path))
     if isinstance(found, ComputeFit):

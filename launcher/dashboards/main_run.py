@@ -45,9 +45,8 @@ def main_run(
         summary = _ended(run_dir)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    settings = main_settings(decision)
     return RunRecord(
-        run_id=run_id, name=f"run {run_id[:8]}", config={**settings, "study": study} if study else settings,
+        run_id=run_id, name=f"run {run_id[:8]}", config=_settings(decision) | ({"study": study} if study else {}),
         summary=summary, group="main run", job_type="main run", tags=tags_of(study) if study else (),
         rows=lambda: _rows(decision, run_dir, is_over), rows_id=sha256,
     )  # fmt: skip
@@ -62,7 +61,7 @@ def _ended(run_dir: Path) -> dict[str, Json]:
     return found if loss is None else {**found, "validation_loss_nats": loss}
 
 
-def main_settings(decision: Decision) -> dict[str, Json]:
+def _settings(decision: Decision) -> dict[str, Json]:
     """Numbers and choices from fixed lists alone: no path, no name that a person gave."""
     predicted = decision.predicted
     return {

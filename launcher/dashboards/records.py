@@ -9,14 +9,12 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from launcher.plan.plan import Plan
 from launcher.views.numbers import Body
-from launcher.views.transfer import verdicts_by_arm
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -59,16 +57,6 @@ class RunRecord:
     def content(self) -> str:
         """Content id of all of it: the same is not logged twice."""
         return canon.content_id([VERSION, self.body])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Logged:
-    """What a dashboard has."""
-
-    folders: dict[str, Path]
-    """Of every run by its id."""
-    written: tuple[str, ...]
-    """Ids of the runs that were written just now; the others were there."""
 
 
 def flat(value: Json, name: str = "") -> dict[str, Scalar]:
@@ -149,9 +137,10 @@ def _summary(body: Body) -> dict[str, Json]:
         best = {f"best_{key}": value for key, value in search["best"].items()}
         found["search"] = {**best, "num_trials": len(search["trials"]), "best_loss_nats": min(losses, default=None)}
     if transfer := body["transfer"]:
-        for test, arm, verdict in _verdicts(body):
-            control = "" if arm == _main_arm(body) else "/control"
-            found[f"transfer/{test['axis']}/{test['hyperparameter']}{control}"] = {k: verdict[k] for k in _VERDICT}
+        for test in transfer["tests"]:
+            at, verdict = f"transfer/{test['axis']}/{test['hyperparameter']}", test["verdict"]
+            arms = {at: verdict} | ({f"{at}/control": verdict["control"]} if verdict["control"] else {})
+            found |= {arm: {key: of[key] for key in _VERDICT} for arm, of in arms.items()}
         if together := transfer["together"]:
             shown = ("outcome", "transferred_value", "margin_nats", "regret_nats")
             found["transfer/together"] = {key: together[key] for key in shown}
@@ -165,14 +154,3 @@ def _summary(body: Body) -> dict[str, Json]:
         shown = ("params", "tokens", "num_steps", "budget_flops")
         found["choice"] = {**{key: choice[key] for key in shown}, "loss_nats": loss}
     return {name: value for name, value in flat(found).items() if value is not None}
-
-
-def _main_arm(body: Body) -> str:
-    return str(body["question"]["proxy"]["parametrization"])
-
-
-def _verdicts(body: Body) -> Iterable[tuple[Any, str, Any]]:
-    """(test, arm, verdict) of every test, the control's last."""
-    for test in body["transfer"]["tests"]:
-        for arm, verdict in verdicts_by_arm(test, _main_arm(body)).items():
-            yield test, arm, verdict

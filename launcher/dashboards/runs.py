@@ -14,7 +14,6 @@ from pathlib import Path
 from launcher.base import metrics
 from launcher.dashboards.main_run import main_run
 from launcher.dashboards.records import ID_DIGITS, RunRecord, study_id, study_record, tags_of
-from launcher.frozen.frozen import Decision
 from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -43,15 +42,22 @@ def study_runs(study_dir: Path) -> list[RunRecord]:
     study, ledger = recorded(study_dir)
     body = canon.parse(canon.pretty(body_of(study, ledger)))
     assert isinstance(body, dict)
-    decisions = read_frozen(study_dir)
-    return [study_record(body), *proxy_runs(study, ledger), *main_runs(study, decisions)]
+    return [study_record(body), *proxy_runs(study, ledger), *main_runs(study)]
 
 
-def main_runs(study: Study, decisions: Sequence[Decision]) -> list[RunRecord]:
-    """Of every frozen config that was launched into its usual place its main run, as its metrics are now."""
-    folders = {decision: study.study_dir / "frozen" / decision.digest / "run" for decision in decisions}
-    there = {decision: folder for decision, folder in folders.items() if (folder / metrics.METRICS_FILE).is_file()}
-    return [main_run(decision, folder, study_id(study.question)) for decision, folder in there.items()]
+def main_runs(study: Study) -> list[RunRecord]:
+    """Return the main run of every frozen config that was launched into its usual place, as its metrics are now.
+
+    Raises:
+        FrozenError, TamperedError: a config that was frozen of the study is not what its digest names.
+    """
+    from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
+
+    files = sorted((study.study_dir / "frozen").glob(f"*/{LAUNCH_FILE}"))
+    decisions = {file.parent / "run": read_launch(file) for file in files}
+    mine = study_id(study.question)
+    return [main_run(decision, folder, mine) for folder, decision in decisions.items()
+            if (folder / metrics.METRICS_FILE).is_file()]  # fmt: skip
 
 
 def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
@@ -158,15 +164,3 @@ def _steps(study_dir: Path, spec: RunSpec, result: RunResult) -> list[dict[str, 
             rows.append({"step": result.num_steps, "tokens": spec.tokens_by(result.num_steps)})
         rows[-1]["validation_loss_nats"] = result.loss_nats
     return rows
-
-
-def read_frozen(study_dir: Path) -> list[Decision]:
-    """Every config that was frozen of a study, by digest.
-
-    Raises:
-        FrozenError, TamperedError: one is not what its digest names.
-    """
-    from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
-
-    files = sorted((study_dir / "frozen").glob(f"*/{LAUNCH_FILE}"))
-    return [read_launch(file) for file in files]

@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher.base.talk import Meter
 from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Job, Mode, ask, job, upload
-from launcher.dashboards.records import Logged, RunRecord
+from launcher.dashboards.records import RunRecord
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -65,27 +65,17 @@ class Arrived:
     """By the run's name, what did not arrive, in sentences."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workspace:
-    """A workspace that was built."""
-
-    path: Path | None
-    """None: its library is not installed."""
-    url: str | None = None
-    """Where W&B shows it, if it was saved there."""
-
-
-def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> Logged:
+def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> tuple[dict[str, Path], list[str]]:
     """Log runs offline, those that were not logged as they are now, in place of what was logged of them before.
 
-    The study is only read, but for its folder `wandb`.
+    The study is only read, but for its folder `wandb`. Returns the folder of every run by its id, and the ids of those
+    that were written just now.
 
     Raises:
         DashboardError: wandb cannot be started, or what was asked for is not whole on the disk afterwards.
         CurveCorrupt: a run's curve is not what was recorded.
         OSError: the folder cannot be written.
     """
-    written = []
     with _alone(study_dir) as home:
         there = _entries(home)
         new = [run for run in runs if not _is_there(there.get(run.run_id), run)]
@@ -94,11 +84,9 @@ def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> Logged:
             for run in new:
                 assert writer is not None
                 writer.write(run)
-                written.append(run.run_id)
                 meter.add(1)
         there = _entries(home)
-    folders = {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}
-    return Logged(folders=folders, written=tuple(written))
+    return {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}, [run.run_id for run in new]
 
 
 def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: Place) -> Arrived:
@@ -114,11 +102,17 @@ def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: Place) -> Arr
             upload([folder for folder, _ in new], **asdict(place),
                    more_seconds=sum(_seconds(entry.num_rows) for _, entry in new))  # fmt: skip
         after = _asked(home, runs, place, seconds=ARRIVAL_SECONDS) if new else before
-        return _arrived(runs, after, len(new))
+    names = {run.run_id: f"{run.name} ({run.run_id})" for run in runs}
+    lacking = {names[run_id]: said for run_id, said in after["lacking"].items()}
+    return Arrived(url=after["url"], num_sent=len(new), num_there=len(runs) - len(lacking), lacking=lacking)
 
 
-def keep_workspace(study_dir: Path, runs: Sequence[RunRecord], place: Place, *, online: bool = False) -> Workspace:
+def keep_workspace(
+    study_dir: Path, runs: Sequence[RunRecord], place: Place, *, online: bool = False
+) -> tuple[Path | None, str | None]:
     """Write `wandb/workspace.json`, and online save it to W&B, unless both were done as they would be now.
+
+    Returns that file, None where the library is not installed, and where W&B shows the workspace, if it was saved.
 
     Args:
         study_dir: the study's folder.
@@ -135,12 +129,12 @@ def keep_workspace(study_dir: Path, runs: Sequence[RunRecord], place: Place, *, 
         path, content = home / WORKSPACE_FILE, canon.content_id([told, asdict(place)])
         kept: Any = canon.parse(path.read_bytes()) if path.is_file() else {}
         if kept.get("content") == content and (kept["url"] or not online):
-            return Workspace(path=path, url=kept["url"])
+            return path, kept["url"]
         answer = ask({"workspace": told, "save": online, **asdict(place)}, online=online)
         if answer.get("absent"):
-            return Workspace(path=None)
+            return None, None
         canon.write_atomic(path, canon.pretty({"name": told["name"], "content": content, **answer}))
-        return Workspace(path=path, url=answer["url"])
+        return path, answer["url"]
 
 
 def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -281,12 +275,6 @@ def _remove(folders: Sequence[Path]) -> None:
 
 def _seconds(num_rows: int) -> float:
     return _SECONDS_A_RUN + _SECONDS_A_ROW * num_rows
-
-
-def _arrived(runs: Sequence[RunRecord], answer: dict[str, Any], num_sent: int) -> Arrived:
-    names = {run.run_id: run.name for run in runs}
-    lacking = {f"{names[run_id]} ({run_id})": said for run_id, said in answer["lacking"].items()}
-    return Arrived(url=answer["url"], num_sent=num_sent, num_there=len(runs) - len(lacking), lacking=lacking)
 
 
 def _asked(home: Path, runs: Sequence[RunRecord], place: Place, *, seconds: float) -> dict[str, Any]:

@@ -30,11 +30,17 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
         project: of W&B.
     """
     sections = [
-        ws.Section(name="Transfer", panels=_transfer(), is_open=True),
+        ws.Section(name="Transfer", is_open=True, panels=[
+            wr.ScatterPlot(title="Loss against the learning rate, by width", x=wr.Config("log2_learning_rate"),
+                           y=wr.SummaryMetric("objective_nats"), z=wr.Config("width")),
+        ]),
         ws.Section(name="Search", panels=_search(told), is_open=True),
-        ws.Section(name="Scaling", panels=_scaling(), is_open=True),
+        ws.Section(name="Scaling", is_open=True, panels=[
+            wr.ScatterPlot(title="Loss against FLOPs, every run", x=wr.Config("planned_flops"),
+                           y=wr.SummaryMetric("validation_loss_nats"), z=wr.Config("width"), log_x=True),
+        ]),
         ws.Section(name="Main run", panels=_main_run(), is_open=True),
-    ]
+    ]  # fmt: skip
     mine = expr.Config("study") == told["study"]
     # A main run that its launch mirrors knows no study before it is logged with one.
     alike = [expr.Config("digest") == digest for digest in told["digests"]]
@@ -50,15 +56,6 @@ def spec_of(workspace: Any) -> Any:
     return json.loads(workspace._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
 
 
-def _transfer() -> list[Any]:
-    return [
-        wr.ScatterPlot(
-            title="Loss against the learning rate, by width", x=wr.Config("log2_learning_rate"),
-            y=wr.SummaryMetric("objective_nats"), z=wr.Config("width"),
-        )
-    ]  # fmt: skip
-
-
 def _search(told: dict[str, Any]) -> list[Any]:
     named = ("stage", "arm", *told["hyperparameters"], "width")
     columns = [wr.ParallelCoordinatesPlotColumn(wr.Config(name), log=name == "learning_rate") for name in named]
@@ -72,15 +69,6 @@ def _search(told: dict[str, Any]) -> list[Any]:
         ),
         wr.LinePlot(title="Training loss over tokens, by width", x="tokens", y=["train_loss_nats"],
                     groupby="config.width"),
-    ]  # fmt: skip
-
-
-def _scaling() -> list[Any]:
-    return [
-        wr.ScatterPlot(
-            title="Loss against FLOPs, every run", x=wr.Config("planned_flops"),
-            y=wr.SummaryMetric("validation_loss_nats"), z=wr.Config("width"), log_x=True,
-        )
     ]  # fmt: skip
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from launcher.base.talk import say
 from launcher.calibration.calibrating import calibrations
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.searching import num_asked
-from launcher.experiments.transferred import asked
+from launcher.experiments.transferred import asked, transfer_body
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.plan.calibration_records import mode_name
 from launcher.plan.study import Study
@@ -34,17 +34,6 @@ if TYPE_CHECKING:
 
 
 FINDING = "working out verdicts, fit and forecast"
-
-
-def recorded_body(study_dir: Path) -> dict[str, Json]:
-    """The body of a study folder as it is now; works while a driver runs.
-
-    Raises:
-        SweepError, PlanError, DataError: it holds no study, or not a sound one.
-    """
-    from launcher.study.opening import recorded
-
-    return body_of(*recorded(study_dir))
 
 
 def body_of(study: Study, ledger: Ledger) -> dict[str, Json]:
@@ -72,16 +61,22 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "calibration": _calibration(ledger),
         "coordinates": found.coordinates,
         "search": None if found.searched is None else search_body(study, ledger, found.searched),
-        "transfer": _transfer(study, found, results),
-        "ladder": _ladder(found, _rungs(found, results)),
-        "fit": _fit(found),
+        "transfer": None
+        if found.transferred is None or found.verdicts is None
+        else transfer_body(study, found.transferred, found.verdicts, results),
+        "ladder": _ladder(found, results),
+        "fit": None
+        if found.fit is None
+        else fit_body(found.fit, None if found.choice is None else found.choice.prediction),
         "frontier": _frontier(study, found),
         "choice": _choice(study, found),
         "gates": canon.to_json(found.gates),
         "accepted": accepted(ledger, found.gates),
         "decision": None if decision is None else canon.to_json(decision),
         "digest": None if decision is None else decision.digest,
-        "own_run": _own_run(study, found) if own else None,
+        "own_run": own_run(study, found.transferred, found.choice)
+        if own and found.transferred is not None and found.choice is not None
+        else None,
         "main_run": None if decision is None else main_run(study, decision),
         "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
@@ -126,22 +121,14 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
     return given
 
 
-def _transfer(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
-    if found.transferred is None or found.verdicts is None:
-        return None
-    from launcher.experiments.transferred import transfer_body
-
-    return transfer_body(study, found.transferred, found.verdicts, results)
-
-
-def _rungs(found: Findings, results: Mapping[str, RunResult]) -> list[dict[str, Json]]:
-    """The ladder's rungs in its order; none before all of them have ended."""
+def _ladder(found: Findings, results: Mapping[str, RunResult]) -> Json:
+    """The ladder's rungs in its order, and those that were checked; null before all of them have ended."""
     if found.fit is None:
-        return []
+        return None
     from scaling_fits.forecast.uncertainty import predict
     from scaling_fits.laws.law import CannotTellError
 
-    rungs: list[dict[str, Json]] = []
+    rungs: list[Json] = []
     for spec in found.ladder:
         params = count_params(spec.shape).total
         try:
@@ -158,18 +145,12 @@ def _rungs(found: Findings, results: Mapping[str, RunResult]) -> list[dict[str, 
                 "fitted_nats": expected,
             }
         )
-    return rungs
-
-
-def _ladder(found: Findings, rungs: list[dict[str, Json]]) -> Json:
-    if found.fit is None:
-        return None
-    return {"rungs": [dict(rung) for rung in rungs], **checks_body(found.checks, found.gates)}
+    return {"rungs": rungs, **checks_body(found.checks, found.gates)}
 
 
 def _frontier(study: Study, found: Findings) -> Json:
     """Best loss against compute, from the smallest rung to the budget, each for one new run of the optimal size."""
-    if found.table is None or found.fit is None or found.choice is None:
+    if found.fit is None or found.choice is None:
         return None
     from scaling_fits.allocation.allocate import allocate
 
@@ -180,12 +161,6 @@ def _frontier(study: Study, found: Findings) -> Json:
             {"flops": at.flops, "params": at.params, "loss_nats": at.loss_nats, "interval": canon.to_json(at.interval)}
         )
     return points
-
-
-def _fit(found: Findings) -> Json:
-    if found.fit is None:
-        return None
-    return fit_body(found.fit, None if found.choice is None else found.choice.prediction)
 
 
 def _choice(study: Study, found: Findings) -> Json:
@@ -208,25 +183,16 @@ def _choice(study: Study, found: Findings) -> Json:
     }
 
 
-def _own_run(study: Study, found: Findings) -> Json:
-    if found.transferred is None or found.choice is None:
-        return None
-    return own_run(study, found.transferred, found.choice)
-
-
 def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
     """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted, nor is
     what another study paid for.
     """
     results = ledger.own_results()
     flops = sum(result.flops for result in results)
-    by_status: dict[str, int] = {}
-    for result in results:
-        by_status[result.status] = by_status.get(result.status, 0) + 1
     return {
         "num_runs": len(results),
         "num_imported": len(ledger.imported()),
-        "by_status": canon.to_json(by_status),
+        "by_status": {**Counter(str(result.status) for result in results)},
         "flops_causal": flops,
         "worker_seconds": sum(result.seconds for result in results),
         "share_of_target": flops / (study.plan.target.budget_flops if choice is None else _causal_flops(choice)),

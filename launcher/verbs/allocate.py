@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.answers.asked import Asked, Checked, asked_options, checked
+from launcher.answers.asked import BUDGETS, Checked, asked_options, checked
 from launcher.answers.fitted import read_fit
 from launcher.cli.options import OptionProblems, answer, json_option, table
 from launcher.verbs.fits import number, span_text
@@ -33,11 +33,11 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
     The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone. Of a study folder
     it is the plan's where none is given. With a study's fit, --shape gives the shape that `forerun freeze` takes.
     """
-    if fit_path.is_dir() and all(typed[name] is None for name in ("flops", "gpu_hours", "usd", "deadline_days")):
+    if fit_path.is_dir() and all(typed[name] is None for name in BUDGETS):
         from launcher.study.opening import recorded
 
         typed["flops"] = recorded(fit_path)[0].plan.target.budget_flops
-    ask = checked(Asked(**typed))
+    ask = checked(typed)
     fitted, template = read_fit(fit_path)
     body = allocation_body(fitted, ask, template)
     answer(as_json, body, allocation_text(body))
@@ -143,19 +143,17 @@ def allocation_text(body: dict[str, Any]) -> str:
         table(("", "value", f"{body['level']:.0%} interval"), rows),
         f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens {span_text(flat['tokens'])}",
         f"tokens per parameter: {body['tokens_per_param']:.3g}",
-        f"tokens per step: {_batch_text(body)}",
-    ]
-    for part, say in (("data_limit", _data_line), ("shape", _shape_lines)):
-        if part in body:
-            lines.append(say(body))
+        f"tokens per step: {body['batch_tokens_from']}" if body["batch_tokens"] is None
+        else f"tokens per step: {body['batch_tokens']}, so {body['num_steps']} steps ({body['batch_tokens_from']})",
+    ]  # fmt: skip
+    if limit := body.get("data_limit"):
+        lines.append(
+            f"{limit['epochs']:.3g} epochs of {limit['unique_tokens']:.4g} unique tokens are worth "
+            f"{limit['effective_tokens']:.4g} fresh ones"
+        )
+    if "shape" in body:
+        lines.append(_shape_lines(body))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in rest)])
-
-
-def _batch_text(body: dict[str, Any]) -> str:
-    batch, source = body["batch_tokens"], str(body["batch_tokens_from"])
-    if batch is None:
-        return source
-    return f"{batch}, so {body['num_steps']} steps ({source})"
 
 
 def _budget_lines(budget: dict[str, Any]) -> list[str]:
@@ -172,14 +170,6 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
                      "held here against 6 * N * D: without attention, which `forerun estimate` counts")  # fmt: skip
         lines += [] if price is None else [f"USD {price['value']:g} a GPU-hour ({price['source']})"]
     return lines
-
-
-def _data_line(body: dict[str, Any]) -> str:
-    limit = body["data_limit"]
-    return (
-        f"{limit['epochs']:.3g} epochs of {limit['unique_tokens']:.4g} unique tokens are worth "
-        f"{limit['effective_tokens']:.4g} fresh ones"
-    )
 
 
 def _shape_lines(body: dict[str, Any]) -> str:

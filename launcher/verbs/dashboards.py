@@ -13,7 +13,6 @@ from proxies.core import canon
 if TYPE_CHECKING:
     from launcher.dashboards.wandb_writer import Arrived
 
-_LACKING_SHOWN = 20
 NOT_ARRIVED = 2
 """Exit code."""
 ABSENT = "no workspace: wandb-workspaces is not installed: pip install 'forerun[workspaces]'"
@@ -37,23 +36,23 @@ def dashboards(
     from launcher.dashboards.wandb_writer import Place, keep_workspace, log_runs, upload_runs
 
     runs, place = study_runs(study_dir), Place(project=project, entity=entity or None)
-    logged = log_runs(study_dir, runs)
+    folders, written = log_runs(study_dir, runs)
     arrived = upload_runs(study_dir, runs, place) if online else None
-    workspace = keep_workspace(study_dir, runs, place, online=online)
-    path = logged.folders[runs[0].run_id]
+    workspace, workspace_url = keep_workspace(study_dir, runs, place, online=online)
+    path = folders[runs[0].run_id]
     body: dict[str, Any] = {
         "run_id": runs[0].run_id, "mode": "online" if online else "offline", "url": arrived and arrived.url,
         "path": str(path),
-        "runs": {"num": len(logged.folders), "num_written": len(logged.written)},
-        "workspace": {"path": workspace.path and str(workspace.path), "url": workspace.url},
+        "runs": {"num": len(folders), "num_written": len(written)},
+        "workspace": {"path": workspace and str(workspace), "url": workspace_url},
         "arrived": arrived and canon.to_json(arrived),
     }  # fmt: skip
     told = [
-        f"W&B: {len(logged.folders)} runs in {study_dir / 'wandb'}, {len(logged.written)} written now",
+        f"W&B: {len(folders)} runs in {study_dir / 'wandb'}, {len(written)} written now",
         f"the study itself is run {runs[0].run_id} in {path}",
     ]  # fmt: skip
     told += _arrived_lines(arrived)
-    told.append(f"workspace: {workspace.url or workspace.path}" if workspace.path else ABSENT)
+    told.append(f"workspace: {workspace_url or workspace}" if workspace else ABSENT)
     answer(as_json, body, "\n".join([*told, "this is a copy that can be made again; the study's ledger is the truth"]))
     if arrived is not None and arrived.lacking:
         raise SystemExit(NOT_ARRIVED)
@@ -63,7 +62,6 @@ def _arrived_lines(arrived: Arrived | None) -> list[str]:
     if arrived is None:
         return ["nothing has left this machine; --online sends it, with your own login, and verifies it"]
     lacking = [f"did not arrive: {name}: {'; '.join(said)}" for name, said in arrived.lacking.items()]
-    more = [f"... and {len(lacking) - _LACKING_SHOWN} more"] if len(lacking) > _LACKING_SHOWN else []
     whole = f"{arrived.url} has {arrived.num_there} runs whole, as it says when asked; {arrived.num_sent} sent now"
     again = ["the same command sends again what is not there"] if lacking else []
-    return [whole, *lacking[:_LACKING_SHOWN], *more, *again]
+    return [whole, *lacking, *again]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from launcher.cli.options import answer, json_option, table
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
+
+Body = Mapping[str, Any]
+"""The JSON of a fit, or of what it predicts."""
 
 
 @click.command()
@@ -79,30 +83,29 @@ def _check_out(out: Path, runs: Path) -> None:
         raise click.UsageError(f"--out {out} is the table itself: the fit would take its place")
 
 
-def fit_text(body: dict[str, Json]) -> str:
+def fit_text(body: Body) -> str:
     """A fit in words and a table."""
     head = f"{body['num_runs']} runs, form {body['form']}: {body['status']}"
     first, rest = first_and_rest(body["warnings"])
     parts = [head, *first, _parameter_table(body)]
-    rows = [(str(m["form"]), f"{float(str(m['weight'])):.0%}", str(m["status"])) for m in records(body["members"])]
+    rows = [(m["form"], f"{m['weight']:.0%}", m["status"]) for m in body["members"]]
     if len(rows) > 1:
         parts.append(table(("law", "weight", "status"), rows))
     if body["weighting"] == "near_frontier":
         parts.append("no law fits all runs: each counts by its nearness to the best of its budget")
     if body["misfit_sd"] is not None:
         parts.append(
-            f"error that the laws share: sd {float(str(body['misfit_sd'])):.2g} of log loss about two times beyond the "
+            f"error that the laws share: sd {body['misfit_sd']:.2g} of log loss about two times beyond the "
             "largest FLOPs, growing from there; in every interval of a loss"
         )
-    backtest = body["backtest"]
-    if isinstance(backtest, dict):
+    if backtest := body["backtest"]:
         parts.append(
             f"back-test: {backtest['num_held_out']} runs held out at {backtest['extrapolation']:.3g}x, "
             f"mean error {backtest['mean_error']:+.2%}, largest {backtest['largest_error']:.2%}, covered "
             f"{backtest['num_covered']}"
         )
     drift = body["drift"]
-    if isinstance(drift, dict) and isinstance(drift["interval"], list):
+    if drift and drift["interval"]:
         low, high = drift["interval"]
         parts.append(
             f"drift: at ten times the FLOPs predictions too high by {drift['value']:+.2%} [{low:+.2%}, {high:+.2%}], "
@@ -111,54 +114,42 @@ def fit_text(body: dict[str, Json]) -> str:
     return "\n".join([*parts, *endnotes({**body, "warnings": rest})])
 
 
-def isoflop_text(body: dict[str, Json]) -> str:
+def isoflop_text(body: Body) -> str:
     """Optima against compute in words and tables."""
     rows = [
         (number(at["flops"]), number(at["params"]), span_text(at["params_interval"]), number(at["tokens"]),
-         span_text(at["tokens_interval"]), number(at["loss"]), span_text(at["loss_interval"]), str(at["status"]))
-        for at in records(body["budgets"])
+         span_text(at["tokens_interval"]), number(at["loss"]), span_text(at["loss_interval"]), at["status"])
+        for at in body["budgets"]
     ]  # fmt: skip
     head = ("FLOPs", "best params", "interval", "tokens", "interval", "loss", "interval", "status")
     parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}", table(head, rows)]
     return "\n".join([*parts, _parameter_table(body), *endnotes(body)])
 
 
-def hyperparameter_text(body: dict[str, Json]) -> str:
+def hyperparameter_text(body: Body) -> str:
     """The best learning rate or batch in words and tables."""
-    form = str(body["form"])
+    form = body["form"]
     rows = [
         (number(cell["params"]), number(cell["tokens"]), number(cell.get(form)),
-         span_text(cell.get(f"{form}_interval")), str(cell["status"]))
-        for cell in records(body["cells"])
+         span_text(cell.get(f"{form}_interval")), cell["status"])
+        for cell in body["cells"]
     ]  # fmt: skip
     parts = [f"{body['num_runs']} runs, form {form} (column {body['column']}): {body['status']}"]
     parts += [table(("params", "tokens", f"best {form}", "interval", "status"), rows), _parameter_table(body)]
     return "\n".join([*parts, *endnotes(body)])
 
 
-def records(value: Json) -> list[dict[str, Json]]:
-    """The objects of a JSON list."""
-    assert isinstance(value, list)
-    return [each for each in value if isinstance(each, dict)]
-
-
-def _parameter_table(body: dict[str, Json]) -> str:
-    parameters, intervals, exponents = body["parameters"], body["intervals"], body["exponents"]
-    assert isinstance(parameters, dict) and isinstance(intervals, dict) and isinstance(exponents, dict)
-    rows = [(name, number(value), span_text(intervals.get(name))) for name, value in parameters.items()]
-    for name, value in exponents.items():
-        assert isinstance(value, dict)
-        if body["members"]:  # the other kinds have them among their parameters, or have none
-            rows.append((name, number(value["value"]), span_text(value["interval"])))
+def _parameter_table(body: Body) -> str:
+    rows = [(name, number(value), span_text(body["intervals"].get(name))) for name, value in body["parameters"].items()]
+    if body["members"]:  # the other kinds have exponents among their parameters, or have none
+        rows += [(name, number(of["value"]), span_text(of["interval"])) for name, of in body["exponents"].items()]
     return table(("parameter", "value", f"{body['level']:.0%} interval"), rows)
 
 
-def endnotes(body: dict[str, Json]) -> list[str]:
+def endnotes(body: Body) -> list[str]:
     """Lines on dropped rows and warnings."""
-    warnings = body["warnings"]
-    assert isinstance(warnings, list)
-    dropped = [f"dropped row {row['row']}: {row['reason']}" for row in records(body["dropped"])]
-    return [*dropped, *(f"warning: {warning}" for warning in warnings)]
+    dropped = [f"dropped row {row['row']}: {row['reason']}" for row in body.get("dropped", ())]
+    return [*dropped, *(f"warning: {warning}" for warning in body["warnings"])]
 
 
 def number(value: Json) -> str:

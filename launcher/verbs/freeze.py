@@ -207,10 +207,11 @@ def report(
         return
     if out is not None:
         raise click.UsageError("--out goes with --compare A B: a study's report lies in its own folder")
-    from launcher.report.body import recorded_body
+    from launcher.report.body import body_of
     from launcher.report.page import write_report
+    from launcher.study.opening import recorded
 
-    body = recorded_body(study_dir)
+    body = body_of(*recorded(study_dir))
     write_report(study_dir, body)
     text = f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}"
     after = "" if body["own_run"] else f"\nnext: forerun freeze {study_dir}, which names the gates that are closed"

@@ -104,7 +104,7 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
     ]
     lines = [table(("", "value", f"{body['level']:.0%} interval"), rows),
              f"at {body['extrapolation']:.3g}x the largest FLOPs of any run"]  # fmt: skip
-    return body, "\n".join([*lines, *endnotes(body | {"dropped": []})])
+    return body, "\n".join([*lines, *endnotes(body)])
 
 
 def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
@@ -112,4 +112,4 @@ def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: flo
 
     body = prediction_body(found, predict_value(found, params, tokens))
     best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"
-    return body, "\n".join([f"{best}, level {body['level']:g}", *endnotes(body | {"dropped": []})])
+    return body, "\n".join([f"{best}, level {body['level']:g}", *endnotes(body)])

@@ -103,7 +103,7 @@ def test_a_main_run_has_its_layers_and_its_band(tmp_path, corpus):
     losses = [3.0 + 0.01 * (step % 3) for step in range(80)]
     decision, run_dir = write_main_run(tmp_path, corpus, losses)
     metrics.write_ending(run_dir, metrics.Ending(event="finished", exit_code=0, step=80, validation_loss_nats=3.01))
-    (one,) = main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}), [decision])
+    (one,) = main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}))
     rows = [row for row in one.rows() if "train_loss_nats" in row]
     assert [row["train_loss_nats"] for row in rows] == losses
     assert [row["main_run/train_loss_nats"] for row in rows] == losses
@@ -111,7 +111,7 @@ def test_a_main_run_has_its_layers_and_its_band(tmp_path, corpus):
     assert one.run_id == decision.digest[:16] and one.config["digest"] == decision.digest
     assert one.summary == {"ended": "finished", "num_steps_done": 80, "validation_loss_nats": 3.01}
     metrics.append(run_dir, {"step": 81, "train_loss_nats": 3.0})
-    assert main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}), [decision])[0].content != one.content
+    assert main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}))[0].content != one.content
 
 
 def test_the_band_is_straight_over_the_logarithm_of_the_step():

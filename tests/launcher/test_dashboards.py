@@ -37,7 +37,7 @@ from launcher.dashboards.wandb_writer import log_runs
 {before}
 print({what})
 """
-ALL = "log_runs(Path(sys.argv[1]), small_study()).folders[{run!r}]"
+ALL = "log_runs(Path(sys.argv[1]), small_study())[0][{run!r}]"
 
 
 def script(before="", record="", what="log_one(Path(sys.argv[1]), small_record({record}))"):
@@ -164,11 +164,11 @@ def test_what_changed_is_written_again_and_nothing_else(told, tmp_path):
     study = tmp_path / "study"
     shutil.copytree(told[0] / "study", study, symlinks=True)
     runs = small_study()
-    assert log_runs(study, runs).written == ()
+    assert log_runs(study, runs)[1] == []
     changed = dataclasses.replace(runs[2], rows_id="other")
-    assert log_runs(study, [*runs[:2], changed]).written == (changed.run_id,)
-    shutil.rmtree(log_runs(study, runs).folders[runs[1].run_id])
-    assert log_runs(study, runs).written == (runs[1].run_id,)
+    assert log_runs(study, [*runs[:2], changed])[1] == [changed.run_id]
+    shutil.rmtree(log_runs(study, runs)[0][runs[1].run_id])
+    assert log_runs(study, runs)[1] == [runs[1].run_id]
     assert len(runs_in(study)) == 3
 
 

@@ -10,7 +10,7 @@ from wandb_case import Server
 from launcher.dashboards import wandb_writer
 from launcher.dashboards.records import RunRecord, study_record
 from launcher.dashboards.runs import proxy_runs
-from launcher.dashboards.wandb_writer import Place, Workspace, keep_workspace
+from launcher.dashboards.wandb_writer import Place, keep_workspace
 
 DIGEST = "d" * 64
 MAIN_RUN = {
@@ -33,7 +33,7 @@ def kept(runs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spec(kept):
-    return json.loads(kept[1].path.read_text())["spec"]
+    return json.loads(kept[1][0].read_text())["spec"]
 
 
 def panels(spec):
@@ -48,10 +48,11 @@ def with_more(runs):
 
 def test_it_is_kept_with_the_study_and_not_built_twice(kept, runs, monkeypatch):
     study, first = kept
-    assert first == Workspace(path=study / "wandb" / "workspace.json")
-    content = first.path.read_bytes()
+    path = study / "wandb" / "workspace.json"
+    assert first == (path, None)
+    content = path.read_bytes()
     monkeypatch.setattr(wandb_writer, "ask", None)
-    assert keep_workspace(study, runs, Place()) == first and first.path.read_bytes() == content
+    assert keep_workspace(study, runs, Place()) == first and path.read_bytes() == content
     with pytest.raises(TypeError):  # built anew when the study has more to show
         keep_workspace(study, with_more(runs), Place())
 
@@ -99,7 +100,7 @@ def test_without_the_library_it_is_told_and_all_else_goes_on(tmp_path, monkeypat
     text = "raise ModuleNotFoundError('No module named wandb_workspaces', name='wandb_workspaces')"
     (tmp_path / "wandb_workspaces" / "__init__.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert keep_workspace(tmp_path / "study", runs, Place()) == Workspace(path=None)
+    assert keep_workspace(tmp_path / "study", runs, Place()) == (None, None)
 
 
 def test_online_it_is_saved_once_and_anew_when_there_is_more(tmp_path, runs, monkeypatch):
@@ -112,5 +113,5 @@ def test_online_it_is_saved_once_and_anew_when_there_is_more(tmp_path, runs, mon
         again = keep_workspace(tmp_path / "study", with_more(runs), Place(), online=True)
     first, second = server.views
     assert first["entityName"] == "me" and first["projectName"] == "forerun"
-    assert json.loads(second["spec"]) == json.loads(again.path.read_text())["spec"]
-    assert saved.url.startswith(server.url) and "/me/forerun?nw=" in saved.url
+    assert json.loads(second["spec"]) == json.loads(again[0].read_text())["spec"]
+    assert saved[1].startswith(server.url) and "/me/forerun?nw=" in saved[1]

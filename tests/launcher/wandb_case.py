@@ -37,7 +37,7 @@ def small_study(num_runs=2):
 
 def log_one(study_dir, record):
     """A run alone, logged offline; its folder."""
-    return log_runs(study_dir, [record]).folders[record.run_id]
+    return log_runs(study_dir, [record])[0][record.run_id]
 
 
 def read_run(path):
