@@ -1,14 +1,12 @@
-"""How an estimate reads: tables of 80 columns for the stages, lines for the main run."""
+"""How an estimate reads: tables for the stages, lines for the main run."""
 
 from __future__ import annotations
 
-import textwrap
-from typing import Any, cast
+from typing import Any
 
 from launcher.cli.options import table
 
 _GB = 1e9
-_COLUMNS = 80
 _LEAST_SHOWN = 1e-3
 
 
@@ -28,7 +26,7 @@ def _stages(body: dict[str, Any]) -> list[str]:
         (s["stage"], _short(s["hours"]), _short(s["gpu_hours"]), "-" if s["usd"] is None else _short(s["usd"]))
         for s in every
     ]
-    on = f"hours on {_workers(body['num_workers'])}"
+    on = f"hours on {body['num_workers']} worker{'s' * (body['num_workers'] != 1)}"
     speed, share = body["worker_flops"], body["proxy_mfu"]
     said = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
             f"a GPU reaches {_span(share)} of its peak ({share['source']})",
@@ -38,18 +36,8 @@ def _stages(body: dict[str, Any]) -> list[str]:
     return [
         table(("stage", "runs", "FLOPs", "of the main run", "disk"), ran),
         table(("stage", on, "or GPU-hours", "USD of these"), taken),
-        "\n".join(
-            [
-                "assumed:",
-                *(line for text in said for line in _wrapped(text)),
-                *(line for text in body["warnings"] for line in _wrapped(f"warning: {text}", "")),
-            ]
-        ),
+        "\n".join(["assumed:", *(f"- {text}" for text in said), *(f"warning: {text}" for text in body["warnings"])]),
     ]
-
-
-def _workers(number: int) -> str:
-    return f"{number} worker{'' if number == 1 else 's'}"
 
 
 def _runs(ends: list[int]) -> str:
@@ -60,12 +48,6 @@ def _between(of: dict[str, Any]) -> str:
     """At least, and with every extension that the plan allows."""
     low, high = of["interval"] or (of["value"], of["value"])
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-
-
-def _wrapped(text: str, first: str = "- ") -> list[str]:
-    return textwrap.wrap(
-        text, _COLUMNS, initial_indent=first, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _main(main: dict[str, Any]) -> str:
@@ -86,8 +68,7 @@ def _main(main: dict[str, Any]) -> str:
         parts = {name.removesuffix("_bytes"): value / _GB for name, value in held.items() if name != "moment"}
         lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
     lines.append(f"disk, for checkpoints: {main['disk_bytes'] / _GB:.3g} GB")
-    lines += [f"warning: {said}" for said in main["warnings"]]
-    return "\n".join(part for line in lines for part in _wrapped(line, ""))
+    return "\n".join([*lines, *(f"warning: {said}" for said in main["warnings"])])
 
 
 def _figure(value: float) -> str:
@@ -103,6 +84,5 @@ def _short(of: dict[str, Any]) -> str:
 
 
 def _span(of: dict[str, Any]) -> str:
-    ends = cast("list[float] | None", of["interval"])
-    said = f"{of['value']:.3g}"
-    return said if ends is None else f"{said} [{ends[0]:.3g}, {ends[1]:.3g}]"
+    ends = "" if of["interval"] is None else " [{:.3g}, {:.3g}]".format(*of["interval"])
+    return f"{of['value']:.3g}{ends}"

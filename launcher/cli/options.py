@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from launcher.base.talk import shown
 from proxies.core import canon
@@ -95,6 +96,16 @@ class Collected:
         """Raise `OptionProblems` with all of them, each once, if there are any."""
         if self.problems:
             raise OptionProblems(list(dict.fromkeys(self.problems)))
+
+
+def typed_options(context: click.Context) -> dict[str, str]:
+    """The options that were typed: by parameter, as they are spelled first."""
+    return {
+        str(param.name): param.opts[0]
+        for param in context.command.params
+        if isinstance(param, click.Option)
+        and context.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+    }
 
 
 def folder_of(frozen: Path) -> Path:

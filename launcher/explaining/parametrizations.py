@@ -199,15 +199,11 @@ def forward_laws(rules: Parametrization) -> dict[str, str]:
     }
 
 
-def _answered(rules: Parametrization) -> dict[str, object]:
-    return {name: getattr(rules, name) for name in sources.CHOICES}
-
-
 def _answers(rules: Parametrization) -> dict[str, Json]:
     choices: dict[str, Json] = {}
-    for choice, value in _answered(rules).items():
-        assert value is None or isinstance(value, str | float)
-        others: dict[str, Json] = {v: text for v, text in sources.CHOICES[choice].items() if v != str(value)}
+    for choice, answers in sources.CHOICES.items():
+        value = getattr(rules, choice)
+        others: dict[str, Json] = {v: text for v, text in answers.items() if v != str(value)}
         choices[choice] = {"value": value, "source": sources.answer_in_words(choice, value), "others": others}
     return {"parametrization": str(rules), "choices": choices, "forward_laws": {**forward_laws(rules)}}
 
@@ -215,8 +211,9 @@ def _answers(rules: Parametrization) -> dict[str, Json]:
 def _choices(rules: Parametrization) -> str:
     """Every choice, its source, and below it what others do."""
     lines = ["choices, whose they are, and what others do (--set CHOICE=VALUE):"]
-    for choice, value in _answered(rules).items():
+    for choice, answers in sources.CHOICES.items():
+        value = getattr(rules, choice)
         own = " (changed)" if choice in rules.changed else ""
         lines.append(f"  {choice} = {value}{own}: {sources.answer_in_words(choice, value)}")
-        lines += [f"      {other}: {text}" for other, text in sources.CHOICES[choice].items() if other != str(value)]
+        lines += [f"      {other}: {text}" for other, text in answers.items() if other != str(value)]
     return "\n".join([*lines, sources.SECOND_HAND])

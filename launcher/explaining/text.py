@@ -47,7 +47,8 @@ def block(field: Field, record: Provenance) -> str:
     source, strength = record.source, record.strength
     rows = [("from", f"{source.kind}: {source.text}")]
     rows += [("", f"rule: {rule}") for rule in source.rules]
-    rows += [("", f"runs: {runs.what}: {runs.num_runs} runs{_of_seeds(runs.num_seeds)}") for runs in source.runs]
+    rows += [("", f"runs: {runs.what}: {runs.num_runs} runs of {runs.num_seeds} seed{'s' * (runs.num_seeds != 1)}")
+             for runs in source.runs]  # fmt: skip
     rows += [("", f"key: {key_words(key)}") for key in source.plan_keys if key_words(key) not in source.text]
     rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
     rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
@@ -63,10 +64,6 @@ def _row(name: str, said: str) -> list[str]:
         said, _WIDTH, initial_indent=f"  {name}".ljust(_INDENT), subsequent_indent=" " * _INDENT,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _of_seeds(num_seeds: int | None) -> str:
-    return "" if num_seeds is None else f" of {num_seeds} seed{'s' * (num_seeds != 1)}"
 
 
 def value_text(value: Json, most: int) -> str:

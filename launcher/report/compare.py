@@ -93,7 +93,7 @@ def _budget(body: Body) -> float | None:
 def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
     """Of losses, values and forecasts: `yes`, `with_care` or `no`, each with reasons."""
     losses = _of_losses(a, b)
-    forecasts = dict(losses)
+    forecasts = losses
     if losses["comparable"] != "no" and _budget(a) != _budget(b):
         said = "the budgets differ, so the forecasts are of main runs of other compute"
         forecasts = {"comparable": "with_care", "reasons": [*losses["reasons"], said]}

@@ -21,33 +21,25 @@ _CHOSEN = ("params", "params_non_embedding", "tokens", "num_steps", "budget_flop
 
 
 def difference(
-    values: Sequence[float | None], intervals: Sequence[Sequence[float] | None], levels: Sequence[float | None]
+    both: Sequence[Any], levels: Sequence[float | None], value: str = "value", interval: str = "interval"
 ) -> dict[str, Any]:
     """The second less the first, its interval, and whether that tells the two apart; nulls where it cannot be said.
 
     Args:
-        values: of both.
-        intervals: of both, (low, high).
+        both: records of estimates; None where there is none.
         levels: of both intervals; intervals of other levels give none.
+        value: the estimate's name in a record.
+        interval: its interval's, (low, high).
     """
-    a, b = values
+    (a, first), (b, second) = ((of[value], of[interval]) if of else (None, None) for of in both)
     if a is None or b is None:
         return {"value": None, "interval": None, "apart": None}
-    first, second = intervals
     if first is None or second is None or levels[0] != levels[1]:
         return {"value": b - a, "interval": None, "apart": None}
     # An interval of resampled fits need not hold the estimate: a distance is none then, not less.
     low = b - a - math.hypot(max(b - second[0], 0.0), max(first[1] - a, 0.0))
     high = b - a + math.hypot(max(second[1] - b, 0.0), max(a - first[0], 0.0))
     return {"value": b - a, "interval": [low, high], "apart": low > 0 or high < 0}
-
-
-def _between(
-    both: Sequence[Any], levels: Sequence[float | None], value: str = "value", interval: str = "interval"
-) -> dict[str, Any]:
-    """The difference of two records by the names of estimate and interval in them; a record may be None."""
-    held = [of or {value: None, interval: None} for of in both]
-    return difference([of[value] for of in held], [of[interval] for of in held], levels)
 
 
 def _levels(pair: Sequence[Any]) -> list[float | None]:
@@ -107,7 +99,7 @@ def tests(a: Body, b: Body, *, values: bool, losses: bool) -> list[Any]:
 def _estimates(pair: Sequence[Any], key: str, *, comparable: bool) -> dict[str, Any]:
     """Both sides' estimates with intervals, and the difference; none where it says nothing."""
     sides = _sides(pair, lambda verdict: verdict[key])
-    return {**sides, "difference": _between([*sides.values()], _levels(pair)) if comparable else None}
+    return {**sides, "difference": difference([*sides.values()], _levels(pair)) if comparable else None}
 
 
 def _optima(pair: Sequence[Any], name: Hyperparameter, *, comparable: bool) -> list[Any]:
@@ -116,7 +108,7 @@ def _optima(pair: Sequence[Any], name: Hyperparameter, *, comparable: bool) -> l
     rows = []
     for size in sorted(by_size[0].keys() | by_size[1].keys()):
         both = [sizes.get(size) for sizes in by_size]
-        octaves = _between(both, _levels(pair), "log2_value", "interval_log2") if comparable else None
+        octaves = difference(both, _levels(pair), "log2_value", "interval_log2") if comparable else None
         sides = _sides(both, lambda optimum: _optimum(optimum, name))
         rows.append({"size": size, **sides, "difference_octaves": octaves})
     return rows
@@ -144,5 +136,5 @@ def forecasts(a: Body, b: Body, *, losses: bool) -> Any:
     if pair == [None, None]:
         return None
     keys = ("loss", "interval", "level", "flops", "extrapolation", "warnings")
-    found = _between(pair, _levels(pair), "loss") if losses else None
+    found = difference(pair, _levels(pair), "loss") if losses else None
     return {**_sides(pair, lambda of: {key: of[key] for key in keys}), "difference_nats": found}

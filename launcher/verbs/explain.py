@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import cast, get_args
 
 import click
-from click.core import ParameterSource
 
-from launcher.cli.options import answer, json_option
+from launcher.cli.options import answer, json_option, typed_options
 from launcher.explaining import parametrizations
 from launcher.plan import sources
 from proxies.core import canon
@@ -105,7 +104,8 @@ def explain(
     the forward multipliers, and for each choice whose it is and what others do.
     """
     if frozen is not None:
-        _alone(ctx)
+        if given := [option for name, option in typed_options(ctx).items() if name != "as_json"]:
+            raise click.UsageError(f"{', '.join(given)}: of a parametrization, and not with FROZEN")
         return answer(as_json, *explained_fields(frozen, field))
     if name == _LIST and not (shape_text or base_text or choices):
         return answer(as_json, {"parametrizations": dict(sources.PRESETS)}, _list())
@@ -120,19 +120,6 @@ def explain(
     base = shape if base_text is None else _base(base_text, shape)
     hparams = Hparams(**at_base)
     return answer(as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio))
-
-
-def _alone(ctx: click.Context) -> None:
-    """Refuse options of the other half."""
-    given = [
-        parameter.opts[0]
-        for parameter in ctx.command.params
-        if isinstance(parameter, click.Option)
-        and parameter.name not in (None, "as_json")
-        and ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise click.UsageError(f"{', '.join(given)}: of a parametrization, and not with FROZEN")
 
 
 def _list() -> str:

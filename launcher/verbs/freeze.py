@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from launcher.cli.options import OptionProblems, answer, json_option, study_argument
+from launcher.cli.options import answer, json_option, study_argument
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
@@ -220,14 +220,10 @@ def report(
 
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
     """Two studies, or their reports, side by side."""
-    from launcher.report.compare import NotAReportError, compare_body, read_two
+    from launcher.report.compare import compare_body, read_two
     from launcher.report.page import write_comparison
 
-    try:
-        first, second = read_two(*compared)
-    except NotAReportError as error:
-        raise OptionProblems(error.problems) from None
-    body = compare_body(first, second, (compared[0].name, compared[1].name))
+    body = compare_body(*read_two(*compared), (compared[0].name, compared[1].name))
     write_comparison(out, body)
     lines = [f"A: {compared[0]}", f"B: {compared[1]}", *cast(list[str], body["summary"])]
     answer(as_json, body, "\n".join([*lines, f"wrote {out / 'compare.html'} and {out / 'compare.json'}"]))

@@ -72,8 +72,9 @@ def launch(
     nodes = Nodes(num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun)
     _check(decision, nodes, endpoint, sbatch_file)
     if sbatch_file is not None:
-        arguments = _arguments(corpus, out, stop_after, max_restarts, hang_seconds, wandb)
-        _write_script(sbatch_file, frozen, arguments, num_nodes, as_json)
+        given = {"--data": corpus.resolve(), "--out": out.resolve(), "--steps": stop_after,
+                 "--max-restarts": max_restarts, "--hang-seconds": hang_seconds, "--wandb": wandb}  # fmt: skip
+        _write_script(sbatch_file, frozen, given, num_nodes, as_json)
         return
     line = launch_line(frozen, corpus, out, stop_after, nodes)
     standing = rehearsal_of(folder, decision.digest)
@@ -119,20 +120,13 @@ def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: 
         raise OptionProblems(problems)
 
 
-def _arguments(
-    corpus: Path, out: Path, stop_after: int | None, max_restarts: int, hang_seconds: int, wandb: str | None
-) -> list[str]:
-    """The options of this command as its job will want them, paths absolute."""
-    given = {
-        "--data": corpus.resolve(), "--out": out.resolve(), "--steps": stop_after, "--max-restarts": max_restarts,
-        "--hang-seconds": hang_seconds, "--wandb": wandb,
-    }  # fmt: skip
-    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
-
-
-def _write_script(sbatch_file: Path, frozen: Path, arguments: list[str], num_nodes: int, as_json: bool) -> None:
+def _write_script(
+    sbatch_file: Path, frozen: Path, given: dict[str, Path | int | str | None], num_nodes: int, as_json: bool
+) -> None:
+    """Write the job; `given` are the options of this command as the job will want them, None of one that it has not."""
     from launcher.supervisor.slurm import launch_script
 
+    arguments = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     canon.write_atomic(sbatch_file, launch_script(frozen, arguments, num_nodes).encode())
     answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.answers.judged import judge_table, table_options
-from launcher.cli.options import answer, json_option
+from launcher.cli.options import answer, json_option, set_option, study_option, typed_options
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core.canon import Json
 
@@ -20,14 +20,14 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 
 @click.command()
 @click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False)
-@click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-              help="Study folder; made if need be.")  # fmt: skip
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value.")
+@study_option
+@set_option
 @click.option("--spend", is_flag=True, help="Run what would decide a verdict that cannot tell.")
 @table_options
 @json_option
+@click.pass_context
 def transfer(
-    plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
+    context: click.Context, plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
     runs_path: Path | None, as_json: bool, **table: object,
 ) -> None:  # fmt: skip
     """Valleys of PLAN over width and every other axis, and their verdicts; or, with --runs, the verdict on a table.
@@ -46,7 +46,7 @@ def transfer(
         answer(as_json, body, verdict_text(body))
         exit_by(_OUTCOMES.get(str(body["outcome"]), "cannot_tell"))
         return
-    if given := ["--" + name.replace("_", "-") for name in table if _is_given(name)]:
+    if given := [option for name, option in typed_options(context).items() if name in table]:
         raise click.UsageError(f"{', '.join(given)}: only with --runs")
     assert plan_path is not None
     study_body, text = with_runner(plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend))
@@ -91,8 +91,3 @@ def _next(outcome: str, plan_path: Path, study_dir: Path, *, spend: bool) -> str
             "yet, or a wider transfer.margin_nats"
         )
     return f"next: forerun transfer {plan_path} --study {study_dir} --spend, which runs what would decide it"
-
-
-def _is_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")

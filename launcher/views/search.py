@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CLEAR_ERRORS = 2.0
 """Standard errors by which the runner-up must lose to be told apart."""
 
+_STANDING = ("num_repeats", "num_diverged", "mean_nats", "standard_error_nats")
+
 
 def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
     """Trials, the best, how the ranges grew, whether it is bracketed, and repeats."""
@@ -68,13 +70,7 @@ def _replicates(found: Searched) -> Json:
         "lead_nats": compared.lead_nats,
         "lead_standard_error_nats": compared.lead_standard_error_nats,
         "standings": [
-            {
-                "trial": again.candidates[one.candidate],
-                "num_repeats": one.num_repeats,
-                "num_diverged": one.num_diverged,
-                "mean_nats": one.mean_nats,
-                "standard_error_nats": one.standard_error_nats,
-            }
+            {"trial": again.candidates[one.candidate]} | {name: getattr(one, name) for name in _STANDING}
             for one in compared.standings
         ],
     }
@@ -114,22 +110,22 @@ def _repeat_sentences(body: Any) -> list[str]:
     best, *rest = again["standings"]
     lines = []
     if best["mean_nats"] is not None:
-        error = best["standard_error_nats"]
-        noise = "" if error is None else f" +- {error:.4f}"
+        mean = _with_error(best["mean_nats"], best["standard_error_nats"])
         lines.append(
-            f"{again['num_runs']} repeats with other seeds: trial {best['trial']} has {best['mean_nats']:.4f}{noise} "
-            f"nats over {best['num_repeats']}"
+            f"{again['num_runs']} repeats with other seeds: trial {best['trial']} has {mean} nats over "
+            f"{best['num_repeats']}"
         )
     if again["lead_nats"] is not None:
         lead, error = again["lead_nats"], again["lead_standard_error_nats"]
-        noise = "" if error is None else f" +- {error:.4f}"
-        clear = error is not None and lead > CLEAR_ERRORS * error
         how = ", compared seed by seed" if again["paired"] else ""
-        lines.append(
-            f"trial {rest[0]['trial']} loses to it by {lead:.4f}{noise} nats{how}"
-            + ("" if clear else ": they cannot be told apart")
-        )
-    lost = [one for one in again["standings"] if one["num_diverged"]]
+        how += "" if error is not None and lead > CLEAR_ERRORS * error else ": they cannot be told apart"
+        lines.append(f"trial {rest[0]['trial']} loses to it by {_with_error(lead, error)} nats{how}")
     return lines + [
-        f"trial {one['trial']} diverged with {one['num_diverged']} of {one['num_repeats']} other seeds" for one in lost
+        f"trial {one['trial']} diverged with {one['num_diverged']} of {one['num_repeats']} other seeds"
+        for one in again["standings"]
+        if one["num_diverged"]
     ]
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.4f}" if error is None else f"{value:.4f} +- {error:.4f}"

@@ -50,12 +50,16 @@ def shown_of(body):
     return text_of(undrawn(body, compare_page))
 
 
+def estimates(values, intervals):
+    return [{"value": value, "interval": ends} for value, ends in zip(values, intervals, strict=True)]
+
+
 def test_a_difference_adds_the_arms_as_squares():
-    found = difference((2.0, 1.0), ((1.7, 2.4), (0.6, 1.3)), (0.9, 0.9))
+    found = difference(estimates((2.0, 1.0), ((1.7, 2.4), (0.6, 1.3))), (0.9, 0.9))
     assert found["value"] == -1.0
     assert found["interval"] == pytest.approx([-1.0 - math.hypot(0.4, 0.4), -1.0 + math.hypot(0.3, 0.3)])
     assert found["apart"]
-    assert not difference((2.0, 1.9), ((1.7, 2.4), (0.6, 2.3)), (0.9, 0.9))["apart"]
+    assert not difference(estimates((2.0, 1.9), ((1.7, 2.4), (0.6, 2.3))), (0.9, 0.9))["apart"]
 
 
 def test_coverage_of_the_difference():
@@ -65,7 +69,8 @@ def test_coverage_of_the_difference():
     rng, held, num_draws, z = np.random.default_rng(0), 0, 2000, 1.6449
     for _ in range(num_draws):
         x, y = rng.normal(0.0, 1.0), rng.normal(0.7, 0.3)
-        low, high = difference((x, y), ((x - z, x + z), (y - 0.3 * z, y + 0.3 * z)), (0.9, 0.9))["interval"]
+        both = estimates((x, y), ((x - z, x + z), (y - 0.3 * z, y + 0.3 * z)))
+        low, high = difference(both, (0.9, 0.9))["interval"]
         held += low <= 0.7 <= high
     assert abs(held / num_draws - 0.9) < 0.02
 
@@ -76,7 +81,7 @@ def test_coverage_of_the_difference():
      ((None, 2.0), (None, (1.0, 3.0)), (0.9, 0.9))],
 )  # fmt: skip
 def test_what_lacks_an_interval_or_has_another_level_gets_none(values, intervals, levels):
-    found = difference(values, intervals, levels)
+    found = difference(estimates(values, intervals), levels)
     assert found["interval"] is None and found["apart"] is None
     assert found["value"] == (None if None in values else 1.0)
 
