@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import click
 
@@ -13,16 +13,10 @@ from proxies.core.canon import Json
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
 from transfer.tables.columns import VALUE_COLUMNS
 
-if TYPE_CHECKING:
-    from transfer.tables.table import RunTable
-
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
-LARGEST_SIZE = 10**18
-LARGEST_POWER = 10.0
-MARGINS_NATS = (1e-6, 1e3)
-LEVELS = (0.5, 0.999)
-"""Beyond these bounds an option is a slip, and intervals would rest on a handful of draws."""
+LARGEST_SIZE = 2 * 10**18
+"""Beyond it a size is a slip."""
 LEAST_SPAN_OCTAVES = 0.1
 """From the smallest size to the largest: over less no drift can be seen."""
 
@@ -103,12 +97,15 @@ def judge_table(
     import numpy as np
 
     from transfer.tables.table import read_runs
+    from transfer.verdict.by_optima import judge_optima
+    from transfer.verdict.summary import verdict_summary
+    from transfer.verdict.verdict import judge
 
     table = read_runs(path, axis=axis, hyperparameter=hyperparameter)
     sizes = sorted({point.size for point in table.points} or {size for size, _ in table.optima})
     target = 2 * sizes[-1] if target_size is None else target_size
     base = sizes[0] if base_size is None else base_size
-    _check(sizes, target, base, power, margin_nats, level)
+    _check(sizes, target, base)
     question = Question(
         target_size=target,
         base_size=base,
@@ -118,45 +115,24 @@ def judge_table(
         margin_nats=margin_nats,
         level=level,
     )
+    notes = list(table.notes)
+    if target_size is None:
+        notes.append(f"--target-size not given: taken to be {at_size(table.axis, target)}, twice the largest")
+    if base_size is None:
+        notes.append(f"--base-size not given: taken to be {at_size(table.axis, base)}, the smallest")
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
-            return {**_summary(table, question), "notes": [*table.notes, *_assumed(question, target_size, base_size)]}
+            judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
+            return {**verdict_summary(judged), "notes": notes}
     except (ArithmeticError, np.linalg.LinAlgError) as error:
         raise TransferError([f"numbers too far apart, or too near, to fit a valley to: {error}"]) from error
 
 
-def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:
-    """What was not said, and the verdict hangs on."""
-    target, base = (at_size(question.axis, size) for size in (question.target_size, question.base_size))
-    notes = [f"--target-size not given: taken to be {target}, twice the largest"] if target_size is None else []
-    return notes + ([f"--base-size not given: taken to be {base}, the smallest"] if base_size is None else [])
-
-
-def _summary(table: RunTable, question: Question) -> dict[str, Json]:
-    from transfer.verdict.by_optima import judge_optima
-    from transfer.verdict.summary import verdict_summary
-    from transfer.verdict.verdict import judge
-
-    return verdict_summary(judge(table.points, question) if table.points else judge_optima(table.optima, question))
-
-
-def _check(
-    sizes: list[int], target: int, base: int, power: float | Literal["measured"], margin_nats: float, level: float
-) -> None:
-    bounded = [
-        ("power", 0.0 if power == "measured" else power, -LARGEST_POWER, LARGEST_POWER),
-        ("margin_nats", margin_nats, *MARGINS_NATS),
-        ("level", level, *LEVELS),
-    ]
+def _check(sizes: list[int], target: int, base: int) -> None:
     problems = [
-        f"{name} = {size if abs(size) < 10**40 else '...'}: a whole number from 1 to {2 * LARGEST_SIZE:.0e} is wanted"
+        f"{name} = {size if abs(size) < 10**40 else '...'}: a whole number from 1 to {LARGEST_SIZE:.0e} is wanted"
         for name, size in (("target_size", target), ("base_size", base))
-        if not 1 <= size <= 2 * LARGEST_SIZE
-    ]
-    problems += [
-        f"{name} = {value!r}: a number from {low:g} to {high:g} is wanted"
-        for name, value, low, high in bounded
-        if not low <= value <= high
+        if not 1 <= size <= LARGEST_SIZE
     ]
     if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**LEAST_SPAN_OCTAVES:
         problems.append(f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: run some that do")

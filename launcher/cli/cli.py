@@ -53,7 +53,6 @@ _EXIT_CODES = {
     "DuplicateRecord": EXIT_BUG,
 }
 _OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
-_KEEP_NOTHING = {"estimate", "fit", "predict", "allocate", "flops", "rehearse"}  # verbs that begin anew
 
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
@@ -161,12 +160,10 @@ def _named(error: BaseException) -> BaseException:
     return error
 
 
-def message_of(error: BaseException, verb: str = "") -> str:
+def message_of(error: BaseException) -> str:
     """What an error of a verb says to the user."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        if verb in _KEEP_NOTHING:
-            return "interrupted; nothing is kept, the same command starts anew"
-        return "interrupted; everything finished is recorded, the same command continues"
+        return "interrupted; everything finished is recorded, the same command continues, or starts anew"
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError) and error.filename is not None:
@@ -241,8 +238,7 @@ def _complain(error: BaseException, typed: list[str]) -> int:
     from launcher.base.talk import shown
 
     redacted, error = _redactor(error)
-    verb = next((word for word in typed if word in _VERBS), "")
-    code, message = exit_code_of(error), redacted(message_of(error, verb))
+    code, message = exit_code_of(error), redacted(message_of(error))
     problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]
     with contextlib.suppress(OSError):  # a stream that takes no more: the exit code says it still
         if os.environ.get("FORERUN_TRACEBACK") == "1":

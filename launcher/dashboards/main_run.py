@@ -94,7 +94,6 @@ class MetricsLog:
         self._following = Following(run_dir)
         self._told_to, self._take = 0, 1
         self._rollbacks: set[str] = set()
-        self._events: set[tuple[Json, int]] = set()
 
     @property
     def at_end(self) -> bool:
@@ -119,15 +118,9 @@ class MetricsLog:
                 return {}
             self._told_to = step
             return {**numbers(line), "take": self._take}
-        columns = {f"{event}/{name}": value for name, value in numbers(line).items() if name != "step"}
-        if event == "rolled_back":
-            return self._rolled_back(line, columns)
-        if event == "started" or not columns or (event, step) in self._events:
-            return {}
-        self._events.add((event, step))
-        return {"step": step, "take": self._take, **columns}
+        return self._rolled_back(line) if event == "rolled_back" else {}
 
-    def _rolled_back(self, line: dict[str, Json], columns: dict[str, float]) -> dict[str, float]:
+    def _rolled_back(self, line: dict[str, Json]) -> dict[str, float]:
         told = canon.canonical({key: line[key] for key in line if key != "step"})  # said again at another one
         to_step = line.get("to_step")
         if told in self._rollbacks or not isinstance(to_step, int):
@@ -135,7 +128,7 @@ class MetricsLog:
         self._rollbacks.add(told)
         self._take += 1
         self._told_to = min(self._told_to, to_step)
-        self._events = {(event, step) for event, step in self._events if step <= to_step}
+        columns = {f"rolled_back/{name}": value for name, value in numbers(line).items() if name != "step"}
         return {"step": self._told_to, "take": self._take, **columns}
 
 

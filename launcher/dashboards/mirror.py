@@ -82,12 +82,9 @@ class Mirror:
         try:
             self.outcome = self._show()
             return
-        except OSError as error:
-            problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        except DashboardError as error:
-            problem = str(error)
-        except Exception as error:  # whatever it is, it is told with the others
-            problem = f"{type(error).__name__}: {error}"
+        except Exception as error:  # whatever it is, it is told
+            told = isinstance(error, DashboardError | OSError)
+            problem = str(error) if told else f"{type(error).__name__}: {error}"
         problem = redacted(problem)[:_MOST_SAID]
         if not self._over.is_set():
             say(f"forerun: the wandb mirror ended early, the run goes on: {problem}")

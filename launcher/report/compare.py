@@ -17,7 +17,19 @@ from scaling_fits.forecast.conclusive import first_and_rest
 
 SIDES = ("a", "b")
 _PARTS = ("question", "corpus", "transfer", "choice", "progress")
-_PER_TOKEN = "so are their losses per token"
+_OTHER_LOSSES = {
+    "tokenizer": "the tokenizers are others, so are their losses per token",
+    "vocab_size": "the vocabularies are others, so are their losses per token",
+    "data_id": "the data is other data, and so are the texts that the losses were measured on",
+}
+_ANOTHER = "differs, and a value as set at the base means another one in the model"
+_OTHER_VALUES = {
+    "parametrization": ("no", f"the parametrization {_ANOTHER}"),
+    "base_width": ("no", f"the base width {_ANOTHER}"),
+    "batch_tokens": ("with_care", "the batch at the base differs, and optima move with it"),
+    "num_steps": ("with_care", "the number of steps at the base differs, and optima move with it"),
+}
+"""By key of the proxy: learning rates are set at the base, under one parametrization."""
 
 
 class NotAReportError(ValueError):
@@ -92,49 +104,28 @@ def _budget(body: Body) -> float | None:
 
 def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
     """Of losses, values and forecasts: `yes`, `with_care` or `no`, each with reasons."""
-    losses = _of_losses(a, b)
-    forecasts = losses
-    if losses["comparable"] != "no" and _budget(a) != _budget(b):
-        said = "the budgets differ, so the forecasts are of main runs of other compute"
-        forecasts = {"comparable": "with_care", "reasons": [*losses["reasons"], said]}
-    return {"losses": losses, "values": _of_values(a, b), "forecasts": forecasts}
-
-
-def _of_losses(a: Body, b: Body) -> dict[str, Any]:
-    first, second = a["corpus"], b["corpus"]
-    if first["data_id"] != second["data_id"]:
-        if first["tokenizer"] != second["tokenizer"]:
-            why = f"the tokenizers are others, {_PER_TOKEN}"
-        elif first["vocab_size"] != second["vocab_size"]:
-            why = f"the vocabularies are others, {_PER_TOKEN}"
-        else:
-            why = "the data is other data, and so are the texts that the losses were measured on"
-        return {"comparable": "no", "reasons": [why]}
+    other = [key for key in ("tokenizer", "vocab_size", "data_id") if a["corpus"][key] != b["corpus"][key]]
     lengths = [body["question"].get("model", {}).get("seq_len") for body in (a, b)]
+    losses = [("no", _OTHER_LOSSES[other[0]])] if "data_id" in other else []
     if lengths[0] != lengths[1]:
-        said = "the sequences are of other lengths: a model that sees more before a token loses less at it"
-        return {"comparable": "with_care", "reasons": [said]}
-    return {"comparable": "yes", "reasons": []}
-
-
-def _of_values(a: Body, b: Body) -> dict[str, Any]:
-    """Learning rates are set at the base, under one parametrization: elsewhere the same number is another step."""
+        losses.append(
+            ("with_care", "the sequences are of other lengths: a model that sees more before a token loses less at it")
+        )
+    forecasts = list(losses)
+    if _budget(a) != _budget(b):
+        forecasts.append(("with_care", "the budgets differ, so the forecasts are of main runs of other compute"))
     first, second = (body["question"]["proxy"] for body in (a, b))
-    reasons = [
-        f"{what} differs, and a value as set at the base means another one in the model"
-        for key, what in (("parametrization", "the parametrization"), ("base_width", "the base width"))
-        if first[key] != second[key]
-    ]
-    if reasons:
-        return {"comparable": "no", "reasons": reasons}
-    with_it = [
-        f"{what} at the base differs, and optima move with it"
-        for key, what in (("batch_tokens", "the batch"), ("num_steps", "the number of steps"))
-        if first.get(key) != second.get(key)
-    ]
-    if a["corpus"]["data_id"] != b["corpus"]["data_id"]:
-        with_it.append("the data differs, and optima may move with it")
-    return {"comparable": "with_care" if with_it else "yes", "reasons": with_it}
+    values = [found for key, found in _OTHER_VALUES.items() if first.get(key) != second.get(key)]
+    if "data_id" in other:
+        values.append(("with_care", "the data differs, and optima may move with it"))
+    found = {"losses": losses, "values": values, "forecasts": forecasts}
+    return {what: _worst(limits) for what, limits in found.items()}
+
+
+def _worst(limits: list[tuple[str, str]]) -> dict[str, Any]:
+    """The worst of some limits with its reasons; without any all can be compared."""
+    worst = min((limit for limit, _ in limits), default="yes")  # no, with_care, yes
+    return {"comparable": worst, "reasons": [why for limit, why in limits if limit == worst]}
 
 
 def sentences(body: Body) -> list[str]:

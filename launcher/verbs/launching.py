@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -121,7 +122,7 @@ def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: 
 
 
 def _write_script(
-    sbatch_file: Path, frozen: Path, given: dict[str, Path | int | str | None], num_nodes: int, as_json: bool
+    sbatch_file: Path, frozen: Path, given: Mapping[str, Path | int | str | None], num_nodes: int, as_json: bool
 ) -> None:
     """Write the job; `given` are the options of this command as the job will want them, None of one that it has not."""
     from launcher.supervisor.slurm import launch_script

@@ -11,7 +11,6 @@ import click
 from launcher.base.talk import duration, say
 from launcher.cli.options import answer, json_option, study_argument, table
 
-NUM_RUNNING_SHOWN = 12
 FOLLOW_SECONDS = 2.0
 IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most
 
@@ -100,12 +99,8 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
         f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued{left} "
         f"(driver: {where}, at this for {duration(live['seconds'])})"
     )
-    shown = live["running"][:NUM_RUNNING_SHOWN]
-    rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in shown]
-    if rows:
-        lines.append(table(("running", "worker", "step"), rows))
-    if len(live["running"]) > len(shown):
-        lines.append(f"... and {len(live['running']) - len(shown)} more")
+    rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in live["running"]]
+    lines += [table(("running", "worker", "step"), rows)] if rows else []
     return "\n".join(lines)
 
 

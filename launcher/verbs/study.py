@@ -23,13 +23,9 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     from launcher.answers.texts import coordinate_text, model_text
     from launcher.study.gates import coordinate_gate
 
-    outcome = ""
-
     def work(runner: Runner) -> tuple[Json, str]:
-        nonlocal outcome
         found = runner.check()
         gate = coordinate_gate(found, runner.study.plan.proxy.parametrization)
-        outcome = gate.outcome
         body: dict[str, Json] = {"coordinates": found, "outcome": gate.outcome, "reason": gate.reason}
         text = coordinate_text(found)
         if runner.study.factory is not None:
@@ -40,10 +36,10 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
         return body, text
 
     body, text = with_runner(plan_path, study_dir, overrides, work)
-    verb = "sweep" if outcome == "passed" else "check"
-    after = f"next: {'' if outcome == 'passed' else 'mend what is named above, then '}forerun {verb} {plan_path}"
-    answer(as_json, body, f"{text}\n\n{after} --study {study_dir}")
-    exit_by(outcome)
+    assert isinstance(body, dict)
+    after = "forerun sweep" if body["outcome"] == "passed" else "mend what is named above, then forerun check"
+    answer(as_json, body, f"{text}\n\nnext: {after} {plan_path} --study {study_dir}")
+    exit_by(str(body["outcome"]))
 
 
 @click.command()

@@ -27,7 +27,7 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 @json_option
 @click.pass_context
 def transfer(
-    context: click.Context, plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
+    context: click.Context, /, plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
     runs_path: Path | None, as_json: bool, **table: object,
 ) -> None:  # fmt: skip
     """Valleys of PLAN over width and every other axis, and their verdicts; or, with --runs, the verdict on a table.

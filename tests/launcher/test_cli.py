@@ -136,7 +136,7 @@ tokenize nowhere --out x|2|nowhere is no file or folder
 tokenize bad.jsonl --out x|2|bad.jsonl line 1:
 transfer|2|name a PLAN, or a table with --runs FILE
 transfer --runs .|2|suffix
-transfer --runs runs.csv --level 2|2|level = 2.0: a number from
+transfer --runs runs.csv --level 2|2|level = 2.0
 transfer --runs runs.csv --base-width 7|2|base_size = 7 has no runs
 status nowhere|2|nowhere holds no study
 fit bad.csv|2|row 2

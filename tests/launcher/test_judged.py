@@ -46,9 +46,9 @@ def test_a_drift_is_followed_by_the_measured_power_only(judged):
 
 BAD = [
     ({"target_size": 0}, "target_size = 0: a whole number from 1 to"),
-    ({"target_size": -3, "base_size": 0, "margin_nats": -1.0}, "target_size = -3.*base_size = 0.*margin_nats = -1.0"),
-    ({"margin_nats": 1e-320}, "margin_nats = 1e-320: a number from"),
-    ({"power": 1e300}, r"power = 1e\+300"),
+    ({"target_size": -3, "base_size": 0}, "target_size = -3.*base_size = 0"),
+    ({"margin_nats": -1.0}, "margin_nats = -1.0"),
+    ({"level": 1.0}, "level = 1.0"),
 ]
 
 
@@ -93,8 +93,8 @@ def _wild(seed):
     rates = [value() for _ in range(draw.randint(3, 7))]
     rows = [f"{size},{rate},{loss()}" for size in sizes for rate in rates for _ in range(draw.randint(1, 2))]
     options = {
-        "target_size": draw.choice([None, 1, 10**18]), "power": draw.choice([0.0, 10.0, "measured"]),
-        "margin_nats": draw.choice([1e-6, 1e3]), "level": draw.choice([0.5, 0.999]),
+        "target_size": draw.choice([None, 1, 10**18]), "power": draw.choice([0.0, 10.0, 1e300, "measured"]),
+        "margin_nats": draw.choice([1e-320, 1e-6, 1e300]), "level": draw.choice([1e-300, 0.5, 0.999]),
     }  # fmt: skip
     return "\n".join([f"width,{name},loss", *rows]), options
 

@@ -220,12 +220,3 @@ def test_an_output_that_takes_no_more_is_named(fitted):
             done = piped(*line, stdout=full)
         wanted = "gone.csv cannot be read" if "gone.csv" in line else "the standard output: No space left on device"
         assert (done.returncode, done.stderr.count("\n")) == (2, 1) and wanted in done.stderr
-
-
-def test_an_interrupted_fit_says_that_nothing_is_kept(table, monkeypatch):
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("launcher.verbs.fits.fit_of", stopped)
-    code, _, err = forerun("fit", table)
-    assert (code, err.strip()) == (130, "forerun: interrupted; nothing is kept, the same command starts anew")
