@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from launcher.estimates.spans import Span
     from scaling_fits.allocation.budgets import Assumption, Machine, Wish
     from scaling_fits.allocation.shapes import ShapeRequest
-    from scaling_fits.allocation.spending import Spending
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -53,13 +52,10 @@ class Checked:
 
     wish: Wish
     machine: Machine | None
-    spending: Spending
-    """Its FLOPs are a stand-in: the budget's come from `wish`."""
-    batch_tokens: int | None
-    beyond: bool
-    """Whether a budget far beyond the fitted runs is answered too."""
     shape: ShapeRequest | None
     """Its params and template are stand-ins: the allocation's and the study's come later. None without --shape."""
+    typed: Typed
+    """The others: `batch_tokens`, `inference_tokens`, `unique_tokens`, and whether to answer far `beyond` the runs."""
 
 
 def asked_options(command: _Command) -> _Command:
@@ -82,24 +78,23 @@ def checked(asked: Typed) -> Checked:
     from scaling_fits.allocation.spending import Spending
 
     found = Collected()
-    wish, machine, shape, spending = _wish(asked, found), _machine(asked, found), _shape(asked, found), None
-    if wish is not None:
-        _needs(wish, machine, asked, found)
+    wish, machine, shape = _wish(asked, found), _machine(asked, found), _shape(asked, found)
+    if wish is not None and wish.needs_machine and asked["gpu"] is None:
+        found.problems.append("--gpu is missing: hours, dollars and days want the GPU they are of")
+    elif (
+        machine is not None and wish is not None and wish.needs_price and not (machine.price_usd or asked["price_usd"])
+    ):
+        found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
     with found.collecting():
-        spending = Spending(
-            flops=1e6, inference_tokens=asked["inference_tokens"] or 0.0, unique_tokens=asked["unique_tokens"]
-        )  # fmt: skip
+        Spending(flops=1e6, inference_tokens=asked["inference_tokens"] or 0.0, unique_tokens=asked["unique_tokens"])
     if asked["inference_tokens"] and asked["deadline_days"] is not None:
         found.problems.append("--deadline-days is of training alone, and with --inference-tokens the budget pays for "
                               "serving too: give one of them")  # fmt: skip
     if asked["batch_tokens"] is not None and not 1 <= asked["batch_tokens"] <= 10**12:
         found.problems.append(f"batch_tokens = {asked['batch_tokens']}: a whole number from 1 to 1e12 is wanted")
     found.done()
-    assert wish is not None and spending is not None
-    return Checked(
-        wish=wish, machine=machine, spending=spending, batch_tokens=asked["batch_tokens"],
-        beyond=asked["beyond"], shape=shape,
-    )  # fmt: skip
+    assert wish is not None
+    return Checked(wish=wish, machine=machine, shape=shape, typed=asked)
 
 
 def _wish(asked: Typed, found: Collected) -> Wish | None:
@@ -111,13 +106,6 @@ def _wish(asked: Typed, found: Collected) -> Wish | None:
     with found.collecting():
         return Wish(**{name: asked[name] for name in BUDGETS}, num_gpus=asked["gpus"])
     return None
-
-
-def _needs(wish: Wish, machine: Machine | None, asked: Typed, found: Collected) -> None:
-    if wish.needs_machine and asked["gpu"] is None:
-        found.problems.append("--gpu is missing: hours, dollars and days want the GPU they are of")
-    elif wish.needs_price and machine is not None and machine.price_usd is None and asked["price_usd"] is None:
-        found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
 
 
 def _machine(asked: Typed, found: Collected) -> Machine | None:

@@ -7,7 +7,6 @@ from typing import Any
 from launcher.cli.options import table
 
 _GB = 1e9
-_LEAST_SHOWN = 1e-3
 
 
 def estimate_text(body: dict[str, Any]) -> str:
@@ -23,7 +22,7 @@ def _stages(body: dict[str, Any]) -> list[str]:
         for s in every
     ]  # fmt: skip
     taken = [
-        (s["stage"], _short(s["hours"]), _short(s["gpu_hours"]), "-" if s["usd"] is None else _short(s["usd"]))
+        (s["stage"], _span(s["hours"], 2), _span(s["gpu_hours"], 2), "-" if s["usd"] is None else _span(s["usd"], 2))
         for s in every
     ]
     on = f"hours on {body['num_workers']} worker{'s' * (body['num_workers'] != 1)}"
@@ -42,12 +41,6 @@ def _stages(body: dict[str, Any]) -> list[str]:
 
 def _runs(ends: list[int]) -> str:
     return " to ".join(str(number) for number in sorted(set(ends)))
-
-
-def _between(of: dict[str, Any]) -> str:
-    """At least, and with every extension that the plan allows."""
-    low, high = of["interval"] or (of["value"], of["value"])
-    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
 
 def _main(main: dict[str, Any]) -> str:
@@ -71,18 +64,11 @@ def _main(main: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"warning: {said}" for said in main["warnings"])])
 
 
-def _figure(value: float) -> str:
-    """Two figures, for tables."""
-    if 0 < value < _LEAST_SHOWN:
-        return f"<{_LEAST_SHOWN:g}"
-    return f"{value:.0f}" if 10 <= value < 1e4 else f"{value:.2g}".replace("e+0", "e").replace("e+", "e")
+def _between(of: dict[str, Any]) -> str:
+    """At least, and with every extension that the plan allows."""
+    return " to ".join(dict.fromkeys(f"{end:.3g}" for end in of["interval"] or [of["value"]]))
 
 
-def _short(of: dict[str, Any]) -> str:
-    said, ends = _figure(of["value"]), [_figure(end) for end in of["interval"] or ()]
-    return said if set(ends) <= {said} else f"{said} [{ends[0]}, {ends[1]}]"
-
-
-def _span(of: dict[str, Any]) -> str:
-    ends = "" if of["interval"] is None else " [{:.3g}, {:.3g}]".format(*of["interval"])
-    return f"{of['value']:.3g}{ends}"
+def _span(of: dict[str, Any], digits: int = 3) -> str:
+    value, *ends = (f"{number:.{digits}g}" for number in (of["value"], *(of["interval"] or ())))
+    return f"{value} [{', '.join(ends)}]" if ends else value

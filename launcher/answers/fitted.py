@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from launcher.plan.study import Study
     from proxies.core.spec import RunSpec
     from scaling_fits.allocation.shapes import Template
-    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-    from scaling_fits.compute.optima import ComputeFit
     from scaling_fits.forecast.uncertainty import FittedRuns
     from sweeps.store.ledger import Ledger
 
@@ -70,9 +68,13 @@ def _ladder(study_dir: Path) -> tuple[Study, Ledger, list[RunSpec]]:
 
 
 def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
-    """The law fit in a file that `fit --out` wrote, and the shape its study fixes, if it is one's; errors: `read_any`.
+    """The law fit in a file that `fit --out` wrote, and the shape its study fixes, if it is one's.
 
     The ladder of a study folder is as good: its fit is the one that `freeze` decides by.
+
+    Raises:
+        FitFileError: it cannot be read, or is no fit of a law.
+        FitTamperedError: it was changed.
     """
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
@@ -93,15 +95,3 @@ def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
             f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
         )
     return found, template
-
-
-def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
-    """The fit of any kind in a file that `fit --out` wrote.
-
-    Raises:
-        FitFileError: it cannot be read, or is no fit.
-        FitTamperedError: it was changed.
-    """
-    from scaling_fits import fit_file
-
-    return fit_file.from_file(fit_file.read(path))

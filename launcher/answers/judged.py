@@ -115,7 +115,7 @@ def judge_table(
         margin_nats=margin_nats,
         level=level,
     )
-    notes = list(table.notes)
+    notes: list[Json] = [*table.notes]
     if target_size is None:
         notes.append(f"--target-size not given: taken to be {at_size(table.axis, target)}, twice the largest")
     if base_size is None:

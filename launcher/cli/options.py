@@ -19,7 +19,7 @@ from proxies.core import canon
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 MOST_COLUMNS = 10_000
-"""Of a table that is printed where nobody looks at it: a file, a pipe."""
+"""The width of a table that is printed where nobody looks at it: a file, a pipe."""
 _POWERS_OF_TEN = {"k": 3, "m": 6, "b": 9, "t": 12}
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base import metrics
 from launcher.base.following import Following
-from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers, tags_of
+from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import RUN_WIDE
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.frozen.frozen import CurvePoint, Decision
 
 _OF_PROXIES_TOO = ("train_loss_nats", "grad_norm", "validation_loss_nats")
-"""Of a main run told under `main_run/` once more: a chart of W&B's takes a name from every run that has it."""
+"""Columns of a main run that are logged under `main_run/` too: a chart of W&B's takes a name from every run."""
 
 
 def main_run(
@@ -47,7 +47,7 @@ def main_run(
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return RunRecord(
         run_id=run_id, name=f"run {run_id[:8]}", config=_settings(decision) | ({"study": study} if study else {}),
-        summary=summary, group="main run", job_type="main run", tags=tags_of(study) if study else (),
+        summary=summary, group="main run", job_type="main run",
         rows=lambda: _rows(decision, run_dir, is_over), rows_id=sha256,
     )  # fmt: skip
 

@@ -80,7 +80,13 @@ class Mirror:
 
     def _work(self) -> None:
         try:
-            self.outcome = self._show()
+            run = main_run(self._decision, self._run_dir, is_over=lambda: self._over.wait(LOOK_SECONDS))
+            with writing(self._run_dir, self._mode, Place(), dies_with_us=False) as writer:
+                self._job = writer.job
+                path, url, num_rows = writer.write(run)
+            self.outcome = Mirrored(
+                text=f"{num_rows} rows in {path}", path=str(path), url=url, num_rows=num_rows, whole=True
+            )
             return
         except Exception as error:  # whatever it is, it is told
             told = isinstance(error, DashboardError | OSError)
@@ -89,10 +95,3 @@ class Mirror:
         if not self._over.is_set():
             say(f"forerun: the wandb mirror ended early, the run goes on: {problem}")
         self.outcome = Mirrored(text=f"not whole: {problem}")
-
-    def _show(self) -> Mirrored:
-        run = main_run(self._decision, self._run_dir, is_over=lambda: self._over.wait(LOOK_SECONDS))
-        with writing(self._run_dir, self._mode, Place(), dies_with_us=False) as writer:
-            self._job = writer.job
-            path, url, num_rows = writer.write(run)
-        return Mirrored(text=f"{num_rows} rows in {path}", path=str(path), url=url, num_rows=num_rows, whole=True)

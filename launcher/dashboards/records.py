@@ -19,7 +19,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 
 VERSION = 3
-"""Of how records are made: raised, all runs are logged anew."""
+"""The version of how records are made: when it is raised, all runs are logged anew."""
 ID_DIGITS = 16
 Scalar = str | float | bool | None
 Row = Mapping[str, float]
@@ -33,7 +33,7 @@ class RunRecord:
     """One run of a dashboard."""
 
     run_id: str
-    """Of what it is about: the same is the same run, however often it is logged."""
+    """The id of what it is about: the same id is the same run, however often it is logged."""
     name: str
     config: dict[str, Json]
     """Settings: nothing that a person wrote freely."""
@@ -42,7 +42,6 @@ class RunRecord:
     group: str = "study"
     """The stage."""
     job_type: str = "study"
-    tags: tuple[str, ...] = ()
     rows: Callable[[], Iterable[Row]] = tuple
     """What was logged, step by step; made when it is needed."""
     rows_id: str = ""
@@ -87,17 +86,12 @@ def study_id(question: Any) -> str:
     return canon.content_id(question)[:ID_DIGITS]
 
 
-def tags_of(study: str) -> tuple[str, ...]:
-    """What all runs of a study are tagged with."""
-    return (f"study-{study[:8]}",)
-
-
 def study_record(body: Body) -> RunRecord:
     """What to log of a study by its report's body, finished or not: a part that has not run is absent."""
     run_id = study_id(body["question"])
     return RunRecord(
         run_id=run_id, name=f"study {run_id[:8]}", config={**_config(body["question"]), "study": run_id},
-        summary=_summary(body), tags=tags_of(run_id),
+        summary=_summary(body),
     )  # fmt: skip
 
 

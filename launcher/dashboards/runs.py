@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.base import metrics
 from launcher.dashboards.main_run import main_run
-from launcher.dashboards.records import ID_DIGITS, RunRecord, study_id, study_record, tags_of
+from launcher.dashboards.records import ID_DIGITS, RunRecord, study_id, study_record
 from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -109,7 +109,6 @@ def _proxy(study: Study, run: Run, asked_by: str, imported: bool, mine: str) -> 
         name=f"{stage} {arm} w{spec.shape.width} {spec.id[:8]}",
         config=_settings(spec, mine) | {"stage": stage, "job": job, "imported": imported},
         summary=_outcome(spec, result), group=stage, job_type=job,
-        tags=tags_of(mine),
         rows=lambda: _steps(study.study_dir, spec, result), rows_id=result.curve_id,
     )  # fmt: skip
 

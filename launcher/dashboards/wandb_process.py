@@ -54,7 +54,7 @@ def _log(order: dict[str, Any]) -> dict[str, Any]:
     record = order["record"]
     run = wandb.init(
         project=order["project"], entity=order["entity"], id=record["run_id"], name=record["name"],
-        group=record["group"], job_type=record["job_type"], tags=record["tags"], config=record["config"],
+        group=record["group"], job_type=record["job_type"], config=record["config"],
         settings=wandb.Settings(mode=order["mode"], root_dir=order["root_dir"], **_SETTINGS),
     )  # fmt: skip
     where = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}

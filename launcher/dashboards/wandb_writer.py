@@ -48,7 +48,7 @@ class Entry:
     """A run that was written, as `forerun.json` in its folder keeps it."""
 
     content: str
-    """Of the `RunRecord` that it was made of."""
+    """The content id of the `RunRecord` that it was made of."""
     num_rows: int
 
 
@@ -57,7 +57,7 @@ class Arrived:
     """What the service was asked back."""
 
     url: str
-    """Of the project."""
+    """Where the project is shown."""
     num_sent: int
     num_there: int
     """Runs that are there whole: settings, summary and number of rows as logged."""

@@ -12,7 +12,7 @@ from launcher.doctor.findings import Finding, warn
 from launcher.doctor.folders import check_folder
 from launcher.doctor.libraries import Imported, judge_library, judge_python, needed, try_imports, version_of
 from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
-from launcher.doctor.names import found, has_wandb_sweeps, judge_names
+from launcher.doctor.names import found, judge_names
 
 _AGAIN = "mend the lines above, then `forerun doctor` again"
 
@@ -23,7 +23,7 @@ def examine(study_dir: Path) -> Iterator[Finding]:
     `study_dir`: where a study would lie.
     """
     yield judge_python(sys.version_info[:3], sys.platform)
-    yield from _guarded("names", lambda: [judge_names(found(), has_wandb_sweeps())])
+    yield from _guarded("names", lambda: [judge_names(found(), bool(version_of("sweeps")))])
     yield from _guarded("study folder", lambda: [check_folder(study_dir)])
     yield from _guarded("machine", check_machine)
     try:

@@ -46,7 +46,7 @@ class Imported:
     problem: str = ""
     """In words; empty if it came."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Of torch: its `cuda`, what it `warned`, and of each of its `devices` what is wrong with it, empty if it adds."""
+    """What torch says: its `cuda`, what it `warned`, and what is wrong with each of its `devices`, empty if it adds."""
 
 
 def try_imports(names: Sequence[str], limit_seconds: float = IMPORT_SECONDS) -> dict[str, Imported]:
@@ -88,7 +88,7 @@ def needed() -> dict[str, list[tuple[str, str]]]:
 
 
 def version_of(name: str) -> str:
-    """Of an installed distribution; empty if there is none."""
+    """Return the version of an installed distribution; empty if there is none."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

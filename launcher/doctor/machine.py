@@ -14,7 +14,7 @@ from launcher.doctor.findings import Finding, fail, ok, warn
 from launcher.doctor.libraries import Imported
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts it on the disk."""
+"""The object store of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts it on the disk."""
 SMI_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")

@@ -6,7 +6,6 @@ theirs comes first on the path instead.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from pathlib import Path
 
@@ -36,17 +35,8 @@ def foreign(found: dict[str, str], home: Path = HOME) -> dict[str, str]:
     return {name: where for name, where in found.items() if where != str(home / name)}
 
 
-def has_wandb_sweeps() -> bool:
-    """Whether W&B's distribution `sweeps` is installed."""
-    try:
-        importlib.metadata.distribution("sweeps")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def judge_names(found: dict[str, str], wandb_sweeps: bool, home: Path = HOME) -> Finding:
-    """Whether they are ours alone."""
+    """Whether they are ours alone; `wandb_sweeps`: W&B's distribution of that name is installed."""
     wrong = foreign(found, home)
     if wandb_sweeps:
         said = "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"

@@ -51,7 +51,7 @@ class Known:
     decision: Decision
     plan: Plan
     body: Any
-    """Of the report."""
+    """The body of the report."""
     specs: tuple[RunSpec, ...]
     """Runs that the decision rests on, each once."""
     search: Runs

@@ -40,7 +40,7 @@ class Origin:
     in_runs: str = ""
     """The same of a `RunSpec`, where runs may have had another than the launch."""
     gates: tuple[str, ...] = ()
-    """Of freezing, that bear on it."""
+    """The gates of freezing that bear on it."""
     sure: StrengthKind = "chosen"
     """How sure it is, where neither runs nor gates bear on it."""
     strength: str = ""

@@ -134,12 +134,9 @@ def _two_lines(group: dict[str, Json]) -> list[tuple[str, ...]]:
 
 
 def _heading(rules: Parametrization, shape: Shape, base: Shape, ratios: Ratios) -> str:
-    here = f"width {shape.width}, {shape.num_layers} layers"
+    here, there = (f"width {of.width}, {of.num_layers} layers" for of in (shape, base))
     tokens = f", m_B = {ratios.batch:g}, m_D = {ratios.duration:g}" if rules.needs_tokens else ""
-    if shape == base:
-        return f"{rules} at its base ({here}): nothing scales with width or depth{tokens}"
-    there = f"the base of width {base.width}, {base.num_layers} layers"
-    return f"{rules} at {here}, against {there}: m_N = {ratios.width:g}, m_L = {ratios.depth:g}{tokens}"
+    return f"{rules} at {here}, against the base of {there}: m_N = {ratios.width:g}, m_L = {ratios.depth:g}{tokens}"
 
 
 def _readable(names: list[str]) -> str:

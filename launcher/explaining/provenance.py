@@ -41,7 +41,7 @@ class Parts:
     change: Sequence[str] = ()
     """Beside what tests, gates and plan keys would."""
     keys: Sequence[str] = ()
-    """Of the plan, that would change it; empty: those of the field's row."""
+    """Plan keys that would change it; empty: those of the field's row."""
 
 
 def records_of(known: Known) -> list[Provenance]:

@@ -59,7 +59,7 @@ class Source:
     text: str
     plan_keys: tuple[PlanKey, ...] = ()
     rules: tuple[str, ...] = ()
-    """Of a parametrization or a policy, with whose they are."""
+    """Rules of a parametrization or a policy, with their sources."""
     runs: tuple[Runs, ...] = ()
     fields: tuple[str, ...] = ()
     """Other fields that it follows from."""

@@ -17,7 +17,7 @@ _FLOPS = "training compute, 6ND (FLOPs)"
 _WIDE = (4.8, 3.7)
 _NUM_TICKS = 7
 _BESIDE = 0.025
-"""Of the axis, between a rung and what was predicted of it: their marks do not meet."""
+"""A share of the axis, between a rung and what was predicted of it: their marks do not meet."""
 
 
 def _flops_axis(axes: Axes, values: Iterable[float]) -> None:

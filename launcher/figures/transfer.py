@@ -30,7 +30,6 @@ from launcher.views.transfer import (
     Test,
     anchor,
     axis_name,
-    doublings,
     hyperparameter_name,
     name_of,
     runs_of,
@@ -56,7 +55,7 @@ def test_of(report: Body, hyperparameter: str, axis: str) -> Test:
 
 
 def _spaced(ticks: Iterable[float], gap: float) -> list[float]:
-    """Of ticks in order of importance those at least `gap` apart."""
+    """Return those ticks, given in order of importance, that are at least `gap` apart."""
     kept: list[float] = []
     for tick in ticks:
         if all(abs(tick - other) >= gap for other in kept):
@@ -201,7 +200,7 @@ def _used(axes: Axes, verdict: Any) -> list[float]:
     axes.plot(x, [base, there], color=INK, alpha=0.7, linewidth=0.9, linestyle=DASHED, label="value used")
     heights, steps = [base, there], verdict["drift_octaves_per_doubling"]["interval"]
     if verdict["power_is_measured"] and steps is not None:
-        edges = [base + slope * doublings(verdict) for slope in steps]
+        edges = [base + slope * (x[1] - x[0]) for slope in steps]
         axes.fill_between(x, [base, edges[0]], [base, edges[1]], color=KINDS[0], alpha=0.14, linewidth=0)
         heights += edges
     offset = verdict["offset_octaves"]

@@ -103,7 +103,7 @@ def _budget(body: Body) -> float | None:
 
 
 def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
-    """Of losses, values and forecasts: `yes`, `with_care` or `no`, each with reasons."""
+    """Whether losses, values and forecasts can be compared: `yes`, `with_care` or `no`, each with reasons."""
     other = [key for key in ("tokenizer", "vocab_size", "data_id") if a["corpus"][key] != b["corpus"][key]]
     lengths = [body["question"].get("model", {}).get("seq_len") for body in (a, b)]
     losses = [("no", _OTHER_LOSSES[other[0]])] if "data_id" in other else []
@@ -139,7 +139,13 @@ def sentences(body: Body) -> list[str]:
     if found is not None and found["difference_nats"] and found["difference_nats"]["value"] is not None:
         said += forecast_doubts(found)
         said.append(f"main run's expected loss, B less A: {_plain(found['difference_nats'], '+.4f', 'nats')}")
-    said += _optima_sentences(body)
+    for test in body["tests"]:  # of optima the differences that their intervals do not explain
+        said += [
+            f"optimal {hyperparameter_name(test['hyperparameter'])} at {size_name(test['axis'], row['size'])}, "
+            f"B less A: {_plain(row['difference_octaves'], '+.2f', 'octaves')}"
+            for row in test["optima"]
+            if row["difference_octaves"] and row["difference_octaves"]["apart"]
+        ]
     for test in body["tests"]:
         a, b = test["outcome"]["a"], test["outcome"]["b"]
         if a is not None and b is not None and a != b:
@@ -148,20 +154,9 @@ def sentences(body: Body) -> list[str]:
 
 
 def forecast_doubts(found: Any) -> list[str]:
-    """Of each side's forecast that is inconclusive, why: said before its number."""
+    """Why each side's forecast is inconclusive, if it is: said before its number."""
     sides = {name: found[side] for name, side in (("A", "a"), ("B", "b")) if found[side] is not None}
     return [f"{name}: {doubt}" for name, side in sides.items() for doubt in first_and_rest(side["warnings"])[0]]
-
-
-def _optima_sentences(body: Body) -> list[str]:
-    """Of optima the differences that their intervals do not explain."""
-    return [
-        f"optimal {hyperparameter_name(test['hyperparameter'])} at {size_name(test['axis'], row['size'])}, B less A: "
-        f"{_plain(row['difference_octaves'], '+.2f', 'octaves')}"
-        for test in body["tests"]
-        for row in test["optima"]
-        if row["difference_octaves"] and row["difference_octaves"]["apart"]
-    ]
 
 
 def _plain(found: Any, spec: str, unit: str) -> str:

@@ -15,7 +15,7 @@ from launcher.views.numbers import Body
 from transfer.question import Hyperparameter, from_log2
 
 NOT_THERE = "(not in the plan)"
-"""Of a plan's key that a study's question lacks, since it has its default."""
+"""The value of a plan's key that a study's question lacks, since it has its default."""
 _OPTIMUM = ("status", "value", "log2_value", "interval_log2", "loss_nats", "num_runs")
 _CHOSEN = ("params", "params_non_embedding", "tokens", "num_steps", "budget_flops")
 

@@ -56,14 +56,14 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
     from scaling_fits.allocation.budgets import budget_of
 
     budget = budget_of(ask.wish, ask.machine)
-    if not ask.beyond:
+    if not ask.typed["beyond"]:
         _check_reach(fitted, budget.flops)
     best = allocate_budget(
-        fitted, budget.flops, inference_tokens=ask.spending.inference_tokens,
-        unique_tokens=ask.spending.unique_tokens,
+        fitted, budget.flops, inference_tokens=ask.typed["inference_tokens"] or 0.0,
+        unique_tokens=ask.typed["unique_tokens"],
     )  # fmt: skip
     body = summary.allocation_summary(best)
-    body |= _batch(best, ask)
+    body |= _batch(best, ask.typed["batch_tokens"])
     body |= {
         "training_flops": best.training_flops,
         "budget": summary.budget_summary(budget, ask.machine),
@@ -94,14 +94,13 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
         raise CannotTellError((told,))
 
 
-def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
+def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
     """Tokens per step: as given, or null with the reason."""
-    batch, source = ask.batch_tokens, "given" if ask.batch_tokens is not None else _NO_BATCH
     if batch is not None and batch > best.tokens:
         raise OptionProblems([f"--batch-tokens {batch}: more than the {best.tokens:.4g} tokens of the whole run"])
     return {
         "batch_tokens": batch,
-        "batch_tokens_from": source,
+        "batch_tokens_from": _NO_BATCH if batch is None else "given",
         "num_steps": None if batch is None else max(1, round(best.tokens / batch)),
     }
 

@@ -157,12 +157,11 @@ def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> l
     """What of a study's total is known so badly that it says little, and the one measurement that narrows it."""
     from launcher.estimates.main_run import WIDE
 
-    for what, span in spans.items():
-        if span is None or span.high <= WIDE * span.low:
-            continue
-        if measured and (gpus or what == "hours"):
-            how = "the extensions that the plan allows: search.max_extensions, transfer.max_extensions"
-        else:
-            how = "the speed of proxies, which a sweep measures first: then `forerun estimate PLAN --study STUDY`"
-        return [f"{what} of the study are known within a factor of {span.high / span.low:.3g}: narrowed by {how}"]
-    return []
+    wide = [(what, span.high / span.low) for what, span in spans.items() if span and span.high > WIDE * span.low]
+    if not wide:
+        return []
+    what, factor = wide[0]
+    how = "the speed of proxies, which a sweep measures first: then `forerun estimate PLAN --study STUDY`"
+    if measured and (gpus or what == "hours"):
+        how = "the extensions that the plan allows: search.max_extensions, transfer.max_extensions"
+    return [f"{what} of the study are known within a factor of {factor:.3g}: narrowed by {how}"]

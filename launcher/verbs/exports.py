@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -188,11 +189,10 @@ def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool
     for entry in report.entries:
         if entry.verdict == "equivalent":
             conditions.setdefault(entry.note, []).append(entry.field)
-    for verdict in ("exact", "equivalent", "not_expressible"):
-        count = sum(entry.verdict == verdict for entry in report.entries)
-        lines.append(f"  fields {verdict.replace('_', ' ')}: {count}")
-        if verdict == "equivalent":
-            lines += [f"    {_some(fields)}: {note}" for note, fields in conditions.items()]
+    counts = Counter(entry.verdict for entry in report.entries)
+    lines.append(f"  fields exact: {counts['exact']}; equivalent: {counts['equivalent']}; not expressible: "
+                 f"{counts['not_expressible']}")  # fmt: skip
+    lines += [f"  equivalent: {_some(fields)}: {note}" for note, fields in conditions.items()]
     lines += [f"  lost: {entry.field}: {entry.note}" for entry in report.lost]
     if refused:
         return lines

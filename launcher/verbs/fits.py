@@ -50,8 +50,6 @@ def fit(
 
         fit_file.write(out, file)
     status = body["status"]
-    if status in _STATUS_SAID:
-        click.echo(f"warning: the fit is {status}: {_STATUS_SAID[status]}; see its warnings", err=True)
     told = isoflop_text if form == "isoflop" else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
     after = _NO_LAW if status == "unidentified" else _next(form, out)
     answer(as_json, body, f"{told(body)}\n{after}")
@@ -69,10 +67,6 @@ def _next(form: str, out: Path | None) -> str:
 
 
 _NO_LAW = "next: make the runs that the warnings ask for, and fit again"
-_STATUS_SAID = {
-    "degenerate": "no known law looks like this, so do not plan with its numbers",
-    "at_bound": "its optimum wants to leave the searched box, so its parameters are where the box ends",
-}
 
 
 def _check_out(out: Path, runs: Path) -> None:
@@ -91,13 +85,6 @@ def fit_text(body: Body) -> str:
     rows = [(m["form"], f"{m['weight']:.0%}", m["status"]) for m in body["members"]]
     if len(rows) > 1:
         parts.append(table(("law", "weight", "status"), rows))
-    if body["weighting"] == "near_frontier":
-        parts.append("no law fits all runs: each counts by its nearness to the best of its budget")
-    if body["misfit_sd"] is not None:
-        parts.append(
-            f"error that the laws share: sd {body['misfit_sd']:.2g} of log loss about two times beyond the "
-            "largest FLOPs, growing from there; in every interval of a loss"
-        )
     if backtest := body["backtest"]:
         parts.append(
             f"back-test: {backtest['num_held_out']} runs held out at {backtest['extrapolation']:.3g}x, "

@@ -79,18 +79,13 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     if unfit(decision):  # then another trainer is wanted
         then = f"export {path.parent} --to torchtitan"
     lines += [standing.sentence, f"next: forerun {then}"]
+    carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])  # a warmup, over duration
     told: dict[str, Json] = {
         "digest": decision.digest, "path": str(path), "accepted": cast(Json, given), "rehearsed": standing.body,
         "warnings": [*doubts],
-        "ties": cast(Any, body["search"])["ties"], "warmup": _warmup(cast(Any, body)),
+        "ties": cast(Any, body["search"])["ties"], "warmup": next(filter(None, carried), None),
     }  # fmt: skip
     answer(as_json, told, "\n".join(lines))
-
-
-def _warmup(body: Any) -> Json:
-    """How it is carried over duration, and what that rests on."""
-    rows = [row for row in body["transfer"]["values"] if row["carry"] is not None]
-    return cast(Json, rows[0]["carry"] if rows else None)
 
 
 def _check_reason(accepts: tuple[str, ...], reason: str) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.answers.fitted import read_any
 from launcher.base.talk import say
 from launcher.cli.options import AMOUNT, answer, json_option, table
 from launcher.verbs.fits import endnotes, number, span_text
@@ -36,10 +35,11 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
     A fit of form isoflop takes --flops and gives the best size and tokens; one of form learning_rate or batch takes
     --params and --tokens and gives the best value.
     """
+    from scaling_fits import fit_file
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
 
-    found = read_any(fit_path)
+    found = fit_file.from_file(fit_file.read(fit_path))
     sizes = {"params": params, "tokens": tokens, "flops": flops}
     if isinstance(found, ComputeFit):
         body, text = _predict_compute(found, **_asked("isoflop", sizes, ("flops",)))

@@ -52,7 +52,7 @@ def transfer(
     study_body, text = with_runner(plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend))
     assert isinstance(study_body, dict)
     outcome = _OUTCOMES.get(str(study_body["outcome"]), "cannot_tell")
-    answer(as_json, study_body, f"{text}\n\n{_next(outcome, plan_path, study_dir, spend=spend)}".rstrip())
+    answer(as_json, study_body, f"{text}\n\n{_next(outcome, plan_path, study_dir)}".rstrip())
     exit_by(outcome)
 
 
@@ -76,7 +76,7 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, said
 
 
-def _next(outcome: str, plan_path: Path, study_dir: Path, *, spend: bool) -> str:
+def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
     """What to do after a verdict."""
     if outcome == "passed":
         return f"next: forerun ladder {plan_path} --study {study_dir}"
@@ -85,9 +85,7 @@ def _next(outcome: str, plan_path: Path, study_dir: Path, *, spend: bool) -> str
             "next: another parametrization, or sizes nearer to the target, in a new plan; or, knowing what it costs: "
             f"forerun freeze {study_dir} --accept transfer --reason TEXT"
         )
-    if spend:
-        return (
-            "still open: --spend once more, where runs are named above; else a new plan: larger sizes, axes not tested "
-            "yet, or a wider transfer.margin_nats"
-        )
-    return f"next: forerun transfer {plan_path} --study {study_dir} --spend, which runs what would decide it"
+    return (
+        f"next: forerun transfer {plan_path} --study {study_dir} --spend, which runs what would decide it; where "
+        "nothing is named above, a new plan: larger sizes, axes not tested yet, or a wider transfer.margin_nats"
+    )

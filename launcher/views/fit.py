@@ -44,19 +44,17 @@ def fit_body(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
 
 def _alone(law: LawFit, at: Prediction | None) -> dict[str, Json]:
     """What one law says by itself."""
+    import numpy as np
+
+    from scaling_fits.laws.law import exp_finite, log_loss
+
     if not law.identified:
         return {"params_vs_flops": None, "tokens_vs_flops": None, "loss_at_choice_nats": None}
     alpha, beta = (float(value) for value in law.theta[3:5])
     return {
         "params_vs_flops": beta / (alpha + beta),
         "tokens_vs_flops": alpha / (alpha + beta),
-        "loss_at_choice_nats": None if at is None else _loss_nats(law, at.params, at.tokens),
+        "loss_at_choice_nats": None
+        if at is None
+        else exp_finite(float(log_loss(law.theta[None, :], np.array([at.params]), np.array([at.tokens]))[0, 0])),
     }
-
-
-def _loss_nats(law: LawFit, params: float, tokens: float) -> float:
-    import numpy as np
-
-    from scaling_fits.laws.law import exp_finite, log_loss
-
-    return exp_finite(float(log_loss(law.theta[None, :], np.array([params]), np.array([tokens]))[0, 0]))

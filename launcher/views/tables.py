@@ -102,15 +102,14 @@ def trials_table(search: Any) -> Table:
     finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
     names = [name for name in HYPERPARAMETERS if name in search["best"]]
     rows = [
-        (str(t["index"]), *(value_text(name, t[name]) for name in names), number(t["loss_nats"], ".4f"))
+        (
+            str(t["index"]),
+            *(NONE if t[name] is None else HYPERPARAMETERS[name].text(t[name]) for name in names),
+            number(t["loss_nats"], ".4f"),
+        )
         for t in finished[:NUM_TRIALS]
     ]
     return Table(head=("trial", *map(hyperparameter_name, names), "loss (nats)"), rows=rows)
-
-
-def value_text(name: str, value: float | None) -> str:
-    """A searched value as one says it."""
-    return NONE if value is None else HYPERPARAMETERS[name].text(value)
 
 
 def checks_table(ladder: Any) -> Table:

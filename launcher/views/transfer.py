@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.views.numbers import NONE, interval, number
@@ -58,18 +58,13 @@ def exponent(power: float) -> str:
     return f"{power:+.3g}" if power else "0"
 
 
-def estimated(found: Any, shown: Callable[[float], str]) -> tuple[str, ...]:
-    """Value, low and high end of an estimate that has them, each through `shown`; or that it is more than so much."""
-    most = found.get("more_than", math.inf)
-    ends = (found["value"], *(found["interval"] or ()))
-    return tuple(f"more than {shown(most)}" if end >= most else shown(end) for end in ends)
-
-
 def estimate(found: Any, spec: str = ".4f") -> str:
-    """An estimate with its interval."""
+    """An estimate with its interval, each end of it a number, or that it is more than so much."""
     if found is None or found["value"] is None:
         return NONE
-    value, *ends = estimated(found, lambda one: number(one, spec))
+    most = found.get("more_than", math.inf)
+    value, *ends = (f"more than {number(most, spec)}" if end >= most else number(end, spec)
+                    for end in (found["value"], *(found["interval"] or ())))  # fmt: skip
     return f"{value} [{', '.join(ends)}]" if ends else f"{value} {interval(None)}"
 
 
@@ -106,8 +101,3 @@ def wanted(verdict: Any) -> list[str]:
 def runs_of(test: Test, arm: str | None = None) -> list[Any]:
     """Runs of one arm, or of all, that say something: a diverged run does, a failed one does not."""
     return [run for run in test["runs"] if run["status"] != "failed" and arm in (None, run["arm"])]
-
-
-def doublings(verdict: Any) -> float:
-    """From the base to the target."""
-    return math.log2(verdict["target_size"] / verdict["base_size"])
