@@ -8,7 +8,7 @@ import subprocess
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PAPER_PIXELS = (688, 971)
-"""Of an A4 sheet with margins of 14 and 20 mm, at 96 to the inch."""
+"""The inner size of an A4 sheet with margins of 14 and 20 mm, at 96 to the inch."""
 _QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--enable-logging=stderr",

@@ -123,18 +123,12 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope="session")
 def frozen_once(finished, tmp_path_factory):
     """A copy of the finished study, frozen: one gate failed, one cannot tell, both accepted. Nobody writes into it."""
-    from tiny_study import ask
-
-    from launcher.study import evidence
-    from launcher.study.gates import Gate
-
-    outcomes = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
-    gates = tuple(Gate(name=name, outcome=outcome, reason=f"{name} says") for name, outcome in outcomes.items())
+    from tiny_study import ask, set_gates
 
     def make(folder):
         shutil.copytree(finished / "study", folder / "study")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(evidence, "gates", lambda *_: gates)
+            set_gates(patch)
             accept = ("--accept", "coordinates", "--accept", "transfer", "--reason", "planted")
             code, answer = ask("freeze", folder / "study", *accept)
         assert code == 0, answer

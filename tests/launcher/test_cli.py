@@ -121,27 +121,18 @@ def test_an_ask_to_end_is_an_interruption(name):
 
 
 BAD_LINES = """
-frobnicate|2|No such verb 'frobnicate'.
 statsu|2|Did you mean 'status'?
-run|2|Missing argument 'PLAN'.
 run nowhere.toml|2|nowhere.toml: 1 problem
 run plan.toml --set proxy.num_steps=0|2|proxy.num_steps = 0: must be greater than or equal to 1
 run plan.toml --study /dev/null/x|2|/dev/null/x cannot be made (Not a directory): name another folder
 validate plan.toml --set data.path="nowhere"|2|data.path = 'nowhere': no corpus there; `forerun tokenize
-init --out plan.toml|2|plan.toml exists: name another file with --out, or remove it
-init --out x.toml --budget-flops nan|2|target.budget_flops = nan: must be a finite number
 init --budget-flops x|2|'x' is not an amount: a number, or one with K, M, B or T behind it, as 7B
-tokenize --out x|2|Missing argument 'SOURCES...'
-tokenize nowhere --out x|2|nowhere is no file or folder
 tokenize bad.jsonl --out x|2|bad.jsonl line 1:
 transfer|2|name a PLAN, or a table with --runs FILE
 transfer --runs .|2|suffix
-transfer --runs runs.csv --level 2|2|level = 2.0
 transfer --runs runs.csv --base-width 7|2|base_size = 7 has no runs
-status nowhere|2|nowhere holds no study
 fit bad.csv|2|row 2
 fit good.csv --level nan|2|level = nan: a number between 0 and 1 is wanted
-fit good.csv --form best|2|'best' is not one of 'auto', 'chinchilla', 'coupled'
 fit good.csv --bootstrap 0 --out /dev/null/f|2|no such folder
 predict plan.toml --params 1 --tokens 1|2|plan.toml is no fit
 flops --layers 1 --width 65 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_heads = 4 does not divide width = 65
@@ -196,7 +187,6 @@ def test_our_own_bug_is_called_one(monkeypatch):
     monkeypatch.setattr(cli.cli, "main", broken)
     code, body = ask("status")
     assert (code, body["error"]) == (1, "ZeroDivisionError")
-    assert "This is a bug in forerun, not in what you typed; nothing recorded is lost." in body["message"]
     assert "Traceback" not in forerun("status")[2]
     monkeypatch.setenv("FORERUN_TRACEBACK", "1")
     assert "Traceback" in forerun("status")[2]

@@ -47,7 +47,6 @@ def test_runs_are_grouped_by_the_stage_that_asked_first(runs, study, ledger):
     assert len(groups["search", "trial"]) == 4
     assert {one.config["arm"] for one in groups["transfer", "control"]} == {"sp"}
     assert "other" not in {group for group, _ in groups}
-    assert all(f"study-{study_id(study.question)[:8]}" in one.tags for one in runs)
 
 
 def test_rows_are_the_curve_and_the_end_has_the_validation_loss(runs, study, ledger):

@@ -77,17 +77,6 @@ def test_a_service_that_fails_for_a_while_has_all_of_it_in_the_end(logged, login
     assert server.refused == [what, what] and arrived.lacking == {}
 
 
-def test_online_is_logged_and_sent_in_one(tmp_path, login, monkeypatch):
-    study, runs = tmp_path / "study", small_study(1)
-    monkeypatch.setattr(wandb_writer, "ARRIVAL_SECONDS", 60.0)  # of a busy machine; all of it arrives
-    monkeypatch.setattr(dashboard_runs, "study_runs", lambda _: runs)
-    with Server() as server:
-        login(server)
-        code, body = ask("dashboards", study, "--online", "--entity", "me")
-        assert (code, body["mode"], body["arrived"]["num_there"], body["arrived"]["lacking"]) == (0, "online", 2, {})
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
-
-
 def test_the_verb_ends_with_2_and_names_what_did_not_arrive(logged, login, monkeypatch):
     monkeypatch.setattr(dashboard_runs, "study_runs", lambda _: small_study())
     with Server(failing("UpsertBucket", "error")) as server:  # wandb's own command ends with 0

@@ -78,7 +78,6 @@ def test_options_reach_the_readers(folder):
         (["web=web", "code"], "code has no name: give every source one (NAME=code), or none"),
         ([""], "'' names no file or folder"),
         (["web=web", "--weight", "web"], "--weight web: NAME=SHARE is wanted, such as web=0.7"),
-        (["web", "--tokenizer", "gone.json"], "gone.json cannot be read: No such file or directory"),
         (["ids.bin"], "ids.bin holds ids and no word of their vocabulary: say --vocab-size"),
     ],
 )

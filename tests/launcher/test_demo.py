@@ -39,13 +39,12 @@ class Steps:
 
 def test_the_chain_in_order(tmp_path, monkeypatch):
     steps = Steps(monkeypatch, tmp_path / "study")
-    body, text = run_demo(tmp_path, ("search.num_trials=4",))
+    body, _ = run_demo(tmp_path, ("search.num_trials=4",))
     verbs = [line[0] for line in steps.lines]
     assert verbs == [
         "tokenize", "init", "validate", "run", "freeze", "export", "export", "launch", "launch", "verify", "report",
     ]  # fmt: skip
     assert body["frozen"] == str(tmp_path / "study" / "frozen" / DIGEST)
-    assert str(tmp_path / "study" / "report.html") in text
     run = next(line for line in steps.lines if line[0] == "run")
     assert run[-2:] == ("--set", "search.num_trials=4")
     assert not any("--accept" in line for line in steps.lines)

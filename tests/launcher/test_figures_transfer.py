@@ -76,18 +76,23 @@ def every_figure(body):
         yield drift(body, test)
 
 
+def check_drawing(svg):
+    """Nothing in it is cut off, or lies on other text, or keeps its colour on a dark page."""
+    ET.fromstring(svg)
+    assert not re.search(r"\bnan\b", svg)
+    assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
+    boxes = [(said, x, x + LETTER * size * len(said), y - 0.7 * size, y) for said, x, y, size in texts(svg)]
+    assert len(boxes) > 5
+    for said, left, right, _, bottom in boxes:
+        assert left > -3 and right < width + 3 and 0 < bottom <= height, said
+    for i, (said, left, right, top, bottom) in enumerate(boxes):
+        for other, left_2, right_2, top_2, bottom_2 in boxes[:i]:
+            apart = left >= right_2 - 1 or left_2 >= right - 1 or top >= bottom_2 or top_2 >= bottom
+            assert apart, f"{said} on {other}"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_was_run_nothing_is_cut_off_or_lies_on_other_text(name):
     for svg in every_figure(odd_body(name)):
-        ET.fromstring(svg)
-        assert not re.search(r"\bnan\b", svg)
-        assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
-        width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
-        boxes = [(said, x, x + LETTER * size * len(said), y - 0.7 * size, y) for said, x, y, size in texts(svg)]
-        assert len(boxes) > 5
-        for said, left, right, _, bottom in boxes:
-            assert left > -3 and right < width + 3 and 0 < bottom <= height, said
-        for i, (said, left, right, top, bottom) in enumerate(boxes):
-            for other, left_2, right_2, top_2, bottom_2 in boxes[:i]:
-                apart = left >= right_2 - 1 or left_2 >= right - 1 or top >= bottom_2 or top_2 >= bottom
-                assert apart, f"{said} on {other}"
+        check_drawing(svg)

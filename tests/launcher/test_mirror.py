@@ -186,19 +186,6 @@ def test_what_wandb_says_it_wrote_is_read_back_and_counted(decision, tmp_path, m
     assert len(logged(tmp_path)[2]) == 3, "what is there stays"
 
 
-def test_no_secret_and_no_name_a_person_gave_is_sent(decision, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("MY_TOKEN", "planted-4711-planted")
-    run_dir = tmp_path / "secret-folder" / "run"
-    run_dir.mkdir(parents=True)
-    metrics.append(run_dir, line(1))
-    with Mirror(run_dir, decision, "offline"):
-        pass
-    kept = b"".join(path.read_bytes() for path in (run_dir / "wandb").rglob("*") if path.is_file())
-    assert b"train_loss_nats" in kept
-    assert KEY.encode() not in kept and b"planted-4711" not in kept
-
-
 def test_rows_go_online_with_the_users_own_login(decision, tmp_path, monkeypatch):
     run_dir = tmp_path
     for step in (1, 2):

@@ -238,6 +238,8 @@ def test_what_a_study_says_is_escaped(body):
     body["accepted"] = {HOSTILE: HOSTILE}
     body["question"]["note"] = HOSTILE
     body["fit"]["warnings"] = [HOSTILE]
+    body["ladder"]["tuned"]["reason"] = HOSTILE
+    body["ladder"]["checks"][1]["words"] = f"width: {HOSTILE}"
     test = body["transfer"]["tests"][1]
     test["verdict"]["reasons"] = [HOSTILE]
     test["verdict"]["optima"][0] |= {"log2_value": None, "value": None, "interval_log2": None, "status": HOSTILE}

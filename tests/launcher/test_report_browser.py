@@ -11,7 +11,7 @@ FRAMES = {
     f"{width} {mode}": (width, mode) for width in (390, 1280) for mode in ("light", "dark")
 } | {"paper": (PAPER_PIXELS[0], "paper")}  # fmt: skip
 LEAST_CONTRAST = 4.5
-"""Of text and what is behind it: WCAG 2.1, level AA."""
+"""The contrast of text and what is behind it: WCAG 2.1, level AA."""
 LEAST_LETTERS = 8.0
 """Pixels, of a figure's smallest letters on a phone and on paper."""
 

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import re
 
 import pytest
 from example_report import finished_body
@@ -63,7 +62,7 @@ def test_a_difference_adds_the_arms_as_squares():
 
 
 def test_coverage_of_the_difference():
-    """Of normal estimates with unlike errors, nine of ten intervals hold the truth."""
+    """Nine of ten intervals hold the truth, for normal estimates with unlike errors."""
     import numpy as np
 
     rng, held, num_draws, z = np.random.default_rng(0), 0, 2000, 1.6449
@@ -91,12 +90,9 @@ def test_differences_stand_on_top_with_their_intervals(a, b):
     said = sentences(body)
     forecast = body["forecast"]["difference_nats"]
     assert forecast["value"] == pytest.approx(-0.02) and not forecast["apart"]
-    assert said[0].startswith("main run's expected loss, B less A: -0.0200 nats [-0.")
-    assert ", which may be nothing" in said[0]
-    assert any(
-        re.fullmatch(r"optimal learning rate at width 128, B less A: \+0\.50 octaves \[.*\]", one) for one in said
-    ), said  # fmt: skip
-    assert said[-1] == "keys of the plans that differ: 1"
+    assert "-0.0200 nats [-0." in said[0]
+    assert any("width 128" in one and "+0.50 octaves [" in one for one in said), said
+    assert [row["key"] for row in body["question"]] == ["search.seed"]
     top = shown_of(body).split("What can be compared")[0]
     for one in said:
         assert one[1:] in top
@@ -139,7 +135,6 @@ def test_values_of_another_base_are_not_subtracted(a, b, key, value):
 def test_a_study_beside_itself_differs_in_nothing(a):
     body = compared(a, copy.deepcopy(a))
     assert body["same_study"]
-    assert sentences(body) == ["both are one study at one moment: nothing differs"]
     found = body["forecast"]["difference_nats"]
     assert (found["value"], found["apart"]) == (0.0, False)
     assert "not told apart" in shown_of(body), "and it has a page"

@@ -2,8 +2,7 @@
 
 import pytest
 from example_report import finished_body
-from markupsafe import escape
-from test_report import HOSTILE, decision, part_of, text_of, unknown_numbers
+from test_report import decision, part_of, text_of
 
 
 @pytest.fixture
@@ -44,12 +43,3 @@ def test_checked_rungs_show_rates_losses_and_verdict(body):
     assert told.count("would settle it") == 1, "what the untold one needs; the tuned one needs nothing"
     body["ladder"]["tuned"]["reason"] = "; ".join(check["words"] for check in body["ladder"]["checks"])
     assert ladder(body).count("would settle it") == 2, "said by the gate, and not again"
-
-
-def test_words_are_escaped_and_numbers_are_the_bodys(body):
-    body["fit"]["warnings"] = [HOSTILE]
-    body["ladder"]["tuned"]["reason"] = HOSTILE
-    body["ladder"]["checks"][1]["words"] = f"width: {HOSTILE}"
-    source = part_of("ladder", body)
-    assert "<script" not in source and source.count(str(escape(HOSTILE))) == 3
-    assert unknown_numbers(source, body) == []

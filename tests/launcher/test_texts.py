@@ -4,7 +4,7 @@ import pytest
 from example_report import finished_body
 from odd_transfer import odd_body
 
-from launcher.answers.texts import spend_text, study_text, transfer_text
+from launcher.answers.texts import transfer_text
 
 
 @pytest.fixture
@@ -39,13 +39,3 @@ def test_what_does_not_hold_says_why_and_what_would_decide_it():
     assert "- to decide: run width 128 at 2^-5, 2^-4 (3 seeds each): " in part
     assert "learning rate over all axes: cannot tell\n- " in said
     assert all(f"- {reason}" in said.splitlines() for reason in transfer["together"]["reasons"])
-
-
-def test_a_study_says_its_share_of_the_target_and_its_tests():
-    body = finished_body()
-    body["spend"] |= {"num_runs": 7, "share_of_target": 0.00456}
-    assert spend_text(body) == "7 runs: 0.46% of the main run's FLOPs"
-    body["choice"]["shape"] = body["decision"]["shape"]
-    said = study_text(body)
-    assert said.startswith(spend_text(body))
-    assert transfer_text(body["transfer"]) in said

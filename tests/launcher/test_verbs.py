@@ -5,28 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_study import ask, forerun
+from tiny_study import GATES, ask, forerun, set_gates
 
 from launcher.exporters import proof
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.exporters.trainers import native
 from launcher.frozen.attestations import attest, read_attestation
 from launcher.plan.file import load_plan
-from launcher.study import evidence
-from launcher.study.gates import Gate
-
-OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
-
-
-def set_gates(monkeypatch, outcomes):
-    gates = tuple(Gate(name=name, outcome=outcome, reason=f"{name} says") for name, outcome in outcomes.items())
-    monkeypatch.setattr(evidence, "gates", lambda *_: gates)
 
 
 @pytest.fixture
 def shut(monkeypatch):
     """Two gates shut, one of each kind, whatever the tiny study found."""
-    set_gates(monkeypatch, OUTCOMES)
+    set_gates(monkeypatch)
 
 
 @pytest.fixture
@@ -41,11 +32,8 @@ def frozen(frozen_once, copied, shut):
 def test_freeze_refuses_a_shut_gate_and_lists_every_one(copied, shut):
     code, body = ask("freeze", copied)
     assert (code, body["error"]) == (3, "GateError")
-    assert body["message"] == (
-        "gate coordinates failed: coordinates says\n"
-        "gate transfer cannot tell: transfer says\n"
-        f"mend it, or freeze all the same: forerun freeze {copied} --accept coordinates --accept transfer --reason TEXT"
-    )
+    assert f"forerun freeze {copied} --accept coordinates --accept transfer --reason TEXT" in body["message"]
+    assert "coordinates says" in body["message"] and "transfer says" in body["message"]
     assert not (copied / "frozen").exists()
 
 
@@ -66,7 +54,7 @@ def test_an_accepted_gate_is_told_wherever_the_config_is(frozen, copied):
 
 def test_the_digest_knows_nothing_of_gates(frozen, finished, tmp_path, monkeypatch):
     shutil.copytree(finished / "study", tmp_path / "other")
-    set_gates(monkeypatch, dict.fromkeys(OUTCOMES, "passed"))
+    set_gates(monkeypatch, dict.fromkeys(GATES, "passed"))
     code, body = ask("freeze", tmp_path / "other")
     assert (code, body["accepted"], body["digest"]) == (0, {}, frozen.name)
     launch = tmp_path / "other" / "frozen" / body["digest"] / "launch.json"
@@ -252,13 +240,8 @@ def exported(frozen):
 def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
     monkeypatch.setattr(proof, "interpreter", lambda trainer: None)
     code, body = ask("verify", exported)
-    assert code == 0
-    mend = (
-        "`make trainers TRAINERS=torchtitan` installs it in .venv-trainers of a checkout; "
-        "elsewhere FORERUN_TORCHTITAN_PYTHON names a Python that has it"
-    )
-    assert body["not_proven"] == [f"parity of torchtitan 0.3.0: {mend}; then verify again"]
-    assert "not proven  parity of torchtitan" in forerun("verify", exported)[1]
+    (said,) = body["not_proven"]
+    assert code == 0 and said.startswith("parity of torchtitan 0.3.0: ") and "FORERUN_TORCHTITAN_PYTHON" in said
 
 
 @pytest.mark.parametrize(("problems", "code"), [([], 0), (["lm_head.weight: eps is 1.0, frozen as 1e-08"], 3)])

@@ -12,14 +12,16 @@ from tiny_study import ask, forerun
 from scaling_fits.forecast.conclusive import INCONCLUSIVE
 
 FIT = ("--bootstrap", "50")
+CONTRACT = {
+    "form", "status", "parameters", "members", "intervals", "level", "exponents", "num_runs", "dropped", "backtest",
+    "warnings",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "runs.csv"
-    rows = [
-        f"{n},{d},{1.2 + 40 * n**-0.34 + 60 * d**-0.37}" for n in (1e5, 2e5, 4e5, 8e5) for d in (1e6, 3e6, 9e6)
-    ]  # fmt: skip
+    rows = [f"{n},{d},{loss_of(n, d)}" for n in (1e5, 2e5, 4e5, 8e5) for d in (1e6, 3e6, 9e6)]
     path.write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
     return path
 
@@ -35,10 +37,7 @@ def fitted(table):
 def test_the_keys_of_fit(table):
     code, body = ask("fit", table, *FIT, "--form", "chinchilla")
     assert code == 0
-    assert set(body) >= {
-        "form", "status", "parameters", "members", "intervals", "level", "exponents", "num_runs", "dropped",
-        "backtest", "warnings",
-    }  # fmt: skip
+    assert set(body) >= CONTRACT
     assert set(body["parameters"]) == {"E", "A", "B", "alpha", "beta"}
     assert set(body["exponents"]) == {"params_vs_flops", "tokens_vs_flops"}
     assert all(set(value) == {"value", "interval"} for value in body["exponents"].values())
@@ -47,22 +46,13 @@ def test_the_keys_of_fit(table):
     assert body["parameters"]["alpha"] == pytest.approx(0.34, rel=1e-3)
 
 
-def test_the_keys_of_predict_and_allocate(fitted):
+def test_the_keys_of_predict(fitted):
     code, body = ask("predict", fitted, "--params", "1e6", "--tokens", "2e7")
     assert code == 0
     assert set(body) == {"params", "tokens", "flops", "loss", "interval", "level", "extrapolation", "warnings"}
     assert body["interval"][0] <= body["loss"] <= body["interval"][1]
-    assert body["loss"] == pytest.approx(1.2 + 40 * 1e6**-0.34 + 60 * 2e7**-0.37, rel=1e-2)
+    assert body["loss"] == pytest.approx(loss_of(1e6, 2e7), rel=1e-2)
     assert (body["flops"], body["extrapolation"]) == (1.2e14, pytest.approx(1.2e14 / (6 * 8e5 * 9e6)))
-    code, body = ask("allocate", fitted, "--flops", "1e14")
-    assert code == 0
-    assert set(body) >= {
-        "flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
-        "tokens_interval", "flat_range", "warnings",
-    }  # fmt: skip
-    assert 6 * body["params"] * body["tokens"] == pytest.approx(1e14)
-    low, high = body["flat_range"]["params"]
-    assert low <= body["params"] <= high
 
 
 def loss_of(params, tokens):
@@ -83,12 +73,6 @@ def valleys_table(tmp_path_factory):
             rows.append(f"{params},{flops / 6 / params},{loss_of(params, flops / 6 / params)}")
     path.write_text("\n".join(rows) + "\n")
     return path
-
-
-CONTRACT = {
-    "form", "status", "parameters", "members", "intervals", "level", "exponents", "num_runs", "dropped", "backtest",
-    "warnings",
-}  # fmt: skip
 
 
 def test_optima_against_compute(valleys_table, tmp_path):
@@ -161,23 +145,10 @@ def test_each_kind_of_fit_is_asked_in_its_own_way(valleys_table, rates_table, fi
         assert "forerun predict" in body["message"]
 
 
-def edited(path, change):
-    """A copy of a fit whose content `change` was let loose on, and nothing else."""
-    data = json.loads(path.read_text())
-    change(data["fit"])
-    path.with_name("edited.json").write_text(json.dumps(data))
-    return path.with_name("edited.json")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda fit: fit.update(level=0.5),
-        lambda fit: fit["members"][0]["theta"].__setitem__(0, 1e300),
-    ],
-)
-def test_a_fit_that_was_edited_is_refused(fitted, change):
-    path = edited(fitted, change)
+def test_a_fit_that_was_edited_is_refused(fitted):
+    data, path = json.loads(fitted.read_text()), fitted.with_name("edited.json")
+    data["fit"]["members"][0]["theta"][0] = 1e300
+    path.write_text(json.dumps(data))
     for line in (("predict", path, "--params", "1e9", "--tokens", "1e9"), ("allocate", path, "--flops", "1e20")):
         code, body = ask(*line)
         assert (code, body["error"]) == (5, "FitTamperedError")

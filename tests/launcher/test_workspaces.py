@@ -57,13 +57,6 @@ def test_it_is_kept_with_the_study_and_not_built_twice(kept, runs, monkeypatch):
         keep_workspace(study, with_more(runs), Place())
 
 
-def test_its_sections_show_what_a_study_is_about(spec):
-    found = {name: [panel["viewType"] for panel in some] for name, some in panels(spec).items()}
-    assert found["Transfer"] == found["Scaling"] == ["Scatter Plot"]
-    assert found["Search"][0] == "Parallel Coordinates Plot" and found["Search"][-1] == "Run History Line Plot"
-    assert found["Main run"][0] == "Run History Line Plot"
-
-
 def named(value):
     """Every `config:` and `summary:` name in a panel."""
     if isinstance(value, dict):

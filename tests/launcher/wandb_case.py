@@ -12,7 +12,7 @@ RUN_ID, STUDY = "0123456789abcdef", "5" * 16
 
 
 def small_record():
-    """Of a study."""
+    """The record of a study."""
     return RunRecord(
         run_id=RUN_ID, name="study 01234567", config={"proxy": {"base_width": 32}, "study": STUDY},
         summary={"transfer/width/learning_rate/outcome": "holds", "n": 0.5},
@@ -20,11 +20,11 @@ def small_record():
 
 
 def small_run(number, loss=None, num_steps=5):
-    """Of a proxy: its loss halves at every step."""
+    """The record of a proxy: its loss halves at every step."""
     rows = [{"step": step, "tokens": 64 * step, "train_loss_nats": 8.0 / 2**step} for step in range(1, num_steps + 1)]
     return RunRecord(
         run_id=f"{number:016x}", name=f"search mup {number}", group="search", job_type="trial",
-        config={"study": STUDY, "learning_rate": 0.1 * number}, tags=("mup", "search"),
+        config={"study": STUDY, "learning_rate": 0.1 * number},
         summary={"status": "finished", "validation_loss_nats": loss or 1.5 + number},
         rows=lambda: rows, rows_id=f"{number} {num_steps}",
     )  # fmt: skip
