@@ -115,17 +115,19 @@ def judge_table(
         margin_nats=margin_nats,
         level=level,
     )
-    notes: list[Json] = [*table.notes]
-    if target_size is None:
-        notes.append(f"--target-size not given: taken to be {at_size(table.axis, target)}, twice the largest")
-    if base_size is None:
-        notes.append(f"--base-size not given: taken to be {at_size(table.axis, base)}, the smallest")
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
             judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
-            return {**verdict_summary(judged), "notes": notes}
+            return {**verdict_summary(judged), "notes": [*table.notes, *_assumed(question, target_size, base_size)]}
     except (ArithmeticError, np.linalg.LinAlgError) as error:
         raise TransferError([f"numbers too far apart, or too near, to fit a valley to: {error}"]) from error
+
+
+def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:
+    """What was not said, and the verdict hangs on."""
+    target, base = (at_size(question.axis, size) for size in (question.target_size, question.base_size))
+    notes = [f"--target-size not given: taken to be {target}, twice the largest"] if target_size is None else []
+    return notes + ([f"--base-size not given: taken to be {base}, the smallest"] if base_size is None else [])
 
 
 def _check(sizes: list[int], target: int, base: int) -> None:

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from launcher.doctor.findings import Finding, fail, ok, warn
 from launcher.doctor.libraries import Imported
@@ -24,16 +23,14 @@ _KEY_CHARS = 40
 def check_machine() -> list[Finding]:
     """Every line of this process's machine but its GPUs."""
     return [
-        judge_shm(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None),
+        judge_shm(shutil.disk_usage("/dev/shm").free),
         judge_loopback(loopback_problem()),
         judge_wandb(os.environ),
     ]
 
 
-def judge_shm(free: int | None) -> Finding:
+def judge_shm(free: int) -> Finding:
     """Ray's object store lies there, and what NCCL and data loaders share."""
-    if free is None:
-        return ok("/dev/shm", "none on this system; Ray uses its temporary folder")
     said = f"{free / 2**20:,.0f} MiB free"
     if free < OBJECT_STORE_BYTES:
         said += ": Ray's object store (80 MiB) goes to the disk, and NCCL may not start"

@@ -68,10 +68,9 @@ def _row(name: str, said: str) -> list[str]:
 
 def value_text(value: Json, most: int) -> str:
     """A value in one line, cut where it is long."""
-    if isinstance(value, str | int | None):
-        text = number(value)
-    else:
-        text = f"{value:.6g}" if isinstance(value, float) else json.dumps(value, separators=(",", ":"))
+    text = f"{value:.6g}" if isinstance(value, float) else number(value)
+    if isinstance(value, list | dict):
+        text = json.dumps(value, separators=(",", ":"))
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

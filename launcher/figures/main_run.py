@@ -12,7 +12,6 @@ from launcher.figures.panel import MissingError, Panel, draw, part
 from launcher.figures.svg import INK, KINDS
 from launcher.views.numbers import Body
 
-_INCHES = (4.8, 3.4)
 BINS_PER_DECADE = 40
 """Losses are drawn as means over so many parts of a decade of steps."""
 
@@ -43,7 +42,7 @@ def main_run(report: Body) -> Panel:
         axes.set_xlim(left, 1.1 * max(at[-1], run["steps"][-1]))
 
     title = "Training loss of the main run, and the band that was expected"
-    return draw("main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, _INCHES)
+    return draw("main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, (4.8, 3.4))
 
 
 def binned(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:

@@ -15,7 +15,6 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
 
-SIDES = ("a", "b")
 _PARTS = ("question", "corpus", "transfer", "choice", "progress")
 _OTHER_LOSSES = {
     "tokenizer": "the tokenizers are others, so are their losses per token",
@@ -73,7 +72,7 @@ def compare_body(a: Body, b: Body, names: tuple[str, str]) -> dict[str, Json]:
     losses = limits["losses"]["comparable"] != "no"
     found: dict[str, Any] = {
         "schema_version": 1,
-        "studies": {side: _study(body, name) for side, body, name in zip(SIDES, (a, b), names, strict=True)},
+        "studies": {side: _study(body, name) for side, body, name in zip("ab", (a, b), names, strict=True)},
         "same_study": a["question"] == b["question"] and a["ledger_head"] == b["ledger_head"],
         "comparable": limits,
         "question": differ.question(a, b),

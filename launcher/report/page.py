@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,6 @@ def _chosen(value: Any) -> Markup:
     return typeset(numbers.count(value) if float(value).is_integer() else numbers.number(value))
 
 
-def _nearest(curve: Sequence[Any], step: float) -> Any:
-    return min(curve, key=lambda point: abs(point["step"] - step))
-
-
 @functools.cache
 def environment() -> Environment:
     """The templates with what they may call."""
@@ -84,7 +80,9 @@ def environment() -> Environment:
     made.filters |= {shown.__name__: _set(shown) for shown in written}
     made.filters |= {
         "set": typeset, "words": numbers.words, "listed": numbers.listed, "command": _command, "leaf": _leaf,
-        "chosen": _chosen, "nearest": _nearest, "has_optimum": has_optimum,
+        "chosen": _chosen,
+        "nearest": lambda curve, step: min(curve, key=lambda point: abs(point["step"] - step)),
+        "has_optimum": has_optimum,
         "chip": lambda outcome: typeset(Outcome(outcome)), "code": lambda text: Markup("<code>{}</code>").format(text),
         "svg": lambda panel: Markup(svg_of(panel)),
     }  # fmt: skip

@@ -62,7 +62,7 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
         fitted, budget.flops, inference_tokens=ask.typed["inference_tokens"] or 0.0,
         unique_tokens=ask.typed["unique_tokens"],
     )  # fmt: skip
-    body = summary.allocation_summary(best)
+    body: dict[str, Any] = summary.allocation_summary(best)
     body |= _batch(best, ask.typed["batch_tokens"])
     body |= {
         "training_flops": best.training_flops,
@@ -106,14 +106,13 @@ def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
 
 
 def _shapes(
-    fitted: FittedRuns, best: Allocation, ask: ShapeRequest, template: Template | None, warnings: Json
+    fitted: FittedRuns, best: Allocation, ask: ShapeRequest, template: Template | None, warnings: list[Json]
 ) -> dict[str, Json]:  # fmt: skip
     """The shape; the study's template is kept unless an option asks for another make."""
     from scaling_fits.allocation.allocate import exact_run
     from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
     from scaling_fits.summary import shape_summary
 
-    assert isinstance(warnings, list)
     own = ShapeRequest(params=ask.params, tensor_parallel=ask.tensor_parallel)
     if template is not None and ask != own:
         warnings.append("the shape is not of the study's make, which `forerun freeze` keeps: leave its options away")

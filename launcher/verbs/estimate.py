@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import AMOUNT, answer, json_option, set_option
+from launcher.answers.estimated import estimate_text
+from launcher.cli.options import AMOUNT, answer, folder_of, json_option, set_option
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -55,12 +56,9 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_js
         body |= _stages_body(study, found, _speeds(study, path.parent, study_dir))
     body["main_run"] = main_body(found)
     if frozen:
-        from launcher.cli.options import folder_of
         from launcher.frozen.attestations import attest
 
         attest(folder_of(path), "estimate", str(body["digest"]), body)
-    from launcher.answers.estimated import estimate_text
-
     after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(str(path))}"
     answer(as_json, body, f"{estimate_text(body)}\n\n{after}")
 

@@ -9,7 +9,7 @@ from typing import cast, get_args
 
 import click
 
-from launcher.cli.options import answer, json_option, typed_options
+from launcher.cli.options import answer, folder_of, json_option, typed_options
 from launcher.explaining import parametrizations
 from launcher.plan import sources
 from proxies.core import canon
@@ -30,7 +30,6 @@ def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], 
         NoProvenanceError: no provenance lies beside it.
         UnknownFieldError: no field has that name.
     """
-    from launcher.cli.options import folder_of
     from launcher.explaining.fields import fields_of, find
     from launcher.explaining.record import read_provenance
     from launcher.explaining.text import fields_text, table_text
@@ -53,7 +52,6 @@ _KEYS = {
     "layers": "num_layers", "width": "width", "heads": "num_heads", "kv_heads": "num_kv_heads", "ffn": "ffn_width",
     "vocab": "vocab_size", "seq_len": "seq_len",
 }  # fmt: skip
-_GROWING = ("layers", "width")
 _LIST = "*"
 _RATE = 0.01
 """Shown where no `--lr` is given."""
@@ -167,5 +165,5 @@ def _shape(text: str, family: Family, *, tied: bool, qk_norm: bool) -> Shape:
 
 def _base(text: str, shape: Shape) -> Shape:
     """The shape at another width and depth: head dim and ratios stay."""
-    sizes = _sizes("--base", text, _GROWING)
+    sizes = _sizes("--base", text, ("layers", "width"))
     return shape.at_width(sizes.get("width", shape.width)).at_depth(sizes.get("num_layers", shape.num_layers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -29,9 +29,7 @@ def repair(study_dir: Path, as_json: bool) -> None:
     found = mend(study_dir, _question(study_dir))
     body: dict[str, Json] = {"repaired": found is not None}
     if found is not None:
-        detail = canon.to_json(found)
-        assert isinstance(detail, dict)
-        body |= detail
+        body |= cast(dict[str, Json], canon.to_json(found))
     lines = ["nothing to repair: every record is what was written"] if found is None else _lines(study_dir, found)
     answer(as_json, body, "\n".join(lines))
 

@@ -31,14 +31,12 @@ _STANDING = ("num_repeats", "num_diverged", "mean_nats", "standard_error_nats")
 
 def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
     """Trials, the best, how the ranges grew, whether it is bracketed, and repeats."""
-    results, done = ledger.first_results(), phases(study, ledger)
-    trials: list[Json] = []
-    for index, point in enumerate(found.points):
-        result = results[study.trial(point).id]
-        trials.append(
-            {"index": index, **point, "loss_nats": result.loss_nats, "status": result.status,
-             "num_steps": result.num_steps}
-        )  # fmt: skip
+    first, done = ledger.first_results(), phases(study, ledger)
+    results = [first[study.trial(point).id] for point in found.points]
+    trials: list[Json] = [
+        {"index": index, **point, **{name: getattr(result, name) for name in ("loss_nats", "status", "num_steps")}}
+        for index, (point, result) in enumerate(zip(found.points, results, strict=True))
+    ]
     losses = ended_losses(study, ledger)
     assert losses is not None
     edges, stopped = edges_of(study, ledger, losses)

@@ -33,7 +33,7 @@ def library(version="2.13.0+cpu", needs=((">=", "2.13"),), name="torch", problem
 
 
 SOUND = [
-    judge_python((3, 11, 7), "linux"), judge_names(NAMES, False), judge_shm(2**30), judge_shm(None), judge_loopback(""),
+    judge_python((3, 11, 7), "linux"), judge_names(NAMES, False), judge_shm(2**30), judge_loopback(""),
     judge_wandb({}), judge_wandb({"WANDB_API_KEY": KEY}), judge_room(Path("s"), 50 * GB, "ext4"),
     judge_driver([], ""), judge_driver([H100, H100], ""), torch(), torch((), **CPU),
     torch((), devices=[]), torch(devices=[""]), library(), library("2.13.1"),
