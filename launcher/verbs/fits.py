@@ -51,8 +51,8 @@ def fit(
         fit_file.write(out, file)
     status = body["status"]
     told = isoflop_text if form == "isoflop" else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
-    after = _NO_LAW if status == "unidentified" else _next(form, out)
-    answer(as_json, body, f"{told(body)}\n{after}")
+    after = "make the runs that the warnings ask for, and fit again" if status == "unidentified" else _next(form, out)
+    answer(as_json, body, f"{told(body)}\nnext: {after}")
     if status == "unidentified":
         raise SystemExit(4)
 
@@ -60,13 +60,10 @@ def fit(
 def _next(form: str, out: Path | None) -> str:
     """What a fit is asked, once it is kept."""
     if out is None:
-        return "next: the same with --out fit.json, which predict and allocate read"
+        return "the same with --out fit.json, which predict and allocate read"
     asked = "--flops C" if form == "isoflop" else "--params N --tokens D"
     also = "" if form in ("isoflop", *HYPERPARAMETER_FORMS) else f", or forerun allocate {out} --flops C"
-    return f"next: forerun predict {out} {asked}{also}"
-
-
-_NO_LAW = "next: make the runs that the warnings ask for, and fit again"
+    return f"forerun predict {out} {asked}{also}"
 
 
 def _check_out(out: Path, runs: Path) -> None:
