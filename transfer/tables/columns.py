@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
+from proxies.core.table_files import Cells
 from transfer.question import AXES, Axis, Hyperparameter
 from transfer.tables.cells import plain
-from transfer.tables.sheet import Sheet, TableError
+from transfer.tables.sheet import TableError
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -78,7 +79,7 @@ def find_columns(path: Path, names: Sequence[str]) -> Columns:
 
 
 def what_to_judge(
-    path: Path, sheet: Sheet, columns: Columns, axis: Axis | None, hyperparameter: Hyperparameter | None
+    path: Path, sheet: Cells, columns: Columns, axis: Axis | None, hyperparameter: Hyperparameter | None
 ) -> tuple[Axis, Hyperparameter]:
     """Axis and hyperparameter: as given, else as the table leaves no choice.
 
@@ -87,7 +88,7 @@ def what_to_judge(
     """
     given = ((axis, columns.sizes), (hyperparameter, columns.values))
     problems = [
-        f"no column for {name} (found: {', '.join(sheet.names)})"
+        f"no column for {name} (found: {', '.join(sheet.columns)})"
         for name, there in given
         if name is not None and name not in there
     ]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from proxies.core.table_files import FormatError, read_cells
-
-Row = tuple[int, Mapping[str, object]]
-"""Row number as an editor shows it (a table's header is line 1), and its cells."""
+from proxies.core.table_files import Cells, FormatError, read_cells
 
 
 class TableError(ValueError):
@@ -20,29 +16,19 @@ class TableError(ValueError):
         super().__init__(f"{path.name}: " + "; ".join(self.problems))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sheet:
-    """A table: what its columns are called, and its rows."""
-
-    names: tuple[str, ...]
-    """As the file spells them, in its order."""
-    rows: tuple[Row, ...]
-    """Cells of the known columns at least; one that is absent is empty."""
-
-
-def read_sheet(path: Path, known: Collection[str]) -> Sheet:
+def read_sheet(path: Path, known: Collection[str]) -> Cells:
     """Read a table, of a wide one only the columns that are `known` where the file allows that.
 
     Raises:
         TableError: an unknown kind of file, one that cannot be parsed, or no rows.
     """
     try:
-        cells = read_cells(path, known)
+        sheet = read_cells(path, known)
     except FormatError as error:
         raise TableError(path, [error.why]) from error
-    names = cells.columns
+    names = sheet.columns
     problems = [f"the column {name!r} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
-    problems += cells.problems or ([] if cells.rows else ["no rows: nothing to judge"])
+    problems += sheet.problems or ([] if sheet.rows else ["no rows: nothing to judge"])
     if problems:
         raise TableError(path, problems)
-    return Sheet(names=tuple(names), rows=tuple(cells.rows))
+    return sheet

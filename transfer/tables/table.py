@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxies.core.table_files import Cells
 from transfer.question import Axis, Hyperparameter, Point
 from transfer.tables import cells
 from transfer.tables.alike import Run, largest_alike
 from transfer.tables.columns import KNOWN, Columns, find_columns, what_to_judge
-from transfer.tables.sheet import Sheet, TableError, read_sheet
+from transfer.tables.sheet import TableError, read_sheet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperpara
         OSError: the file cannot be opened.
     """
     sheet = read_sheet(path, KNOWN)
-    columns = find_columns(path, sheet.names)
+    columns = find_columns(path, sheet.columns)
     axis, hyperparameter = what_to_judge(path, sheet, columns, axis, hyperparameter)
     runs = _runs(path, sheet, columns, axis, hyperparameter)
     if not runs:
@@ -66,17 +67,17 @@ def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperpara
     )
 
 
-def _notes(sheet: Sheet, columns: Columns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
+def _notes(sheet: Cells, columns: Columns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
     size, value = columns.sizes[axis], columns.values[hyperparameter]
     notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})"]
-    if ignored := [name for name in sheet.names if name not in columns.used]:
+    if ignored := [name for name in sheet.columns if name not in columns.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:
         notes.append(f"{num_off} runs left aside: {value} 0 is off, and at no octave")
     return notes
 
 
-def _runs(path: Path, sheet: Sheet, columns: Columns, axis: Axis, hyperparameter: Hyperparameter) -> list[Run]:
+def _runs(path: Path, sheet: Cells, columns: Columns, axis: Axis, hyperparameter: Hyperparameter) -> list[Run]:
     """All rows but those where the hyperparameter is off."""
     problems: list[str] = []
     rest = {what: name for what, name in columns.judgeable.items() if what not in (axis, hyperparameter)}
