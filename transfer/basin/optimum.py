@@ -38,16 +38,16 @@ class Optimum:
     size: int
     status: OptimumStatus
     """`edge`: it may lie outside the rates that were run; `flat`: no valley above the noise; `too_few` rates."""
-    log2_value: float | None
-    interval_log2: tuple[float, float] | None
+    log2_value: float | None = None
+    interval_log2: tuple[float, float] | None = None
     """At the verdict's level."""
-    loss_nats: float | None
-    """Of the fitted valley at its minimum, mean over the seeds there are; the verdict does not rest on it."""
+    loss_nats: float | None = None
+    """The fitted valley's loss at its minimum, mean over the seeds there are; the verdict does not rest on it."""
     num_runs: int
     num_diverged: int
-    cliff_octaves: float | None
+    cliff_octaves: float | None = None
     """From the optimum up to the lowest rate above it at which a run diverged."""
-    curve: tuple[tuple[float, float], ...]
+    curve: tuple[tuple[float, float], ...] = ()
     """The fitted valley, (log2_value, loss in nats), over the window."""
 
 
@@ -193,10 +193,8 @@ def _optimum(size: int, points: Sequence[Point], runs: Runs, valleys: Valleys, c
 
 
 def _unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Optimum:
-    return Optimum(
-        size=size, status=status, log2_value=None, interval_log2=None, loss_nats=None, num_runs=len(points),
-        num_diverged=sum(p.loss_nats is None for p in points), cliff_octaves=None, curve=(),
-    )  # fmt: skip
+    num_diverged = sum(p.loss_nats is None for p in points)
+    return Optimum(size=size, status=status, num_runs=len(points), num_diverged=num_diverged)
 
 
 def _curve(runs: Runs, valleys: Valleys, column: int) -> tuple[tuple[float, float], ...]:

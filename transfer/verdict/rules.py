@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from proxies.core.checks import Checks
 from proxies.core.hyperparameters import WITH_OPTIMUM
-from transfer.question import AXES, Axis, Hyperparameter, Outcome, TransferError
+from transfer.question import Axis, Hyperparameter, Outcome, TransferError
 
 if TYPE_CHECKING:
     from transfer.verdict.verdict import Verdict
@@ -37,18 +36,8 @@ class TransferRule:
     level: float
 
     def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.one_of("hyperparameter", WITH_OPTIMUM)
-        checks.one_of("axis", AXES)
-        checks.one_of("source", ("measured", "parametrization"))
-        checks.one_of("outcome", ("holds", "drifts", "cannot_tell"))
-        for name, kind in TransferRule.__annotations__.items():
-            value = getattr(self, name)
-            if name not in ("hyperparameter", "axis", "source", "outcome") and value is not None:
-                checks.number(name)
-            checks.that(value is not None or "None" in kind, f"{name} is None")
-        if checks.problems:
-            raise TransferError(checks.problems)
+        if self.hyperparameter not in WITH_OPTIMUM:
+            raise TransferError([f"hyperparameter = {self.hyperparameter!r}: must be one of {', '.join(WITH_OPTIMUM)}"])
 
 
 def rule_of(verdict: Verdict) -> TransferRule:

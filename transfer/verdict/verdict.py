@@ -14,11 +14,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from proxies.core.checks import Checks
 from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import Optima, Optimum, find_optima, noise_is_known, place_at
 from transfer.design.next_runs import Suggestion, again, mend, sharpen_bounded, sharpen_optima
@@ -73,13 +72,6 @@ class Verdict:
     what_to_run: tuple[Suggestion, ...]
     control: Verdict | None
     """The same statistics of a control arm; its outcome is reported, never asserted."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.one_of("outcome", get_args(Outcome))
-        checks.that(bool(self.reasons), "reasons are empty")
-        if checks.problems:
-            raise TransferError(checks.problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
