@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 
-from sweeps.run.pool import Advance, Host, HostFactory, Report, carry_out
+from sweeps.run.pool import Advance, HostFactory, Report, carry_out
 
 
 class RayWorker:
     """A worker; its host is made when it first has something to do, so that starting is quick."""
 
     def __init__(self, host_factory: HostFactory) -> None:
-        self._factory = host_factory
-        self._host: Host | None = None
+        self._host = functools.cache(host_factory)
 
     def ready(self) -> str:
         """Where what this process prints goes: the log of one that is lost."""
@@ -23,8 +23,4 @@ class RayWorker:
 
     def advance(self, worker: int, call: Advance) -> Report:
         """One call to the host, as a report."""
-        return carry_out(worker, call, self._hosted)
-
-    def _hosted(self) -> Host:
-        self._host = self._host or self._factory()
-        return self._host
+        return carry_out(worker, call, self._host)

@@ -314,14 +314,14 @@ class RayPool:
         exceptions, worker = self._ray.exceptions, self._pending.pop(reference)
         try:
             report: Report = self._ray.get(reference, timeout=ANSWER_SECONDS)
+            return report
         except exceptions.RayError as error:
             log = self._log(worker)
             cause: Cause = "crashed" if crashed(log) else "lost_worker"
             if isinstance(error, exceptions.OutOfMemoryError):
                 cause = "out_of_memory"
             said = f"worker lost ({type(error).__name__})"
-            report = Report(worker=worker, error=said, cause=cause, log_tail=log_tail(log))
-        return report
+            return Report(worker=worker, error=said, cause=cause, log_tail=log_tail(log))
 
     def _log(self, worker: int) -> str:
         """What a lost actor printed; empty if it was on another machine, or died before it said where."""

@@ -13,7 +13,6 @@ from typing import cast
 
 from proxies.core.checks import Checks
 from proxies.core.spec import RunSpec
-from sweeps.store.chain import Record
 from sweeps.store.ledger import DRIVEN, Ledger
 
 _HOUR_SECONDS = 3600.0
@@ -30,7 +29,7 @@ class Caps:
     num_runs: int | None = None
     """Outcomes, of whatever kind; imported ones cost nothing."""
     flops: float | None = None
-    """Of training, counted `causal`."""
+    """FLOPs of training, counted `causal`."""
     hours: float | None = None
     """During which a driver was at work."""
     device_hours: float | None = None
@@ -70,27 +69,24 @@ class Budget:
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
         self._started = clock()
         self._num_runs, self._flops = 0, 0.0
-        self._driven_seconds, self._driven_device_seconds = _driven(ledger.records(DRIVEN))
+        self._driven = _driven(ledger)
 
     @property
     def seconds(self) -> float:
-        """Since this driver began, or last wrote down what it took."""
+        """Seconds since this driver began, or last wrote down what it took."""
         return self._clock() - self._started
 
     def write_down(self, driver: int, stretch: int) -> None:
         """Record what this driver has taken since it last did. Raises what `Ledger.append` raises."""
         seconds, self._started = self.seconds, self._clock()
         record_driven(self._ledger, driver, stretch, seconds, seconds * self._num_devices)
-        self._driven_seconds, self._driven_device_seconds = _driven(self._ledger.records(DRIVEN))
+        self._driven = _driven(self._ledger)
 
     def spent(self) -> Spent:
         """Everything up to now, this driver's share included."""
         self._count()
-        device_seconds = self._driven_device_seconds + self.seconds * self._num_devices
-        return _spent(
-            self._num_runs, self._flops, self._driven_seconds + self.seconds, device_seconds,
-            self.caps.usd_per_device_hour,
-        )  # fmt: skip
+        more = (self.seconds, self.seconds * self._num_devices)
+        return _spent(self._num_runs, self._flops, self._driven, more, self.caps.usd_per_device_hour)
 
     def refusal(self, spec: RunSpec, in_flight: Sequence[RunSpec]) -> str:
         """Why this run may not start beside those in flight; empty if it may."""
@@ -131,9 +127,7 @@ def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, 
         more: seconds and device-seconds of a driver that has recorded none yet.
     """
     own = [result.flops for result in ledger.own_results()]
-    driven = _driven(ledger.records(DRIVEN))
-    seconds, device_seconds = (held + new for held, new in zip(driven, more, strict=True))
-    return _spent(len(own), sum(own), seconds, device_seconds, usd_per_device_hour)
+    return _spent(len(own), sum(own), _driven(ledger), more, usd_per_device_hour)
 
 
 def record_driven(ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: float) -> None:
@@ -147,23 +141,18 @@ def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
     return ledger.find(DRIVEN, f"{driver}/{stretch}") is not None
 
 
-def _driven(records: Sequence[Record]) -> tuple[float, float]:
+def _driven(ledger: Ledger) -> tuple[float, float]:
     """Seconds and device-seconds of the drivers that have ended."""
-    bodies = [cast(dict[str, float], record.body) for record in records]
+    bodies = [cast(dict[str, float], record.body) for record in ledger.records(DRIVEN)]
     return sum(body["seconds"] for body in bodies), sum(body["device_seconds"] for body in bodies)
 
 
 def _spent(
-    num_runs: int, flops: float, seconds: float, device_seconds: float, usd_per_device_hour: float | None
+    num_runs: int, flops: float, driven: tuple[float, float], more: tuple[float, float], price: float | None
 ) -> Spent:
-    device_hours = device_seconds / _HOUR_SECONDS
-    return Spent(
-        num_runs=num_runs,
-        flops=flops,
-        hours=seconds / _HOUR_SECONDS,
-        device_hours=device_hours,
-        usd=None if usd_per_device_hour is None else device_hours * usd_per_device_hour,
-    )
+    hours, device_hours = ((held + new) / _HOUR_SECONDS for held, new in zip(driven, more, strict=True))
+    usd = None if price is None else device_hours * price
+    return Spent(num_runs=num_runs, flops=flops, hours=hours, device_hours=device_hours, usd=usd)
 
 
 def _said(key: str, cap: float, why: str) -> str:

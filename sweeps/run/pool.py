@@ -6,6 +6,7 @@ outcome is the driver's and the ledger's business.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -113,19 +114,10 @@ HostFactory = Callable[[], Host]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What came of one `Advance`."""
+class Report(Advanced):
+    """What came of one `Advance`: the host's answer, or why there is none."""
 
     worker: int
-    finished: tuple[Finished, ...] = ()
-    steps: dict[int, int] = field(default_factory=dict)
-    """As in `Advanced`."""
-    paused: tuple[Finished, ...] = ()
-    """As in `Advanced`."""
-    notes: tuple[str, ...] = ()
-    """As in `Advanced`."""
-    answer: dict[str, Json] | None = None
-    """As in `Advanced`."""
     error: str | None = None
     """Why the call failed; the worker has lost every slot and must be restarted."""
     cause: Cause = "error"
@@ -194,8 +186,7 @@ class InlinePool:
 
     def __init__(self, host_factory: HostFactory) -> None:
         """`host_factory` is called when there is something to do."""
-        self._factory = host_factory
-        self._host: Host | None = None
+        self._host = functools.cache(host_factory)
         self._call: Advance | None = None
 
     def start(self, worker: int, call: Advance) -> None:
@@ -207,11 +198,7 @@ class InlinePool:
         if self._call is None or timeout_seconds <= 0:
             return []
         call, self._call = self._call, None
-        return [carry_out(0, call, self._hosted)]
-
-    def _hosted(self) -> Host:
-        self._host = self._host or self._factory()
-        return self._host
+        return [carry_out(0, call, self._host)]
 
     def restart(self, worker: int) -> None:
         """See `Pool`."""
@@ -219,4 +206,5 @@ class InlinePool:
 
     def close(self) -> None:
         """See `Pool`."""
-        self._host = self._call = None
+        self._host.cache_clear()
+        self._call = None

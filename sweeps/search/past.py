@@ -10,7 +10,7 @@ import bisect
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from proxies.core import canon
 from sweeps.search.space import Params, SearchSpace
@@ -19,20 +19,31 @@ PENALTY_MARGIN_NATS = 1.0
 """By which a diverged trial is worse than the worst that finished. TPE reads ranks, so that any will do; of a
 GP, 0 and 1 did equally well.
 """
+DEFAULT_NUM_STARTUP = 10  # TPE's own default: before it, densities are mostly prior
 NUM_BEST = 25
 """Best trials that are never forgotten: no more than these are good ones to TPE."""
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Past:
-    """Points so far, and the outcomes that the next suggestion sees: those of the first trials, in index order."""
+    """Points so far, and the outcomes that the next suggestion sees: those of the first trials, in index order.
+
+    Raises:
+        ValueError: `parallelism` is below 1.
+    """
 
     space: SearchSpace
     study_seed: int
+    """The seed of the whole search."""
     parallelism: int
-    num_startup: int
-    num_known: int
+    """P: trials that may be in flight at once."""
+    _: KW_ONLY
+    num_startup: int = DEFAULT_NUM_STARTUP
+    """Trials of the quasi-random design."""
+    num_known: int = 0
+    """Trials that had all ended before the next was asked for, as the search went on beyond its end."""
     points: list[Params] = field(default_factory=list, init=False)
+    """The points of the trials so far, by index."""
     losses: list[float | None] = field(default_factory=list, init=False)
     """In nats, of the trials seen; None where one diverged."""
     best: list[tuple[float, int]] = field(default_factory=list, init=False)
@@ -40,20 +51,29 @@ class Past:
     worst: float = field(default=0.0, init=False)
     """The highest finite loss seen; 0 before there is one."""
 
+    def __post_init__(self) -> None:
+        if self.parallelism < 1:
+            raise ValueError(f"parallelism = {self.parallelism}: parallelism >= 1 is wanted")
+
     @property
     def index(self) -> int:
-        """Of the trial that is asked for."""
+        """The index of the trial that is asked for."""
         return len(self.points)
 
     @property
     def seed(self) -> int:
-        """Of this suggestion alone."""
+        """The seed of this suggestion alone."""
         return seed_of(self.study_seed, self.index)
 
-    def num_seen(self, index: int) -> int:
-        """Outcomes that suggestion `index` sees, of the first trials."""
-        known = self.num_known if index >= self.num_known else 0
-        return max(index - self.parallelism + 1, known, 0)
+    @property
+    def num_seen(self) -> int:
+        """How many outcomes the next suggestion sees: those of the first trials."""
+        known = self.num_known if self.index >= self.num_known else 0
+        return max(self.index - self.parallelism + 1, known, 0)
+
+    def add(self, point: Params) -> None:
+        """Add the next trial's point, as recorded; wherever it came from."""
+        self.points.append(point)
 
     def see(self, told: Mapping[int, float | None]) -> None:
         """Take in the outcomes that the next suggestion sees; what was seen stays as it was told first.
@@ -61,7 +81,7 @@ class Past:
         Raises:
             ValueError: one is missing, or not finite.
         """
-        new = range(len(self.losses), self.num_seen(self.index))
+        new = range(len(self.losses), self.num_seen)
         if missing := [index for index in new if index not in told]:
             raise ValueError(
                 f"suggestion {self.index} at parallelism {self.parallelism} needs the outcomes of trials {missing}"

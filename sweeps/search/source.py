@@ -4,66 +4,25 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
-from sweeps.search.past import Past, quasi_random
+from sweeps.search.past import DEFAULT_NUM_STARTUP, Past, quasi_random
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.samplers import SAMPLERS, Asker
 from sweeps.search.space import Params, SearchSpace
 from sweeps.store.ledger import SUGGESTION, Ledger
 
-DEFAULT_NUM_STARTUP = 10  # TPE's own default: before it, densities are mostly prior
 
-
-class Search:
+@dataclass(slots=True, eq=False)
+class Search(Past):
     """One search as its trials come: what is kept between suggestions is only what any one of them would work out."""
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        study_seed: int,
-        parallelism: int,
-        *,
-        sampler: str = "tpe",
-        num_startup: int = DEFAULT_NUM_STARTUP,
-        num_known: int = 0,
-    ) -> None:
-        """A search of which no trial is known yet.
-
-        Args:
-            space: the axes.
-            study_seed: of the whole search.
-            parallelism: P >= 1; trials that may be in flight at once.
-            sampler: a name of `sweeps.search.samplers.SAMPLERS`.
-            num_startup: trials of the quasi-random design.
-            num_known: trials that had all ended before the next was asked for, as the search went on beyond its end.
-
-        Raises:
-            ValueError: an argument out of range.
-        """
-        if parallelism < 1:
-            raise ValueError(f"parallelism = {parallelism}: parallelism >= 1 is wanted")
-        self._past = Past(
-            space=space, study_seed=study_seed, parallelism=parallelism, num_startup=num_startup, num_known=num_known
-        )
-        self._sampler = SAMPLERS[sampler]
-        self._asker: Asker | None = None
-
-    @property
-    def points(self) -> Sequence[Params]:
-        """Of the trials so far, by index."""
-        return self._past.points
-
-    @property
-    def num_seen(self) -> int:
-        """Outcomes that the next suggestion sees: those of the first trials."""
-        return self._past.num_seen(self._past.index)
-
-    def add(self, point: Params) -> None:
-        """The next trial's point, as recorded; wherever it came from."""
-        self._past.points.append(point)
+    sampler: str = field(default="tpe", kw_only=True)
+    """A name of `sweeps.search.samplers.SAMPLERS`."""
+    _asker: Asker | None = field(default=None, init=False)
 
     def suggest(self, told: Mapping[int, float | None]) -> Params:
         """The next trial's point; it is not added.
@@ -75,13 +34,13 @@ class Search:
         Raises:
             ValueError: an outcome that is wanted is missing.
         """
-        past = self._past
-        if self._sampler.learns:
-            if past.index < past.num_startup or self.num_seen < 1:
-                return past.space.at(quasi_random(past.study_seed, past.index, past.space.num_coordinates))
-            past.see(told)
+        sampler = SAMPLERS[self.sampler]
+        if sampler.learns:
+            if self.index < self.num_startup or self.num_seen < 1:
+                return self.space.at(quasi_random(self.study_seed, self.index, self.space.num_coordinates))
+            self.see(told)
         if self._asker is None:
-            self._asker = self._sampler.begin(past)
+            self._asker = sampler.begin(self)
         return self._asker.ask()
 
 

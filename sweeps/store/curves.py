@@ -95,11 +95,6 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     return curve
 
 
-def has_curves(study_dir: Path) -> bool:
-    """Whether any run has left a curve here."""
-    return any((study_dir / CURVES_DIR).glob("*.parquet"))
-
-
 def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
     """Ids of the runs that have left a whole curve here, or one of their first steps as they were `pruned`; sorted."""
     ending = ".pruned.parquet" if pruned else ".parquet"

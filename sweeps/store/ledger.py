@@ -20,7 +20,7 @@ from proxies.core.checks import SpecError
 from proxies.core.spec import Run, RunResult, RunSpec
 from sweeps.store import chain
 from sweeps.store.chain import Record
-from sweeps.store.curves import CURVES_DIR, has_curves
+from sweeps.store.curves import CURVES_DIR
 from sweeps.store.errors import (
     DiskFull,
     DuplicateRecord,
@@ -290,7 +290,7 @@ class Ledger:
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:
     """No ledger, or an empty one: fine only where nothing can have been lost, and a study is to be started."""
-    if has_curves(study_dir):
+    if any((study_dir / CURVES_DIR).glob("*.parquet")):
         raise LedgerLost(
             f"{study_dir / LEDGER_NAME}: missing or empty, yet {CURVES_DIR}/ holds finished runs: restore it from a "
             "copy, or take another folder"
