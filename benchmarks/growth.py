@@ -132,10 +132,8 @@ def driven(sampler: str, num_trials: int, study: Path) -> dict[str, Any]:
 
     pool = AtOnce()
     with Ledger.open(study, {"seed": 7}, create=True) as ledger, mock.patch.object(Search, "suggest", timed):
-        source = SearchSource(
-            SPACE, run_of, ledger, stage="search", study_seed=7, num_trials=num_trials,
-            parallelism=PARALLELISM, sampler=sampler,
-        )  # fmt: skip
+        search = Search(SPACE, 7, PARALLELISM, sampler=sampler)
+        source = SearchSource(search, run_of, ledger, stage="search", num_trials=num_trials)
         drive(
             source, pool, ledger, study, num_slots_for=lambda spec: spec.numerics.num_slots,
             bank_key_for=lambda spec: "one", steps_per_call=4, progress=look,

@@ -53,15 +53,15 @@ def drive_trivial(study: Path, num_trials: int, out: Path) -> None:
 
     from sweeps.ray.pool import RayPool
     from sweeps.run.drive import drive
-    from sweeps.search.source import SearchSource
+    from sweeps.search.source import Search, SearchSource
     from sweeps.search.space import search_space
     from sweeps.store.ledger import Ledger
 
     with Ledger.open(study, {"seed": 0}, create=True) as ledger:
         source = SearchSource(
-            search_space(ranges=RANGES),
+            Search(search_space(ranges=RANGES), 0, NUM_SLOTS * NUM_WORKERS),
             lambda point: make_spec(log2_lr=math.log2(point["learning_rate"]), num_slots=NUM_SLOTS),
-            ledger, stage="search", study_seed=0, num_trials=num_trials, parallelism=NUM_SLOTS * NUM_WORKERS,
+            ledger, stage="search", num_trials=num_trials,
         )  # fmt: skip
         pool = RayPool(NUM_WORKERS, TrivialHost)
         ended: list[tuple[float, float]] = []

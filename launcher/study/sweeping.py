@@ -20,7 +20,7 @@ from launcher.plan.study import SEARCH_STAGE, Study
 from proxies.core.canon import Json
 from proxies.core.spec import RunSpec
 from sweeps.search.pruning import SearchPruner
-from sweeps.search.source import SearchSource, Source, StaticSource
+from sweeps.search.source import Search, SearchSource, Source, StaticSource
 from sweeps.store.ledger import Ledger
 
 Drive = Callable[[str, Source, Sequence[RunSpec]], None]
@@ -66,34 +66,18 @@ def said(record: Json) -> str:
 
 
 def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
-    search = study.plan.search
+    plan = study.plan.search
+    search = Search(
+        phase.space, plan.seed, plan.parallelism,
+        sampler=plan.sampler, num_startup=plan.num_startup, num_known=phase.num_known,
+    )  # fmt: skip
+    pruner = None
+    if plan.pruner != "none":
+        pruner = SearchPruner(search, study.study_dir, num_steps=study.plan.proxy.num_steps)
     return SearchSource(
-        phase.space,
-        study.trial,
-        ledger,
-        stage=SEARCH_STAGE,
-        study_seed=search.seed,
-        num_trials=phase.num_trials,
-        parallelism=search.parallelism,
-        sampler=search.sampler,
-        num_startup=search.num_startup,
-        given=phase.given,
-        num_known=phase.num_known,
-        pruner=_pruner(study, phase),
-    )
-
-
-def _pruner(study: Study, phase: Phase) -> SearchPruner | None:
-    search = study.plan.search
-    if search.pruner == "none":
-        return None
-    return SearchPruner(
-        phase.space,
-        study.study_dir,
-        num_steps=study.plan.proxy.num_steps,
-        parallelism=search.parallelism,
-        num_startup=search.num_startup,
-    )
+        search, study.trial, ledger,
+        stage=SEARCH_STAGE, num_trials=phase.num_trials, given=phase.given, pruner=pruner,
+    )  # fmt: skip
 
 
 def _left(study: Study, ledger: Ledger, phase: Phase) -> list[RunSpec]:

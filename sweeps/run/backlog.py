@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxies.core.spec import RunSpec
+from sweeps.run.losses import NEVER_LOST, Standing
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -16,15 +17,9 @@ class Attempt:
     spec: RunSpec
     run_id: str
     bank_key: str
-    """What it shares with the others of its bank: among them `num_microbatches`."""
-    num_lost: int = 0
-    """Executions that were begun, never reported, and count against it."""
-    num_in_a_row: int = 0
-    """Executions that were begun, never reported, and got nowhere, whatever the cause."""
-    num_microbatches: int = 1
-    """Passes that its batches are split into, at least."""
-    alone: bool = False
-    """Whether it must have a bank to itself."""
+    """What it shares with the others of its bank: among them `standing.num_microbatches`."""
+    standing: Standing = NEVER_LOST
+    """What the executions that were begun and never reported mean for this one."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which its source has still to look at it."""
     again: bool = False
@@ -54,7 +49,7 @@ class Backlog:
     def put_back(self, attempt: Attempt) -> None:
         """Queue a lost run again: first, for a search may wait for it; last if it runs alone and would block."""
         queue = self._queues.setdefault(attempt.bank_key, deque())
-        if attempt.alone:
+        if attempt.standing.alone:
             queue.append(attempt)
         else:
             queue.appendleft(attempt)
@@ -76,9 +71,9 @@ class Backlog:
         """Move runs of the key into the free `slots` of a bank while they may start; returns those moved, by slot."""
         queue = self._queues.get(bank_key, deque())
         moved: dict[int, Attempt] = {}
-        while queue and not any(held.alone for held in slots.values()):
+        while queue and not any(held.standing.alone for held in slots.values()):
             free = next((i for i in range(self._num_slots_for(queue[0].spec)) if i not in slots), None)
-            if free is None or (slots and queue[0].alone) or not may_start(queue[0]):
+            if free is None or (slots and queue[0].standing.alone) or not may_start(queue[0]):
                 break
             moved[free] = slots[free] = queue.popleft()
         return moved

@@ -219,12 +219,9 @@ class Driver:
 
     def _judge(self, attempt: Attempt) -> Standing:
         """Have the next attempt follow from the losses so far."""
-        standing = self._losses.standing(attempt.run_id, attempt.spec, self._max_attempts)
-        attempt.num_lost, attempt.num_in_a_row = standing.num_lost, standing.num_in_a_row
-        attempt.num_microbatches, attempt.alone = standing.num_microbatches, standing.alone
-        attempt.bank_key = self._bank_key_for(attempt.spec) + (
-            f"/{attempt.num_microbatches}" if attempt.num_microbatches > 1 else ""
-        )
+        attempt.standing = standing = self._losses.standing(attempt.run_id, attempt.spec, self._max_attempts)
+        parts = f"/{standing.num_microbatches}" if standing.num_microbatches > 1 else ""
+        attempt.bank_key = self._bank_key_for(attempt.spec) + parts
         return standing
 
     def _give_up(self, attempt: Attempt, how: str) -> None:
@@ -233,7 +230,7 @@ class Driver:
         Raises:
             RunsFail: nothing has ended well yet.
         """
-        reason = f"lost {attempt.num_in_a_row} times, {how}"
+        reason = f"lost {attempt.standing.num_in_a_row} times, {how}"
         if any(result.status != "failed" for result in self._ledger.own_results()):
             self._commit(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             return

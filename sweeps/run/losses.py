@@ -20,7 +20,7 @@ from sweeps.store.ledger import Ledger
 
 LOST, PARDON = "lost", "pardon"
 NO_CURVE = Curve(steps=(), train_loss_nats=(), grad_norm=())
-"""Of a run that never reported."""
+"""The curve of a run that never reported."""
 MOST_IN_A_ROW = 10
 """Losses of a run without any progress between them, whatever the cause. Where kills from outside hit each worker once
 in 20 s, a run that starts and is saved within 7 s is lost so by chance once in 170,000 times.
@@ -37,7 +37,7 @@ class Loss:
     """The last lines of what the worker printed; 2 kB at most, secrets removed."""
     worker: int
     step: int = 0
-    """Of its newest state then, from which it is resumed."""
+    """The step of its newest state then, from which it is resumed."""
     alone: bool = False
     """Whether it had its worker to itself."""
 
@@ -46,16 +46,19 @@ class Loss:
 class Standing:
     """What a run's losses mean for its next attempt."""
 
-    num_lost: int
+    num_lost: int = 0
     """Losses that count against its attempts."""
-    num_in_a_row: int
+    num_in_a_row: int = 0
     """Losses since it last got on, whatever the cause."""
-    num_microbatches: int
+    num_microbatches: int = 1
     """Passes that its batches are to be split into, at least."""
     alone: bool = False
     """It is to have a worker to itself: the next loss may be its last."""
     failed: bool = False
     """It was lost as often as it may be."""
+
+
+NEVER_LOST = Standing()
 
 
 class Losses:

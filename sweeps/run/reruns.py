@@ -18,6 +18,7 @@ from proxies.core.checks import SpecError
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.run.backlog import Attempt
 from sweeps.run.crew import Crew, Leases
+from sweeps.run.losses import Standing
 from sweeps.run.pool import Advance, Finished, Pool, decoded
 from sweeps.store.sites import CPU, HOST, RESUMED, WHERE
 
@@ -37,7 +38,7 @@ class Verdict:
 
     outcome: Outcome
     hosts: tuple[str, ...]
-    """Of the executions, the first one first. A fault of a host that both ran on would not be seen."""
+    """Where the two executions ran, the first one first. A fault of a host that both ran on would not be seen."""
     curve_ids: tuple[str, ...]
     end_nats: float | None
     """Between the validation losses; None where one has none."""
@@ -114,9 +115,10 @@ def carried_out(
     """
     crew = Crew(pool, lambda spec: spec.numerics.num_slots, Leases(hang_seconds), clock)
     held = Attempt(
-        spec=spec, run_id=spec.id, num_microbatches=num_microbatches, again=True,
+        spec=spec, run_id=spec.id, standing=Standing(num_microbatches=num_microbatches), again=True,
         bank_key=f"{bank_key}/{num_microbatches}/again",
     )  # fmt: skip
+    num_lost = 0
     while True:
         check()
         worker = crew.workers[index]
@@ -133,9 +135,9 @@ def carried_out(
                 error = outcome
             if error:
                 crew.dismiss(index, restart=True)
-                held.num_lost += 1
-                if held.num_lost == max_attempts:
-                    return f"lost {held.num_lost} times, the last: {error}"
+                num_lost += 1
+                if num_lost == max_attempts:
+                    return f"lost {num_lost} times, the last: {error}"
 
 
 def _decoded(finished: Finished, run_id: str) -> RunResult | str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxies.core.spec import RunResult, Status
+from sweeps.search.past import Past
 from sweeps.search.space import OFF, Params, SearchSpace
 from sweeps.store.curves import load_curve
 from sweeps.store.errors import CurveCorrupt
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from sweeps.search.forecasts import Forecast
 
 SHARES = (0.125, 0.25, 0.5)
-"""Of the steps, where it looks at a trial."""
+"""Shares of the steps after which it looks at a trial."""
 WINDOW_SHARE = 0.1
-"""Of the steps so far: the last losses are averaged over so many."""
+"""The last losses are averaged over this share of the steps so far."""
 LEAST_CHANCE = 0.01
 """A run that ends near the best or below it with less than this chance is given up."""
 MARGIN_NATS = 0.005
@@ -135,21 +136,15 @@ class _Trial:
 class SearchPruner:
     """See `source.Pruner`. The source says which trials begin, and takes in those that have ended, by index."""
 
-    def __init__(
-        self, space: SearchSpace, study_dir: Path, *, num_steps: int, parallelism: int, num_startup: int
-    ) -> None:
+    def __init__(self, search: Past, study_dir: Path, *, num_steps: int) -> None:
         """A pruner that has seen nothing.
 
         Args:
-            space: as it is now.
+            search: whose trials they are: none is given up before as many have finished as its design has.
             study_dir: where the curves lie.
             num_steps: of every trial.
-            parallelism: trials in flight at once.
-            num_startup: finished trials that must have been seen before any is given up.
         """
-        self._space, self._study_dir = space, study_dir
-        self._num_steps, self._parallelism, self._num_startup = num_steps, parallelism, num_startup
-        self._rungs = rungs(num_steps)
+        self._search, self._study_dir, self._num_steps = search, study_dir, num_steps
         self._seen: list[Seen] = []
         self._trials: dict[str, _Trial] = {}
 
@@ -179,21 +174,21 @@ class SearchPruner:
             ) from error
         told = result.loss_nats
         if result.status == "pruned":
-            told = told_nats(self._space, point, losses_nats, self._seen)
+            told = told_nats(self._search.space, point, losses_nats, self._seen)
         self._seen.append(Seen(point=point, status=result.status, losses_nats=losses_nats, loss_nats=result.loss_nats))
-        old = len(self._seen) - self._parallelism - MOST_SEEN - 1
+        old = len(self._seen) - self._search.parallelism - MOST_SEEN - 1
         if old >= 0:  # no trial in flight is compared with its curve any more, and ten thousand of them take room
             self._seen[old] = dataclasses.replace(self._seen[old], losses_nats=())
         return told
 
     def rungs(self, run_id: str) -> tuple[int, ...]:
         """See `sweeps.search.source.Pruner`."""
-        return () if self._trials[run_id].whole else self._rungs
+        return () if self._trials[run_id].whole else rungs(self._num_steps)
 
     def verdict(self, run_id: str, losses_nats: Sequence[float]) -> str:
         """See `sweeps.search.source.Pruner`."""
         trial = self._trials[run_id]
         return verdict(
-            space=self._space, point=trial.point, num_steps=self._num_steps, losses_nats=losses_nats,
-            seen=self._seen[: trial.num_seen], num_startup=self._num_startup,
+            space=self._search.space, point=trial.point, num_steps=self._num_steps, losses_nats=losses_nats,
+            seen=self._seen[: trial.num_seen], num_startup=self._search.num_startup,
         )  # fmt: skip

@@ -115,7 +115,7 @@ class _Gp:
         num_seen = len(past.losses)
         told = {index: past.penalised(index) for index in past.shown(MOST_FITTED)}
         trials = [
-            _trial(axes, _only(axes, _told(past.space, past.points[index])), told.get(index), index)
+            _trial(axes, _told(past.space, past.points[index]), told.get(index), index)
             for index in [*told, *range(num_seen, past.index)]
         ]
         sampler = optuna.samplers.GPSampler(n_startup_trials=0, seed=past.seed, warn_independent_sampling=False)
@@ -191,10 +191,6 @@ def _untold(space: SearchSpace, told: Mapping[str, Any]) -> Params:
     }
 
 
-def _only(axes: Mapping[str, object], told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name in axes}
-
-
 def _asked(
     sampler: optuna.samplers.BaseSampler,
     trials: Sequence[optuna.trial.FrozenTrial],
@@ -229,12 +225,12 @@ def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages
 def _trial(
     axes: Mapping[str, optuna.distributions.BaseDistribution], told: Mapping[str, Any], loss: float | None, index: int
 ) -> optuna.trial.FrozenTrial:
-    """A trial as Optuna sees it: complete if its loss is known, else running."""
+    """A trial as Optuna sees it, without what is told of other axes: complete if its loss is known, else running."""
     import optuna
 
     state = optuna.trial.TrialState.RUNNING if loss is None else optuna.trial.TrialState.COMPLETE
-    trial = optuna.trial.create_trial(
-        state=state, value=loss, params=dict(told), distributions={name: axes[name] for name in told}
-    )
+    params = {name: value for name, value in told.items() if name in axes}
+    distributions = {name: axes[name] for name in params}
+    trial = optuna.trial.create_trial(state=state, value=loss, params=params, distributions=distributions)
     trial.number = index + 1  # it is sorted by it; 0 is the one that is asked for
     return trial

@@ -9,10 +9,10 @@ from typing import Protocol, cast
 
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
-from sweeps.search.past import DEFAULT_NUM_STARTUP, Past, quasi_random
+from sweeps.search.past import Past, quasi_random
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.samplers import SAMPLERS, Asker
-from sweeps.search.space import Params, SearchSpace
+from sweeps.search.space import Params
 from sweeps.store.ledger import SUGGESTION, Ledger
 
 
@@ -125,53 +125,33 @@ class SearchSource:
 
     def __init__(
         self,
-        space: SearchSpace,
+        search: Search,
         make_run: Callable[[Params], RunSpec],
         ledger: Ledger,
         *,
         stage: str,
-        study_seed: int,
         num_trials: int,
-        parallelism: int,
-        sampler: str = "tpe",
-        num_startup: int = DEFAULT_NUM_STARTUP,
         given: Sequence[Params] = (),
-        num_known: int = 0,
         pruner: SearchPruner | None = None,
     ) -> None:
         """A search, or what follows where one went on beyond its end.
 
         Args:
-            space: as it is now.
+            search: of which no trial is known yet; trials that ended before this (`num_known`) have recorded points.
             make_run: a point's run.
             ledger: open for writing.
             stage: under which suggestions are recorded.
-            study_seed: of the whole search.
             num_trials: in all.
-            parallelism: trials in flight at once, P of `sweeps.search.suggest`; from the plan, never from the machine.
-            sampler: a name of `sweeps.search.samplers.SAMPLERS`.
-            num_startup: trials of its design.
-            given: points beyond an end, not suggested: those of trials `num_known` and after.
-            num_known: trials that all ended before this; their points are recorded.
+            given: points beyond an end, not suggested: those of the first trials that are not known.
             pruner: gives trials up; but none of those `given`: they are to tell of new ground.
         """
-        self._search = Search(
-            space, study_seed, parallelism, sampler=sampler, num_startup=num_startup, num_known=num_known
-        )
-        self._make_run = make_run
-        self._ledger = ledger
-        self._stage = stage
+        self._search, self._make_run, self._ledger, self._stage = search, make_run, ledger, stage
         self._num_trials = num_trials
-        self._given = given
-        self._num_known = num_known
+        self._given = dict(enumerate(given, search.num_known))
         self._run_ids: list[str] = []
         self._told: dict[int, float | None] = {}  # of the first trials, in order
-        self._pruner = pruner
-
-    @property
-    def pruner(self) -> Pruner | None:
+        self.pruner = pruner
         """See `Source`."""
-        return self._pruner
 
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
         """See `Source`. Raises what `Ledger.append` raises."""
@@ -183,19 +163,16 @@ class SearchSource:
             result = results.get(self._run_ids[i])
             if result is None:
                 return Signal.WAIT
-            told = result.loss_nats if self._pruner is None else self._pruner.take_in(self._search.points[i], result)
+            told = result.loss_nats if self.pruner is None else self.pruner.take_in(self._search.points[i], result)
             self._told[i] = told
         point = self._point(index)
         spec = self._make_run(point)
         self._search.add(point)
         run_id = spec.id
         self._run_ids.append(run_id)
-        if self._pruner is not None:
-            self._pruner.begin(run_id, point, num_seen=num_seen, whole=self._is_given(index))
+        if self.pruner is not None:
+            self.pruner.begin(run_id, point, num_seen=num_seen, whole=index in self._given)
         return spec
-
-    def _is_given(self, index: int) -> bool:
-        return self._num_known <= index < self._num_known + len(self._given)
 
     def _point(self, index: int) -> Params:
         """The recorded point of a trial, or a new one, recorded."""
@@ -203,9 +180,6 @@ class SearchSource:
         recorded = self._ledger.find(SUGGESTION, key)
         if recorded is not None:
             return cast(Params, recorded.body)
-        if self._is_given(index):
-            point = self._given[index - self._num_known]
-        else:
-            point = self._search.suggest(self._told)
+        point = self._given[index] if index in self._given else self._search.suggest(self._told)
         self._ledger.append(SUGGESTION, key, cast(Json, point))
         return point

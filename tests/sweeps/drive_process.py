@@ -9,7 +9,7 @@ from sweep_fakes import FakeHostFactory, bank_key, make_spec, num_slots
 
 from sweeps.run.drive import drive
 from sweeps.run.pool import InlinePool
-from sweeps.search.source import SearchSource
+from sweeps.search.source import Search, SearchSource
 from sweeps.search.space import search_space
 from sweeps.store.ledger import Ledger
 
@@ -26,7 +26,7 @@ def main(study, diary, step_seconds):
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     with Ledger.open(study, {"seed": 5}, create=True) as ledger:
         source = SearchSource(
-            SPACE, make_run, ledger, stage="sweep", study_seed=5, num_trials=NUM_TRIALS, parallelism=4, num_startup=6
+            Search(SPACE, 5, 4, num_startup=6), make_run, ledger, stage="sweep", num_trials=NUM_TRIALS
         )
         drive(
             source, InlinePool(FakeHostFactory(str(diary), step_seconds=step_seconds)), ledger, study,

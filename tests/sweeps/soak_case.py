@@ -96,7 +96,7 @@ def work(descriptor):
 
 
 def resident_bytes():
-    """Of this process."""
+    """Memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -107,7 +107,7 @@ def make_run(point):
 def drive_study(study_dir, num_trials, num_workers):
     """A driver: the search from where it stands, until it is done. What was told is noted, and what it took."""
     from sweeps.run.drive import drive
-    from sweeps.search.source import SearchSource
+    from sweeps.search.source import Search, SearchSource
     from sweeps.search.space import search_space
     from sweeps.store.ledger import Ledger
 
@@ -119,10 +119,8 @@ def drive_study(study_dir, num_trials, num_workers):
         (study_dir / LOOKS).open("a", buffering=1) as looks,
     ):
         opened_seconds = time.monotonic() - opening
-        source = SearchSource(
-            search_space(ranges=ranges), make_run, ledger, stage="sweep", study_seed=7, num_trials=num_trials,
-            parallelism=4 * num_workers, sampler="random",
-        )  # fmt: skip
+        search = Search(search_space(ranges=ranges), 7, 4 * num_workers, sampler="random")
+        source = SearchSource(search, make_run, ledger, stage="sweep", num_trials=num_trials)
         next_look = 0
 
         def progress(event):

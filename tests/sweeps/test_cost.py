@@ -10,7 +10,7 @@ from sweep_fakes import bank_key, make_spec, num_slots
 from sweeps.run.drive import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search import samplers
-from sweeps.search.source import SearchSource
+from sweeps.search.source import Search, SearchSource
 from sweeps.store.ledger import Ledger
 
 
@@ -22,10 +22,8 @@ def calls(study_dir, num_trials):
     """Function calls that a search of so many trials takes, from the plan to the last outcome."""
     profile = cProfile.Profile()
     with Ledger.open(study_dir, {}, create=True) as ledger:
-        source = SearchSource(
-            SPACE, make_run, ledger, stage="s", study_seed=1, num_trials=num_trials,
-            parallelism=3, num_startup=4,
-        )  # fmt: skip
+        search = Search(SPACE, 1, 3, num_startup=4)
+        source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
         profile.enable()
         drive(
             source, InlinePool(TrivialHost), ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key,

@@ -9,7 +9,7 @@ from sweep_fakes import make_spec, outcome, pruned_outcome
 
 from sweeps.search import pruning
 from sweeps.search.pruning import SearchPruner
-from sweeps.search.source import SearchSource, Signal
+from sweeps.search.source import Search, SearchSource, Signal
 from sweeps.store.curves import curve_path, store_curve
 from sweeps.store.errors import CurveCorrupt
 from sweeps.store.ledger import Ledger
@@ -41,9 +41,9 @@ def asked(monkeypatch):
 
 
 def source_of(ledger, folder, **more):
-    pruner = SearchPruner(SPACE, folder, num_steps=NUM_STEPS, parallelism=PARALLELISM, num_startup=3)
-    options = {"stage": "sweep", "study_seed": 7, "num_trials": 20, "parallelism": PARALLELISM, "num_startup": 6}
-    return SearchSource(SPACE, make_run, ledger, **(options | more), pruner=pruner)
+    searched = Search(SPACE, 7, PARALLELISM, num_startup=3)
+    pruner = SearchPruner(searched, folder, num_steps=NUM_STEPS)
+    return SearchSource(searched, make_run, ledger, **({"stage": "sweep", "num_trials": 20} | more), pruner=pruner)
 
 
 def finish(source, ledger, folder, seed):
@@ -118,3 +118,11 @@ def test_a_lost_curve_stops_the_search(tmp_path):
         curve_path(tmp_path, result.id, pruned=True).unlink()
         with pytest.raises(CurveCorrupt, match=f"restore it from a copy.*--fork {tmp_path}"):
             rest(source_of(ledger, tmp_path), ledger)
+
+
+def test_points_beyond_an_end_are_never_given_up(tmp_path):
+    given = [SPACE.at((share, 0.5, 0.5)) for share in (0.98, 0.99)]
+    with Ledger.open(tmp_path, {}, create=True) as ledger:
+        source = source_of(ledger, tmp_path, given=given)
+        looked_at = [source.pruner.rungs(source.next({}).id) for _ in range(3)]
+    assert looked_at == [(), (), (2, 4)]
