@@ -74,7 +74,7 @@ class Point:
     size: int
     """Along the question's axis."""
     log2_value: float
-    """Of the question's hyperparameter as it is set at the base (`to_log2`)."""
+    """The value of the question's hyperparameter as it is set at the base (`to_log2`)."""
     loss_nats: float | None
     """Validation loss at the end, nats per token; None: it diverged."""
     seed: int = 0
@@ -109,7 +109,7 @@ class Question:
     margin_nats: float = 0.01
     """The largest loss one is ready to give away."""
     level: float = 0.9
-    """Of all intervals, equal-tailed: each bound is one-sided at (1 + level) / 2."""
+    """The level of all intervals, equal-tailed: each bound is one-sided at (1 + level) / 2."""
     untrained_nats: float | None = None
     """Loss of a model that has learned nothing, ln(vocabulary); None: unknown, and the highest loss of the runs stands
     for it."""

@@ -36,7 +36,7 @@ class Place:
 
     @property
     def needs(self) -> dict[str, float]:
-        """Of one worker, as Ray names resources."""
+        """What one worker needs, as Ray names resources."""
         needs = {"CPU": self.worker_cpus, "GPU": self.gpu_share, "memory": self.worker_memory_gib * 2**30}
         return {name: amount for name, amount in needs.items() if amount > 0}
 

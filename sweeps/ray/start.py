@@ -104,7 +104,7 @@ class Head:
             raise RuntimeError(f"its head ended with {self._kept.ended}: {said[-1] if said else 'it said nothing'}")
 
     def size(self) -> int:
-        """Of all its files, their number counted in: changes while it starts."""
+        """Return the size of all its files, their number counted in: it changes while Ray starts."""
         size = 0
         for folder, _, names in (*os.walk(self._own.folder), *os.walk(self._session)):
             for name in names:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from proxies.core.checks import Checks
 from proxies.core.spec import RunSpec
 from sweeps.store.ledger import DRIVEN, Ledger
 
@@ -20,11 +19,7 @@ _HOUR_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caps:
-    """The most a study may take, over all its drivers; None: no cap.
-
-    Raises:
-        SpecError: a cap that is not positive; dollars without a price.
-    """
+    """The most a study may take, over all its drivers; None: no cap. A plan checks them (`launcher.plan`)."""
 
     num_runs: int | None = None
     """Outcomes, of whatever kind; imported ones cost nothing."""
@@ -36,15 +31,6 @@ class Caps:
     """The same times the devices held."""
     usd: float | None = None
     usd_per_device_hour: float | None = None
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        for name in ("num_runs", "flops", "hours", "device_hours", "usd", "usd_per_device_hour"):
-            value = getattr(self, name)
-            checks.that(value is None or value > 0, f"{name} = {value!r}: a number > 0 is wanted")
-        priced = self.usd is None or self.usd_per_device_hour is not None
-        checks.that(priced, f"usd = {self.usd!r}: usd_per_device_hour is wanted with it")
-        checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

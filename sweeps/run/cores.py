@@ -22,7 +22,7 @@ def num_cores(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
-    """Of the group this process is in and of all above it, as far as they can be seen here; in cores."""
+    """Yield the quotas, in cores, of this process's group and of all above it, as far as they can be seen here."""
     with contextlib.suppress(OSError, ValueError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -87,7 +87,7 @@ class Advanced:
     steps: dict[int, int] = field(default_factory=dict)
     """Slot -> optimizer steps done, of the slots still occupied."""
     paused: tuple[Finished, ...] = ()
-    """Of every run that is where it is to be looked at, or beyond: its outcome if it were pruned there. It waits."""
+    """Runs that wait to be looked at: each with its outcome if it were pruned there."""
     notes: tuple[str, ...] = ()
     """What the user should hear: a checkpoint resumed from, or put aside."""
     answer: dict[str, Json] | None = None

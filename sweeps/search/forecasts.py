@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LENGTHS = (0.3, 0.6, 1.0, 2.0)
-"""Of the smooth part, in standard deviations of the features, all together."""
+"""Length scales of the smooth part, in standard deviations of the features, all together."""
 NOISES = (1e-4, 1e-3, 1e-2)
 """Variances of what no feature explains, in those of the final losses."""
 LEAST_ERROR_NATS = 1e-3

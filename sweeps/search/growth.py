@@ -21,7 +21,7 @@ TOP_SHARE, LEAST_TOP = 1 / 8, 3
 GROWTH_OCTAVES, PROBES_PER_OCTAVE = 2.0, 2
 PROBES = round(GROWTH_OCTAVES * PROBES_PER_OCTAVE)
 DIVERGES_ABOVE = "learning_rate"
-"""Of the other axes nothing says that it is they that make a trial diverge."""
+"""The one axis that makes a trial diverge; nothing says so of the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,7 +41,7 @@ class Standing:
     mean_nats: float | None
     """Over its repeats; seed by seed, as if each candidate had had every seed. None where one diverged."""
     standard_error_nats: float | None
-    """Of that; None where there is no noise to tell it by."""
+    """The mean's standard error; None where there is no noise to tell it by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ Range = tuple[float, float]
 
 OFF = 0.0
 DIGITS = 3
-"""Of a value that later stages run at."""
+"""Digits of a value that later stages run at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,15 +99,11 @@ class SearchSpace:
             checks.that(axis.name in HYPERPARAMETERS, f"{axis.name} is no axis: {', '.join(HYPERPARAMETERS)}")
             if axis.name in HYPERPARAMETERS:
                 checks.that(*_range_check(axis))
-        if checks.fine:
-            names = [axis.name for axis in self.axes]
-            ordered = [name for name in HYPERPARAMETERS if name in names]
-            checks.that(names == ordered, f"axes {names}: each once, in the order {ordered}")
         checks.done()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the axes."""
+        """The names of the axes."""
         return tuple(axis.name for axis in self.axes)
 
     @property
@@ -168,14 +164,10 @@ def search_space(
     both = {**ranges, **{name: (min(values), max(values)) for name, values in some.items()}}
     known = [name for name in HYPERPARAMETERS if name in both]
     ordered = known + [name for name in both if name not in HYPERPARAMETERS]
-    return SearchSpace(
-        axes=tuple(
-            Axis(
-                name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off,
-            )
-            for name in ordered
-        )
-    )  # fmt: skip
+    axes = (
+        Axis(name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off) for name in ordered
+    )
+    return SearchSpace(axes=tuple(axes))
 
 
 def _range_check(axis: Axis) -> tuple[bool, str]:

@@ -141,12 +141,15 @@ def load(connection: sqlite3.Connection) -> list[Record]:
         LedgerTooNew, LedgerTooOld: another version wrote the file.
     """
     records: list[Record] = []
+    head = GENESIS
     try:
         connection.execute("BEGIN")  # one view of records and head, though a driver may be writing
         _check_schema(connection)
         for row in connection.execute(f"SELECT {_COLUMNS} FROM records ORDER BY seq"):
-            records.append(_verified(row, len(records), _head(records)[1]))
-        _check_head(connection, len(records), _head(records)[1])
+            records.append(_verified(row, len(records), head))
+            head = records[-1].hash
+        if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (len(records) - 1, head):
+            raise LedgerCorrupt(f"record {len(records)} is missing: the chain ends before its head")
         if (verdict := _pragma(connection, "integrity_check(1)")) != "ok":
             raise LedgerCorrupt(f"after record {len(records) - 1}: {verdict}")
         connection.execute("COMMIT")
@@ -190,25 +193,15 @@ def _check_schema(connection: sqlite3.Connection) -> None:
         raise LedgerCorrupt("the schema is not what was written")
 
 
-def _verified(row: tuple[object, ...], seq: int, before: object) -> Record:
+def _verified(row: tuple[object, ...], seq: int, before: str) -> Record:
     """The record in `row`, if it is the one at `seq` that follows the hash `before`."""
     found, kind, key, text, prev_hash, digest = row
     expected = None
-    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str) and isinstance(before, str):
+    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str):
         expected = link(seq, kind, key, text, before)
     if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (found, prev_hash, digest):
         raise LedgerCorrupt(f"record {seq} is not what was written: its hash differs")
     return expected
-
-
-def _check_head(connection: sqlite3.Connection, num: int, last_hash: str) -> None:
-    """Hold the end of `num` records against what the table `head` names."""
-    if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (num - 1, last_hash):
-        raise LedgerCorrupt(f"record {num} is missing: the chain ends before its head")
-
-
-def _head(records: list[Record]) -> tuple[int, str]:
-    return (records[-1].seq, records[-1].hash) if records else (-1, GENESIS)
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> object:

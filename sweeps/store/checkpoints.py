@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Container
 from pathlib import Path
 
-from sweeps.store.curves import is_run_id
+from sweeps.store.curves import checked_id
 
 CHECKPOINTS_DIR = "checkpoints"
 _STATE = re.compile(r"step-(\d{8})-[0-9a-f]{64}\.safetensors")  # as `proxies.training.slot_state` names them
@@ -20,9 +20,7 @@ def checkpoint_dir(study_dir: Path, run_id: str) -> Path:
     Raises:
         ValueError: `run_id` is not a sha256 in hex (and so could name another place).
     """
-    if not is_run_id(run_id):
-        raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
-    return study_dir / CHECKPOINTS_DIR / run_id
+    return study_dir / CHECKPOINTS_DIR / checked_id(run_id)
 
 
 def saved_step(study_dir: Path, run_id: str) -> int:

@@ -21,15 +21,20 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
+def checked_id(run_id: str) -> str:
+    """The id. Raises ValueError if it is not a sha256 in hex (and so could name another place)."""
+    if not is_run_id(run_id):
+        raise ValueError(f"run_id = {run_id!r}: must be 64 hex digits")
+    return run_id
+
+
 def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
     """Where the curve of a run lies: `curves/<run id>.parquet`; of a `pruned` one's first steps: its own file.
 
     Raises:
         ValueError: `run_id` is not a sha256 in hex (and so could name another place).
     """
-    if not is_run_id(run_id):
-        raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
-    return study_dir / CURVES_DIR / f"{run_id}{'.pruned' if pruned else ''}.parquet"
+    return study_dir / CURVES_DIR / f"{checked_id(run_id)}{'.pruned' if pruned else ''}.parquet"
 
 
 def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = False) -> Path:

@@ -113,7 +113,10 @@ class Ledger:
                 _refuse_missing(study_dir, create)
             _make(study_dir)
         lock = DriverLock(study_dir)
-        if _has_content(chain.journal_of(path)):  # before SQLite writes it into the ledger: is it the ledger's own?
+        journal = chain.journal_of(path)
+        if (
+            journal.is_file() and journal.stat().st_size
+        ):  # before SQLite writes it into the ledger: is it the ledger's own?
             try:
                 cls.read(study_dir)
             except StudyMissing:  # the first commit was cut short
@@ -311,13 +314,6 @@ def _advised(study_dir: Path) -> Iterator[None]:
             f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair {study_dir}` copies the file, "
             "then saves what its hashes prove"
         ) from error
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
 
 
 def _make(study_dir: Path) -> None:

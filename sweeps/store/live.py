@@ -25,7 +25,7 @@ class Running:
     step: int
     """Optimizer steps done."""
     num_steps: int
-    """Of the whole run."""
+    """Steps of the whole run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +59,12 @@ class Live:
     host: str
     stage: str
     stretch: int
-    """Of its work: times it has written down what it took."""
+    """How often it has written down what its work took."""
     seconds: float
     """Since then, in no record yet."""
     device_seconds: float
     left_seconds: float | None
-    """Of this stage, at the rate so far; None before anything has ended."""
+    """What is left of this stage, at the rate so far; None before anything has ended."""
     num_queued: int
     running: tuple[Running, ...]
     at: str

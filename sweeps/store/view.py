@@ -9,7 +9,7 @@ from proxies.core import canon
 from proxies.core.hyperparameters import HPARAMS
 from proxies.core.spec import Run
 from sweeps.store.errors import DiskFull, SweepError
-from sweeps.store.ledger import IMPORTED, Ledger
+from sweeps.store.ledger import Ledger
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,10 +42,11 @@ class StudyView:
         """
         import pyarrow
 
-        rows = [_row(run, self._is_imported(run)) for run in self.ledger.runs()]
+        imported = self.ledger.imported()
+        rows = [_row(run, run.result.status != "pruned" and run.spec.id in imported) for run in self.ledger.runs()]
         types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
         schema = pyarrow.schema([(name, types[kind]) for name, kind in _COLUMNS.items()])
-        return pyarrow.table({name: [row[name] for row in rows] for name in _COLUMNS}, schema=schema)
+        return pyarrow.Table.from_pylist(rows, schema=schema)
 
     def trials(self) -> Any:
         """`table` as a `pandas.DataFrame`."""
@@ -72,9 +73,6 @@ class StudyView:
             canon.write_atomic(path, buffer.getvalue().to_pybytes())
         except OSError as error:
             raise DiskFull(f"{path}: {error.strerror}: name a folder that exists and has room") from error
-
-    def _is_imported(self, run: Run) -> bool:
-        return run.result.status != "pruned" and self.ledger.find(IMPORTED, run.spec.id) is not None
 
 
 def _row(run: Run, imported: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import pytest
 from sweep_fakes import make_spec, make_specs, outcome
 
-from proxies.core.checks import SpecError
 from sweeps.run.budget import Budget, Caps, record_driven, spent
 from sweeps.store.ledger import Ledger
 
@@ -67,9 +66,3 @@ def test_time_is_counted_over_every_driver(ledger, cap, said):
     assert mine.spent().device_hours == 6.0 == spent(ledger, None).device_hours
     clock.now = 10800.0
     assert mine.spent().device_hours == 8.0 and mine.seconds == 3600.0
-
-
-def test_caps_that_are_none_of_the_kind():
-    with pytest.raises(SpecError) as caught:
-        Caps(num_runs=0, flops=-1.0, usd=5.0)
-    assert len(caught.value.problems) == 3

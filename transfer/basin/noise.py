@@ -18,7 +18,7 @@ USUAL_NOISE_NATS, NOISE_EFOLDS = 0.005, 1.2
 """Prior median of the noise, and sd of its log: seeds of our CPU grids differ by 0.004 to 0.025 nats. It matters where
 there are hardly more runs than numbers to fit."""
 FEW_DEGREES = 8
-"""Of freedom: with fewer the grid of the noise holds all that the prior allows."""
+"""With fewer degrees of freedom the grid of the noise holds all that the prior allows."""
 MISFIT_SHARE = 0.5
 """Prior probability that no shape fits, so that the variance about the valley is above that between seeds..."""
 MISFIT_EFOLDS = 1.0
@@ -51,9 +51,9 @@ class Reduced:
     score: Floats
     """(R,)"""
     squares: float
-    """Of what the rates may explain of the losses."""
+    """Sum of squares of what the rates may explain of the losses."""
     pure_squares: float
-    """Of what they cannot: seeds against seeds."""
+    """Sum of squares of what they cannot: seeds against seeds."""
     num_pure: int
     """Degrees of freedom of that."""
     excess_nats: Floats
@@ -162,7 +162,7 @@ def _chi2_quantile(probability: float, num_degrees: int) -> float:
 
 
 def likeliest_variance(squares: float, num_degrees: int) -> float:
-    """Of one run, by a sum of squares; where they are few, the usual noise counts as one more.
+    """Return the likeliest variance of one run, by a sum of squares; of few, the usual noise counts as one more.
 
     With so many shapes one of them fits a handful of runs exactly, which is no evidence for it.
     """

@@ -122,7 +122,7 @@ class End:
 
     @property
     def noise_needed_nats(self) -> float:
-        """Of one run, for the end to seem so much worse by luck one time in twenty."""
+        """The noise of one run with which the end would seem so much worse by luck one time in twenty."""
         return self.excess_nats / ONE_IN_TWENTY
 
 

@@ -77,11 +77,11 @@ def _normal(x: Floats, mean: float, sd: float) -> Floats:
 KINDS = tuple(kind for kind, _, _ in _kinds())
 """Family and fixed number: shapes of one kind differ by their slant only."""
 KIND = np.concatenate([np.full(len(slants), number) for number, (_, slants, _) in enumerate(_kinds())])
-"""Of every shape: its index in `KINDS`."""
+"""The index in `KINDS` of every shape."""
 SLANT = np.concatenate([slants for _, slants, _ in _kinds()])
-"""Of every shape: s, t, u, v or c."""
+"""The slant of every shape: s, t, u, v or c."""
 LOG_PRIOR = np.log(np.concatenate([prior for _, _, prior in _kinds()]))
-"""Of every shape: the log of its prior probability."""
+"""The log of the prior probability of every shape."""
 
 
 def rise(octaves: Floats, curvature: Floats, shape: Ints) -> Floats:

@@ -39,7 +39,7 @@ COARSE_STRIDE, COARSE_OCTAVES = 40, 0.15
 FINE_OCTAVES = 0.02
 """Where one shape is looked at only."""
 MOST_SHAPES, FINE_STEPS = 96, 64
-"""Of the second look, where the first has found anything likely."""
+"""The second look takes so many shapes, and so many places in each size, where the first found anything likely."""
 DOUBTFUL = 12.0
 """Log evidence behind the best at which a trust is given up after the second look."""
 NEGLIGIBLE = 10.0
@@ -196,7 +196,7 @@ def _likely(look: _Look) -> tuple[Ints, list[tuple[float, float]]]:
 
 
 def _log_evidence(look: _Look) -> float:
-    """Of a trust, up to a constant: flat in every curvature, at the likeliest noise."""
+    """Return the log evidence of a trust, up to a constant: flat in every curvature, at the likeliest noise."""
     misfit = np.sum([g.misfit.min(axis=1) for g in look.grids], axis=0).min()
     pure, num_pure = look.pure
     variance = likeliest_variance(pure + float(misfit), num_pure + look.num_free)

@@ -24,15 +24,15 @@ class Offer:
 
     size: int
     doublings: float
-    """Of size above the target: negative."""
+    """Doublings of size above the target: negative."""
     values: tuple[float, ...]
     """log2 of those at which each seed is run."""
     price: float
-    """Of a seed, in base runs."""
+    """What a seed costs, in base runs."""
     have: float
     """Seeds that were run."""
     worth: float
-    """Of a new seed, which need not be run at all values, in seeds that were."""
+    """What a new seed, which need not be run at all values, is worth in seeds that were."""
     variance: float
     """For one seed, of what is extended to the target."""
 
@@ -69,7 +69,7 @@ def cheapest(
 
 
 def _least(offers: Sequence[Offer]) -> list[int]:
-    """Of a new size one seed at least: without it there is no such size."""
+    """The fewest seeds of each: a new size needs one, else there is no such size."""
     return [0 if offer.have else 1 for offer in offers]
 
 
@@ -126,13 +126,13 @@ def _variance(offers: Sequence[Offer], seeds: Sequence[int], scatter: float) -> 
 LARGER = (2, 4, 8)
 """Times the largest size: proxies that may be proposed."""
 GRID_STEPS = (-2, -1, 0, 1, 2)
-"""Of a new size, about where the others put its optimum."""
+"""Values of a new size, in steps from where the others put its optimum."""
 MOST_NARROWING, LEAST_NARROWING = 0.4, 0.9
 """A round of runs aims at an interval of at least two fifths, at most nine tenths of today's width."""
 MIN_SEEDS = 2
 """New ones at a value, where the noise is unknown: with the first they are three."""
 SD_LEVEL = 0.6827
-"""Of the interval of one standard deviation to either side."""
+"""The level of the interval of one standard deviation to either side."""
 LEAST_WIDTH = 1e-9
 """Nothing is known so well."""
 MOST_SPENT = 2.0
@@ -154,7 +154,7 @@ class Suggestion:
     num_seeds: int
     reason: str
     relative_cost: float
-    """Of all its runs, in runs at the base size."""
+    """What all its runs cost, in runs at the base size."""
     mends: bool
     """Whether something is wanting without which there is no verdict, or one that rests on a single run; else they
     sharpen one that is to be had."""
@@ -246,7 +246,7 @@ def sharpen_optima(
     for size in _larger(last.size, q):
         optimum_there = float(line.at_target[0] + line.slope[0] * math.log2(size / q.target_size))
         centre = round(optimum_there / step) * step
-        larger.append(_new_size(size, q, [centre + k * step for k in GRID_STEPS], last.variance))
+        larger.append(_offer(size, q, [centre + k * step for k in GRID_STEPS], last.variance))
     scatter = estimate(line.target_scatter, SD_LEVEL)
     return _buy(
         points, offers, larger, q, narrowing=_allowed_share(at_target, q), scatter=(scatter.high - scatter.low) / 2,
@@ -276,7 +276,7 @@ def sharpen_bounded(points: Sequence[Point], bounded: Bounded, q: Question) -> l
     last = sizes[-1]
     values = finite_rates([p for p in points if p.size == last])
     larger = [
-        _new_size(size, q, [value + q.power * math.log2(size / last) for value in values], offers[-1].variance)
+        _offer(size, q, [value + q.power * math.log2(size / last) for value in values], offers[-1].variance)
         for size in _larger(last, q)
     ]
     regret = bounded.regret_nats
@@ -300,15 +300,15 @@ def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[flo
     own = [p for p in points if p.size == size]
     have = len({p.seed for p in own})
     worth = _spread(values) / max(_spread(finite_rates(own)), LEAST_WIDTH)
+    return _offer(size, q, values, max(sd, LEAST_WIDTH) ** 2 * have, have, worth)
+
+
+def _offer(
+    size: int, q: Question, values: Sequence[float], variance: float, have: float = 0, worth: float = 1.0
+) -> Offer:
+    """Seeds at some values of a size; by default of a new one."""
     return Offer(
         size=size, doublings=math.log2(size / q.target_size), values=tuple(values), have=have, worth=worth,
-        price=len(values) * _price(size, q), variance=max(sd, LEAST_WIDTH) ** 2 * have,
-    )  # fmt: skip
-
-
-def _new_size(size: int, q: Question, values: Sequence[float], variance: float) -> Offer:
-    return Offer(
-        size=size, doublings=math.log2(size / q.target_size), values=tuple(values), have=0, worth=1.0,
         price=len(values) * _price(size, q), variance=variance,
     )  # fmt: skip
 
@@ -336,7 +336,7 @@ def _buy(
 
 
 def _price(size: int, q: Question) -> float:
-    """Of one run, in base runs."""
+    """Return the cost of one run, in base runs."""
     return float((size / q.base_size) ** COST_EXPONENTS[q.axis])
 
 

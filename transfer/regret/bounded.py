@@ -34,7 +34,7 @@ class Bounded:
     high_log2: float
     transferred_log2: float
     best_log2: float
-    """Of the values tried, by the fitted loss at the target."""
+    """The best of the values tried, by the fitted loss at the target."""
     cost_of_2x_off_nats: Estimate | None
     """By a value twice or half the transferred one, whichever is worse; None where neither was tried."""
 

@@ -25,7 +25,7 @@ SCATTERS = np.concatenate([[0.0], np.geomspace(0.005, 4.0, 40)])
 
 
 def scatter_prior(share_of_none: float, median: float) -> Floats:
-    """Of the scatters: a lump at none, and a half Student t with 3 degrees of freedom."""
+    """Return the prior of the scatters: a lump at none, and a half Student t with 3 degrees of freedom."""
     scale = median / float(stdtrit(3, 0.75))
     rough = (1 + (SCATTERS / scale) ** 2 / 3) ** -2.0 * np.gradient(SCATTERS) * (SCATTERS > 0)
     return np.where(SCATTERS > 0, (1 - share_of_none) * rough / rough.sum(), share_of_none)
@@ -46,7 +46,7 @@ class Line:
     target_scatter: Floats
     """Octaves by which the target's own optimum lies off the line; part of `at_target`."""
     scatter_octaves: float
-    """Of optima about the line, point estimate."""
+    """The scatter of optima about the line, point estimate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,11 +21,11 @@ from transfer.regret.drift import CURVATURE_TREND_SD, SCATTER_OCTAVES
 SHAPES = np.linspace(-2.85, 2.85, 20)
 """Grid of s times the largest |x|: either side may be the steep one, and 0 itself is left out."""
 LEAST_BEND_NATS = 1e-3
-"""Of k in the prior of its trend, nats per octave squared: a flat valley may become one that is not quite."""
+"""The least k in the prior of its trend, nats per octave squared: a flat valley may become one that is not quite."""
 FREEDOMS = np.array([1e-3, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4])
 """Grid of the variance of d, as a multiple of the noise's."""
 STEADY_SHARE = 0.5
-"""Of the draws in which trends with size go on as they were; in the others they fade."""
+"""Share of the draws in which trends with size go on as they were; in the others they fade."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ def _columns(runs: CurveRuns, knots: Floats) -> Floats:
 
 
 def _trend_precision(columns: Floats, y: Floats, runs: CurveRuns) -> Floats:
-    """Of the prior on k', in units of the noise: a share of k, by a fit without trends."""
+    """Return the precision of the prior on k', in units of the noise: a share of k, by a fit without trends."""
     plain = columns[:, :, [0, 2]]
     information = np.swapaxes(plain, 1, 2) @ plain + 1e-12 * np.eye(2)
     rough = np.linalg.solve(information, (np.swapaxes(plain, 1, 2) @ y)[..., None])

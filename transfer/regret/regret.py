@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.checks import Checks
 from transfer.basin.optimum import Optima, Optimum, interval
 from transfer.basin.shapes import Floats, Ints, rise
 from transfer.question import Question, TransferError
@@ -27,13 +26,8 @@ class Estimate:
     """A cost that reaches this is more than this, and by how much is not known (`Question.most_nats`)."""
 
     def __post_init__(self) -> None:
-        checks = Checks(self)
-        for name in ("value", "low", "high"):
-            checks.number(name)
-        if checks.fine:
-            checks.that(self.low <= self.value <= self.high, f"{self.value} is outside {self.low} ... {self.high}")
-        if checks.problems:
-            raise TransferError(checks.problems)
+        if not -math.inf < self.low <= self.value <= self.high < math.inf:
+            raise TransferError([f"{self.value} must be finite, and within {self.low} ... {self.high}"])
 
     def at_bound(self, nats: float) -> bool:
         """Whether one of its numbers reaches the bound."""
@@ -49,7 +43,7 @@ class AtTarget:
     shape: Ints
     """(rows,) of the valley (`transfer.basin.valley.rise`)."""
     sds: tuple[float, ...]
-    """Of each usable optimum, octaves, by what seeds can sharpen."""
+    """Standard deviation of each usable optimum, octaves, by what seeds can sharpen."""
     drift: Estimate
     """Octaves per doubling."""
     power: float

@@ -9,7 +9,7 @@ from transfer.question import Hyperparameter, TransferError, to_log2
 
 LARGEST_SIZE = 10**18
 SMALLEST, LARGEST = 1e-30, 1e30
-"""Of a hyperparameter: beyond them a cell is a slip, and arithmetic would overflow. So too of a loss beyond these:"""
+"""Bounds of a hyperparameter: beyond them a cell is a slip, and arithmetic would overflow. Those of a loss:"""
 LOSSES = (1e-6, 1e6)
 
 

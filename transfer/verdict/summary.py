@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from proxies.core.canon import Json
+from typing import cast
+
+from proxies.core.canon import Json, to_json
 from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import Optimum
 from transfer.design.next_runs import Suggestion
@@ -95,30 +97,11 @@ def _value(hyperparameter: Hyperparameter, log2_value: float | None) -> float | 
 
 
 def _optimum(optimum: Optimum, hyperparameter: Hyperparameter) -> Json:
-    interval = optimum.interval_log2
-    return {
-        "size": optimum.size,
-        "value": _value(hyperparameter, optimum.log2_value),
-        "log2_value": optimum.log2_value,
-        "interval_log2": None if interval is None else list(interval),
-        "status": optimum.status,
-        "loss_nats": optimum.loss_nats,
-        "num_runs": optimum.num_runs,
-        "num_diverged": optimum.num_diverged,
-        "cliff_octaves": optimum.cliff_octaves,
-        "curve": [list(sample) for sample in optimum.curve],
-    }
+    return {**cast(dict[str, Json], to_json(optimum)), "value": _value(hyperparameter, optimum.log2_value)}
 
 
 def _suggestion(suggestion: Suggestion) -> Json:
-    return {
-        "axis": suggestion.axis,
-        "hyperparameter": suggestion.hyperparameter,
-        "size": suggestion.size,
-        "value": from_log2(suggestion.hyperparameter, suggestion.log2_value),
-        "log2_value": suggestion.log2_value,
-        "num_seeds": suggestion.num_seeds,
-        "reason": suggestion.reason,
-        "relative_cost": suggestion.relative_cost,
-        "text": str(suggestion),
-    }
+    said = cast(dict[str, Json], to_json(suggestion))
+    del said["mends"]
+    value = from_log2(suggestion.hyperparameter, suggestion.log2_value)
+    return {**said, "value": value, "text": str(suggestion)}
