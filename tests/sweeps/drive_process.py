@@ -1,24 +1,19 @@
 """A driver as a process of its own, to be killed: `python drive_process.py STUDY DIARY STEP_SECONDS`."""
 
-import math
+import functools
 import signal
 import sys
 from pathlib import Path
 
-from sweep_fakes import FakeHostFactory, bank_key, make_spec, num_slots
+from spaces import SPACE
+from sweep_fakes import FakeHostFactory, bank_key, make_run, num_slots
 
 from sweeps.run.drive import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search.source import Search, SearchSource
-from sweeps.search.space import search_space
 from sweeps.store.ledger import Ledger
 
-SPACE = search_space(ranges={"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)})
 NUM_TRIALS = 16
-
-
-def make_run(point):
-    return make_spec(log2_lr=math.log2(point["learning_rate"]), num_steps=6)
 
 
 def main(study, diary, step_seconds):
@@ -26,7 +21,11 @@ def main(study, diary, step_seconds):
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     with Ledger.open(study, {"seed": 5}, create=True) as ledger:
         source = SearchSource(
-            Search(SPACE, 5, 4, num_startup=6), make_run, ledger, stage="sweep", num_trials=NUM_TRIALS
+            Search(SPACE, 5, 4, num_startup=6),
+            functools.partial(make_run, num_steps=6),
+            ledger,
+            stage="sweep",
+            num_trials=NUM_TRIALS,
         )
         drive(
             source, InlinePool(FakeHostFactory(str(diary), step_seconds=step_seconds)), ledger, study,

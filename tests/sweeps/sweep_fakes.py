@@ -35,6 +35,11 @@ def make_spec(*, log2_lr: float = -8.0, seed: int = 0, width: int = 32, num_step
     )
 
 
+def make_run(point: dict, **more) -> RunSpec:
+    """The run of a search's point."""
+    return make_spec(log2_lr=math.log2(point["learning_rate"]), **more)
+
+
 def make_specs(num: int, **kwargs) -> list[RunSpec]:
     return [make_spec(seed=seed, **kwargs) for seed in range(num)]
 
@@ -90,7 +95,7 @@ def finished(slot: int, spec: RunSpec) -> Finished:
 @dataclasses.dataclass
 class FakeHost:
     """A bank of counters. Executions are noted in `diary` (one line per begin and end), faults come from `fault`:
-    `crash SEED` kills the process once, `always-crash SEED` each time, `segfault SEED` by its own signal,
+    `crash SEED` kills the process once, `segfault SEED` by its own signal,
     `raise SEED`, `nan SEED`, `hang SEED`, `deaf SEED` does not wait where it is to be looked at.
     """
 
@@ -155,8 +160,6 @@ class FakeHost:
         fuse = self.diary.with_suffix(".fuse")
         if kind == "crash" and not fuse.exists():
             fuse.touch()
-            os._exit(1)
-        if kind == "always-crash":
             os._exit(1)
         if kind == "segfault":
             ctypes.string_at(0)

@@ -1,21 +1,16 @@
 """A trial costs the driver as much at the end of a long search as at its beginning: calls are counted, not seconds."""
 
 import cProfile
-import math
 
 from soak_case import TrivialHost
 from spaces import SPACE
-from sweep_fakes import bank_key, make_spec, num_slots
+from sweep_fakes import bank_key, make_run, num_slots
 
 from sweeps.run.drive import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search import samplers
 from sweeps.search.source import Search, SearchSource
 from sweeps.store.ledger import Ledger
-
-
-def make_run(point):
-    return make_spec(log2_lr=math.log2(point["learning_rate"]))
 
 
 def calls(study_dir, num_trials):

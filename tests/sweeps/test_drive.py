@@ -1,11 +1,9 @@
-import dataclasses
 import time
 
 import pytest
 from sweep_fakes import (
     FakeHostFactory,
     bank_key,
-    executions,
     finished,
     make_spec,
     make_specs,
@@ -16,11 +14,10 @@ from sweep_fakes import (
 
 from proxies.core import canon
 from proxies.core.spec import RunSpec
+from sweeps.run.crew import FLOOR_SECONDS, Leases
 from sweeps.run.drive import drive
-from sweeps.run.losses import Loss
 from sweeps.run.pool import InlinePool, Report
-from sweeps.search.source import StaticSource
-from sweeps.store.curves import load_curve
+from sweeps.search.source import Signal, StaticSource
 from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import Ledger
 
@@ -28,10 +25,10 @@ from sweeps.store.ledger import Ledger
 class Study:
     """A folder, a ledger and a pool."""
 
-    def __init__(self, folder, fault=""):
+    def __init__(self, folder):
         self.folder, self.diary = folder / "study", folder / "diary"
         self.ledger = Ledger.open(self.folder, {}, create=True)
-        self.pool = InlinePool(FakeHostFactory(str(self.diary), fault))
+        self.pool = InlinePool(FakeHostFactory(str(self.diary)))
         self.events = []
 
     def drive(self, specs, **kwargs):
@@ -49,76 +46,31 @@ def study(tmp_path):
     study.ledger.close()
 
 
-@pytest.fixture
-def faulty(tmp_path):
-    studies = []
-
-    def make(fault):
-        studies.append(Study(tmp_path, fault))
-        return studies[-1]
-
-    yield make
-    for study in studies:
-        study.ledger.close()
-
-
 def expected(specs):
     return {spec.id: outcome(spec)[0] for spec in specs}
 
 
-def test_an_error_costs_an_attempt_and_not_the_neighbours(faulty):
-    study = faulty("raise 1")
-    specs = make_specs(5)
-    results = study.drive(specs)
-    poisoned = results[specs[1].id]
-    assert poisoned.status == "failed"
-    assert poisoned.reason == "lost 3 times, the last: error: ValueError: the corpus is not there"
-    assert dict(results) == expected(specs) | {poisoned.id: poisoned}
-    assert executions(study.diary, "begin").count(specs[1].id) == 3
-    assert "ValueError" in study.events[0].lost[0]
-
-
-def test_without_the_lone_attempt_neighbours_would_fail(faulty, monkeypatch):
-    """The mutation check of the test above: whoever is there is to blame."""
-    monkeypatch.setattr("sweeps.run.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
-    monkeypatch.setattr("sweeps.run.driver.Loss", lambda **said: Loss(**said | {"alone": True}))
-    study, specs = faulty("raise 1"), make_specs(5)
-    study.drive(specs[3:])  # something has ended well before
-    results = study.drive(specs)
-    assert sum(result.status == "failed" for result in results.values()) > 1
-
-
-def test_a_result_that_is_none_is_not_believed(faulty):
-    study = faulty("nan 2")
-    specs = make_specs(3)
-    results = study.drive(specs)
-    assert results[specs[2].id].status == "failed"
-    assert "finite" in results[specs[2].id].reason
-    assert [results[spec.id].status for spec in specs[:2]] == ["finished"] * 2
-
-
 class Scripted:
-    """Several workers whose every call is answered by `answer(call, number)`: a report, or None for never."""
+    """A worker whose every call is answered by `answer(pool, call, number)`: a report, or None for never."""
 
-    def __init__(self, answer, num_workers=1):
-        self.num_workers, self.answer = num_workers, answer
-        self.now, self.calls, self.restarted, self.arrived = 0.0, [], [], []
-        self.slots = [{} for _ in range(num_workers)]
+    num_workers = 1
+
+    def __init__(self, answer):
+        self.answer, self.now, self.calls, self.restarted, self.arrived, self.slots = answer, 0.0, [], [], [], {}
 
     def clock(self):
         return self.now
 
     def start(self, worker, call):
         self.calls.append(call)
-        self.slots[worker] |= {slot: canon.decode(RunSpec, data) for slot, data in call.admit}
-        report = self.answer(call, len(self.calls) - 1)
-        if report is not None:
-            self.arrived.append(dataclasses.replace(report, worker=worker))
+        self.slots |= {slot: canon.decode(RunSpec, data) for slot, data in call.admit}
+        report = self.answer(self, call, len(self.calls) - 1)
+        self.arrived += [] if report is None else [report]
 
-    def ends(self, worker=0):
-        """All of a worker's runs end."""
-        held, self.slots[worker] = self.slots[worker], {}
-        return Report(worker=worker, finished=tuple(finished(slot, spec) for slot, spec in held.items()))
+    def ends(self):
+        """All of its runs end."""
+        held, self.slots = self.slots, {}
+        return Report(worker=0, finished=tuple(finished(slot, spec) for slot, spec in held.items()))
 
     def wait(self, timeout_seconds):
         self.now += timeout_seconds
@@ -127,12 +79,12 @@ class Scripted:
 
     def restart(self, worker):
         self.restarted.append(worker)
-        self.slots[worker] = {}
+        self.slots = {}
 
 
-def scripted(study, answer, **options):
-    study.pool = pool = Scripted(lambda call, number: answer(pool, call, number), **options)
-    return pool
+def scripted(study, answer):
+    study.pool = Scripted(answer)
+    return study.pool
 
 
 def lost_records(study):
@@ -152,19 +104,6 @@ def test_what_does_not_fit_is_tried_in_more_parts(study):
     assert pool.calls[1].bank_key == pool.calls[0].bank_key + "/2"
     assert [body["cause"] for body in lost_records(study)] == ["out_of_memory"] * 3
     assert "out of memory: it went wrong; it held 3 runs. What to do: give it more memory" in study.events[0].lost[0]
-
-
-def test_what_never_fits_fails(study):
-    (good,), big = make_specs(1), make_spec(seed=5, width=64)
-
-    def answer(pool, call, number):
-        return pool.ends() if "32" in call.bank_key else error("out_of_memory")
-
-    pool = scripted(study, answer)
-    study.drive([good])
-    result = study.drive([big], max_attempts=2)[big.id]
-    assert (result.status, result.reason) == ("failed", "lost 2 times, the last: out of memory: it went wrong")
-    assert [call.num_microbatches for call in pool.calls] == [1, 1, 2, 2]
 
 
 def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, monkeypatch):
@@ -210,46 +149,50 @@ def test_a_deadline_is_learned_from_the_calls(study):
     assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 145 s")
 
 
-class Looking:
-    """A list whose runs are looked at; those of some seeds are given up at their second rung."""
+def test_a_bank_may_take_ten_times_its_longest_call_and_twice_that_once_it_was_given_up():
+    leases = Leases(600.0)
+    assert leases.seconds("a") == 600.0
+    leases.learn("a", 20.0)
+    leases.learn("a", 3.0)
+    leases.learn("b", 1.0)
+    assert [leases.seconds(key) for key in ("a", "b", "c")] == [200.0, FLOOR_SECONDS, 600.0]
+    leases.missed("a")
+    assert leases.seconds("a") == 400.0
+    leases.missed("a")
+    assert leases.seconds("a") == 600.0
 
-    def __init__(self, specs, losers, rungs=(1, 3)):
-        self.inner, self.losers, self.steps = StaticSource(specs, bank_key), losers, rungs
-        self.seeds = {spec.id: spec.seed for spec in specs}
-        self.asked = []
 
-    def next(self, results):
-        return self.inner.next(results)
+class Looking(StaticSource):
+    """A list whose runs are looked at after their first step, and go on."""
 
-    @property
-    def pruner(self):
-        return self
+    pruner = property(lambda self: self)
 
     def rungs(self, run_id):
-        return self.steps
+        return (1,)
 
     def verdict(self, run_id, losses_nats):
-        seed, step = self.seeds[run_id], len(losses_nats)
-        self.asked.append((seed, step))
-        assert losses_nats == outcome(make_spec(seed=seed, num_steps=6))[1].train_loss_nats[:step]
-        return "it loses" if seed in self.losers and step == self.steps[-1] else ""
+        return ""
 
 
-def pruned(ledger):
-    return {run.spec.id: run.result for run in ledger.runs() if run.result.status == "pruned"}
+def test_whoever_does_not_wait_to_be_looked_at_is_not_believed(tmp_path, study):
+    study.pool, specs = InlinePool(FakeHostFactory(str(study.diary), "deaf 1")), make_specs(3, num_steps=6)
+    results = study.drive(Looking(specs, bank_key))
+    assert dict(results) == expected(specs[::2]) | {specs[1].id: results[specs[1].id]}
+    assert results[specs[1].id].status == "failed"
+    assert "it does not wait where it is to be looked at" in lost_records(study)[0]["detail"]
 
 
-def test_a_run_that_loses_is_recorded_as_its_first_steps(study):
-    specs = make_specs(7, num_steps=6)
-    source = Looking(specs, losers={1, 4})
-    results = study.drive(source)
-    assert dict(results) == expected(specs[:1] + specs[2:4] + specs[5:])
-    assert pruned(study.ledger) == {
-        spec.id: pruned_outcome(spec, 3, "it loses")[0] for spec in specs if spec.seed in source.losers
-    }
-    for result in study.ledger.first_results().values():
-        curve = load_curve(study.folder, result)
-        assert len(curve.steps) == (3 if result.status == "pruned" else 6)
-    assert sorted(source.asked) == [(seed, step) for seed in range(7) for step in (1, 3)]
-    told = [result.id for event in study.events for result in event.outcomes]
-    assert sorted(told) == sorted(spec.id for spec in specs)
+def test_whoever_does_not_prune_has_what_was_pruned_run_whole(study):
+    (spec,) = make_specs(1)
+    study.ledger.commit(spec, pruned_outcome(spec, 2)[0])
+    assert dict(study.drive(Looking([spec], bank_key))) == {}
+    assert dict(study.drive([spec])) == expected([spec])
+
+
+def test_a_list_comes_key_by_key_the_costliest_first():
+    specs = [make_spec(width=width, seed=seed) for seed in range(3) for width in (32, 128, 64)]
+    source = StaticSource(specs, bank_key)
+    order = list(iter(lambda: source.next({}), Signal.DONE))
+    assert [spec.shape.width for spec in order] == [128] * 3 + [64] * 3 + [32] * 3
+    assert [spec.seed for spec in order[:3]] == [0, 1, 2]
+    assert source.next({}) is Signal.DONE

@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
-from sweeps.store import fork
 from sweeps.store.curves import curve_path, load_curve, store_curve
 from sweeps.store.errors import ForkRefused
 from sweeps.store.fork import Imported, import_runs, read_parent
@@ -42,6 +41,7 @@ def test_what_ended_well_is_an_outcome_here_and_no_spend(tmp_path, parent_dir):
     assert child.runs() == parent.runs()[:5]
     assert child.imported() == {spec.id for spec in SPECS}
     assert LOST.id not in child.results()
+    assert list(child.own_results()) == [], "it cost nothing"
     (record,) = child.records("fork")
     assert record.body == {"parent": str(parent_dir), "head_hash": parent.head_hash, "num_runs": 5}
     assert record.seq < child.records("imported")[0].seq, "what is taken over names its origin"
@@ -49,46 +49,11 @@ def test_what_ended_well_is_an_outcome_here_and_no_spend(tmp_path, parent_dir):
         assert load_curve(child_dir, child.results()[spec.id]) == outcome(spec)[1]
 
 
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("what", ["store_curve", "append"])
-def test_cut_short_anywhere_it_goes_on(tmp_path, parent_dir, monkeypatch, what):
-    """At every call that writes, before and after it."""
-    whole = tmp_path / "whole"
-    forked(whole, parent_dir)
-    owner = fork if what == "store_curve" else Ledger
-    real = getattr(owner, what)
-    for moment in range(24):
-        left = [moment]
-
-        def cut(*arguments, left=left):
-            if left[0] == 0:
-                raise Killed
-            done = real(*arguments)
-            if left[0] == 1:
-                raise Killed
-            left[0] -= 2
-            return done
-
-        child_dir = tmp_path / f"{moment}"
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, what, cut)
-            try:
-                forked(child_dir, parent_dir)
-            except Killed:
-                pass
-            else:
-                break
-        forked(child_dir, parent_dir)
-        kinds = ("plan", "fork", "imported")
-        assert [[r.text for r in Ledger.read(child_dir).records(kind)] for kind in kinds] == [
-            [r.text for r in Ledger.read(whole).records(kind)] for kind in kinds
-        ]
-    else:
-        pytest.fail("the fork never came to its end")
-    assert moment > 9
+def test_again_it_adds_nothing(tmp_path, parent_dir):
+    """What cuts it short at any call is in test_ledger_faults.py."""
+    first, again = (forked(tmp_path / "child", parent_dir) for _ in range(2))
+    assert (first.num_runs, again) == (5, Imported(num_runs=0, num_known=5, damaged=()))
+    assert len(Ledger.read(tmp_path / "child").records("fork")) == 1
 
 
 def test_a_damaged_curve_stays_behind_and_is_named(tmp_path, parent_dir):

@@ -7,8 +7,9 @@ import sys
 import textwrap
 
 import pytest
-from sweep_fakes import make_specs, outcome
+from sweep_fakes import make_specs, outcome, pruned_outcome
 
+from proxies.core.spec import Run
 from sweeps.store import salvage
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew
@@ -80,6 +81,30 @@ def test_one_damaged_record_costs_itself_alone(study, written):
     assert repair(study) is None
     with Ledger.open(study, PLAN, create=False) as again:
         again.commit(spec, outcome(spec)[0])
+
+
+def test_whatever_was_paid_for_comes_back_from_beyond_the_damage(tmp_path):
+    """Pruned, imported and calibrated; beside the copy of an earlier repair, which stays as it is."""
+    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
+        ledger.append("note", "0", "to be lost")
+        ledger.commit(SPECS[0], pruned_outcome(SPECS[0], 2)[0])
+        ledger.append("imported", SPECS[1].id, Run(spec=SPECS[1], result=outcome(SPECS[1])[0]))
+        ledger.append("calibration", "0", {"seconds": 1.0})
+    damage(tmp_path, (b"to be lost", b"it is lost"))
+    (tmp_path / "ledger.db.damaged-1").write_bytes(b"older")
+    found = repair(tmp_path)
+    assert (found.copy, found.num_put_back, found.lost) == ("ledger.db.damaged-2", 3, {"note": ["0"]})
+    assert (tmp_path / "ledger.db.damaged-1").read_bytes() == b"older"
+    kinds = [record.kind for record in Ledger.read(tmp_path).records()]
+    assert kinds == ["plan", "driver", "repair", "pruned", "imported", "calibration"]
+
+
+def test_half_of_the_file_keeps_what_it_proves(study, written):
+    path = study / LEDGER_NAME
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = repair(study)
+    assert 2 < found.num_kept < NUM_RECORDS
+    assert Ledger.read(study).records()[: found.num_kept] == written[1][: found.num_kept]
 
 
 @pytest.mark.parametrize(
