@@ -50,10 +50,8 @@ def run_seeds(num_seeds: int) -> tuple[Counter[str], list[str]]:
 def catch_planted() -> dict[str, dict[str, object] | None]:
     """By bug: the first seed that catches it, and what was said."""
     found: dict[str, dict[str, object] | None] = {}
-    calm = planted.calm_search()
     for plant in (*planted.MUTANTS, *planted.PRUNING_MUTANTS):
-        pruning = plant in planted.PRUNING_MUTANTS
-        caught = planted.first_different(plant, calm) if pruning else planted.first_caught(plant)
+        caught = planted.first_caught(plant)
         found[plant.__name__] = caught and {
             "seed": caught[0],
             "said": caught[1].replace(str(simulation.STUDY), "STUDY")[:120],

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import platform
 import sys
@@ -30,8 +31,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "transfer"))
 from planted_valleys import (
     WIDE,
     World,
-    cliff,
-    hyperbola,
     linex_of,
     lopsided_quartic,
     parabola,
@@ -39,10 +38,25 @@ from planted_valleys import (
     straight_cliff,
     tally,
     two_parabolas,
-    wall,
 )
 
 from transfer.question import Question
+
+
+def cliff(octaves: float, curvature: float) -> float:
+    """A parabola with a second, much steeper one from 1.5 octaves above its minimum on: no family of ours has one."""
+    return 0.5 * curvature * (octaves**2 + 10 * max(octaves - 1.5, 0.0) ** 2)
+
+
+def wall(octaves: float, curvature: float) -> float:
+    """A parabola and an exponential, of a steepness between those of our shapes."""
+    return 0.5 * curvature * (octaves**2 + math.exp(2.5 * (octaves - 2)) - math.exp(-5) * (1 + 2.5 * octaves))
+
+
+def hyperbola(octaves: float, curvature: float) -> float:
+    """A parabola at its floor, straight far out: no family of ours has one either."""
+    return 2 * curvature * (math.sqrt(1 + 0.5 * octaves**2) - 1)
+
 
 MARGIN_NATS = Question(target_size=2, base_size=1).margin_nats
 NOISES_NATS = (0.002, 0.005, 0.01, 0.02)

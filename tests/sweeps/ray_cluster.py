@@ -97,7 +97,7 @@ class RayCluster:
         return int(done.stdout)
 
     def pids(self, part):
-        """Of the raylets or the head's server."""
+        """Pids of the raylets or of the head's server."""
         return [pid for pid, line in processes(self.folder).items() if line.split(" ")[0].endswith(part)]
 
     def close(self):

@@ -207,7 +207,7 @@ class Connection:
 
 
 class Lock:
-    """Of a filesystem on which advisory locks are worth nothing."""
+    """The lock of a filesystem on which advisory locks are worth nothing."""
 
     holder = {"host": "simulated", "pid": 1}  # noqa: RUF012
 
@@ -601,7 +601,7 @@ def check(world, ledger):
 
 
 def since_it_got_on(ledger, run_id):
-    """Of a run's losses since it was last saved further on: those of its own, all, and whether it was alone at last."""
+    """A run's losses since it was last saved further on: those of its own, all, and whether it was alone at last."""
     pardoned = max((record.seq for record in ledger.records("pardon")), default=-1)
     own, in_a_row, step, alone, parts = 0, 0, 0, False, 1
     for record in ledger.records("lost"):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from ledger_flips import MASKS, cut_all, flip_all, in_memory, read, write_study
-from sweep_fakes import make_specs, outcome
 
 from sweeps.store import chain
 from sweeps.store.errors import LedgerCorrupt, LedgerTooNew, LedgerTooOld
@@ -17,13 +16,10 @@ from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A study with 6 runs (no curve files): its ledger's bytes and records."""
+    """The bytes and records of a study's ledger."""
     study = tmp_path_factory.mktemp("written")
-    with Ledger.open(study, {"seed": 1}, create=True) as ledger:
-        for index, spec in enumerate(make_specs(6)):
-            ledger.append("suggestion", f"sweep/{index}", {"learning_rate": 0.1 * index})
-            ledger.commit(spec, outcome(spec)[0])
-        return (study / LEDGER_NAME).read_bytes(), ledger.records()
+    records = write_study(study, num_runs=6)
+    return (study / LEDGER_NAME).read_bytes(), records
 
 
 @pytest.fixture
@@ -94,7 +90,7 @@ def tamper(study, content, *statements):
     ("statement", "message"),
     [
         ("UPDATE records SET body = replace(body, '0.1', '0.2') WHERE seq = 4", "record 4 is not what was written"),
-        ("DELETE FROM records WHERE seq = 13", "record 13 is missing"),
+        ("DELETE FROM records WHERE seq = 14", "record 14 is missing"),
         ("UPDATE head SET seq = 12", "chain ends before its head"),
         ("DROP TABLE head", "schema"),
         ("PRAGMA application_id = 5", "no ledger of forerun"),

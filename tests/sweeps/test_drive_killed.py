@@ -74,16 +74,3 @@ def test_killed_and_resumed(tmp_path, whole, how, moments):
     assert sum(Counter(executions(diary, "begin")).values()) <= NUM_TRIALS + 3 * lost
     for result in ledger.results().values():
         load_curve(study, result)
-
-
-def test_a_second_driver_process_is_refused(tmp_path):
-    first = start(tmp_path)
-    while not (tmp_path / "study" / "ledger.db").exists():
-        time.sleep(0.01)
-    second = start(tmp_path)
-    _, errors = second.communicate(timeout=20)
-    assert first.poll() is None
-    first.kill()
-    first.communicate(timeout=20)
-    assert second.returncode != 0
-    assert f"StudyHeld: {tmp_path / 'study'} is held by pid {first.pid}" in errors

@@ -1,26 +1,26 @@
 """The study under simulated disks, clocks, pools and fates: many seeds, and the planted bugs that they catch."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections import Counter
 
 import pytest
 import simulation
+import sweep_fakes
 from simulation import BrokenPromiseError, KilledError, PowerLossError, simulate, study_folder
-from sweep_fakes import make_spec
+from spaces import SPACE
 
 from sweeps.run import drive as drive_module
 from sweeps.run import driver as driver_module
 from sweeps.run import losses, pool
 from sweeps.search.pruning import SearchPruner
-from sweeps.search.source import SearchSource
-from sweeps.search.space import search_space
+from sweeps.search.source import Search, SearchSource
 from sweeps.store import chain
 from sweeps.store.errors import SweepError
 
 NUM_SEEDS, NUM_SEARCHES = 150, 40
-SPACE = search_space(ranges={"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)})
 
 
 @pytest.fixture(autouse=True)
@@ -53,23 +53,17 @@ def test_a_seed_is_a_study():
     assert first == again != other
 
 
-def make_run(point):
-    return make_spec(log2_lr=math.log2(point["learning_rate"]), num_steps=simulation.NUM_STEPS)
+make_run = functools.partial(sweep_fakes.make_run, num_steps=simulation.NUM_STEPS)
 
 
 def search_source(ledger):
-    return SearchSource(SPACE, make_run, ledger, stage="sweep", study_seed=1, num_trials=12, parallelism=4)
+    return SearchSource(Search(SPACE, 1, 4), make_run, ledger, stage="sweep", num_trials=12)
 
 
 def pruning_source(ledger):
-    pruner = SearchPruner(
-        SPACE, simulation.STUDY, num_steps=simulation.NUM_STEPS, parallelism=4,
-        num_startup=simulation.NUM_STARTUP,
-    )  # fmt: skip
-    return SearchSource(
-        SPACE, make_run, ledger, stage="sweep", study_seed=1, num_trials=16, parallelism=4, pruner=pruner,
-        sampler="random",
-    )  # fmt: skip
+    search = Search(SPACE, 1, 4, sampler="random", num_startup=simulation.NUM_STARTUP)
+    pruner = SearchPruner(search, simulation.STUDY, num_steps=simulation.NUM_STEPS)
+    return SearchSource(search, make_run, ledger, stage="sweep", num_trials=16, pruner=pruner)
 
 
 def test_a_search_is_the_same_through_all_of_it():
@@ -91,6 +85,7 @@ def told_by(ledger):
     return points, [ledger.first_results()[make_run(point).id] for point in points]
 
 
+@functools.cache
 def calm_search():
     return told_by(simulate(1, faults=0.0, make_source=pruning_source)[1])
 
@@ -102,13 +97,9 @@ def decided_otherwise(ledger, calm):
     return told_by(ledger) != calm
 
 
-@pytest.fixture
-def calm():
-    return calm_search()
-
-
-def test_a_search_that_prunes_is_the_same_through_all_of_it(calm):
+def test_a_search_that_prunes_is_the_same_through_all_of_it():
     """Whoever dies, hangs, stops or is killed while runs wait, and in whatever order they come to wait."""
+    calm = calm_search()
     pruned = [result.num_steps for result in calm[1] if result.status == "pruned"]
     assert len(pruned) > 3 and set(pruned) == set(simulation.RUNGS), "the rule has something to do, at every rung"
     counts, compared = Counter(), []
@@ -180,7 +171,7 @@ def lease_by_wall_clock(patch):
 
 
 def leases_without_end(patch):
-    patch.setattr("sweeps.run.crew.Leases.seconds", lambda self, kind: math.inf)
+    patch.setattr("sweeps.run.crew.Leases.seconds", lambda self, bank_key: math.inf)
 
 
 def own_absence_blamed(patch):
@@ -206,15 +197,17 @@ def results_forgotten(patch):
     patch.setattr(driver_module.Driver, "pull", mutant)
 
 
-def curve_after_result(patch):
-    def mutant(self, attempt, result, curve):
-        self._ledger.commit(attempt.spec, result)
-        driver_module.store_curve(self._study_dir, result.id, curve)
-        driver_module.drop_checkpoints(self._study_dir, result.id)
-        del self._open[result.id]
-        self._outcomes.append(result)
+def late_curve(self, attempt, result, curve):
+    """`Driver._commit` with the curve after the record."""
+    self._ledger.commit(attempt.spec, result)
+    driver_module.store_curve(self._study_dir, result.id, curve, pruned=result.status == "pruned")
+    driver_module.drop_checkpoints(self._study_dir, result.id)
+    del self._open[result.id]
+    self._outcomes.append(result)
 
-    patch.setattr(driver_module.Driver, "_commit", mutant)
+
+def curve_after_result(patch):
+    patch.setattr(driver_module.Driver, "_commit", late_curve)
 
 
 def checkpoint_dropped_first(patch):
@@ -247,7 +240,8 @@ def stop_without_saving(patch):
 def nobody_runs_alone(patch):
     """And whoever is there is to blame."""
     patch.setattr(driver_module, "Loss", lambda **said: losses.Loss(**said | {"alone": True}))
-    patch.setattr("sweeps.run.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
+    standing = losses.Losses.standing
+    patch.setattr(losses.Losses, "standing", lambda *those: dataclasses.replace(standing(*those), alone=False))
 
 
 def kills_blamed(patch):
@@ -271,19 +265,6 @@ MUTANTS = (
     stop_without_saving, nobody_runs_alone, memory_forgotten,
     kills_blamed,
 )  # fmt: skip
-NUM_TRIES = 100
-
-
-def first_caught(plant):
-    """The first seed at which a planted bug is seen, and what is said; None if it never is."""
-    with pytest.MonkeyPatch.context() as patch:
-        plant(patch)
-        for seed in range(NUM_TRIES):
-            try:
-                simulate(seed, faults=faults(seed))
-            except (BrokenPromiseError, SweepError, KeyError, KilledError, PowerLossError) as caught:
-                return seed, f"{type(caught).__name__}: {caught}"
-    return None
 
 
 def looks_at_whoever_has_ended(patch):
@@ -337,21 +318,12 @@ def pruned_forgotten(patch):
 
 
 def pruned_curve_after_its_record(patch):
-    patch.setattr(driver_module.Driver, "_commit", late_curve(driver_module.Driver._commit))
+    commit = driver_module.Driver._commit
 
-
-def late_curve(commit):
     def mutant(self, attempt, result, curve):
-        if result.status != "pruned":
-            commit(self, attempt, result, curve)
-            return
-        self._ledger.commit(attempt.spec, result)
-        driver_module.store_curve(self._study_dir, result.id, curve, pruned=True)
-        driver_module.drop_checkpoints(self._study_dir, result.id)
-        del self._open[result.id]
-        self._outcomes.append(result)
+        (late_curve if result.status == "pruned" else commit)(self, attempt, result, curve)
 
-    return mutant
+    patch.setattr(driver_module.Driver, "_commit", mutant)
 
 
 PRUNING_MUTANTS = (
@@ -360,26 +332,27 @@ PRUNING_MUTANTS = (
 )  # fmt: skip
 
 
-def first_different(plant, calm):
-    """The first seed at which a planted bug of pruning is seen, and what is said; None if it never is."""
+NUM_TRIES = 100
+
+
+def first_caught(plant):
+    """The first seed at which a planted bug is seen, and what is said; None if it never is."""
+    pruning = plant in PRUNING_MUTANTS
+    how = {"make_source": pruning_source} if pruning else {}
+    calm = calm_search()
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         for seed in range(NUM_TRIES):
             try:
-                _, ledger = simulate(seed, faults=0.5 * faults(seed), make_source=pruning_source)
+                _, ledger = simulate(seed, faults=(0.5 if pruning else 1.0) * faults(seed), **how)
             except (BrokenPromiseError, SweepError, KeyError, KilledError, PowerLossError) as caught:
                 return seed, f"{type(caught).__name__}: {caught}"
-            if decided_otherwise(ledger, calm):
+            if pruning and decided_otherwise(ledger, calm):
                 return seed, "another search"
     return None
 
 
-@pytest.mark.parametrize("plant", PRUNING_MUTANTS, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_of_pruning_is_caught(plant, calm):
-    assert first_different(plant, calm) is not None
-
-
-@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", MUTANTS + PRUNING_MUTANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_caught(plant):
     """A fault test that has never caught a bug is not a test."""
     assert first_caught(plant) is not None

@@ -19,13 +19,18 @@ def planted(seed):
     return forecast(x[:30], y[:30], x[30]), y[30]
 
 
+def held(width=1.0):
+    """Share of 90 % intervals, of so many times their width, that hold the truth."""
+    both = [planted(seed) for seed in range(60)]
+    chances = [
+        dataclasses.replace(found, error_nats=width * found.error_nats).chance_below(truth) for found, truth in both
+    ]
+    return np.mean([0.05 < chance < 0.95 for chance in chances])
+
+
 def test_a_forecast_is_right_as_often_as_it_says():
     """Over planted valleys with a known noise: of 90 % intervals, nine in ten hold the truth."""
-    held = []
-    for seed in range(60):
-        found, truth = planted(seed)
-        held.append(0.05 < found.chance_below(truth) < 0.95)
-    assert 0.8 <= np.mean(held) <= 1.0
+    assert 0.8 <= held() <= 1.0
 
 
 def test_a_forecast_wants_enough_runs_that_differ():
@@ -42,8 +47,4 @@ def test_a_forecast_wants_enough_runs_that_differ():
 
 def test_a_mutant_that_is_too_sure_is_found_out():
     """Intervals of a third of the width hold the truth far too seldom: the test above can fail."""
-    held = []
-    for seed in range(60):
-        found, truth = planted(seed)
-        held.append(0.05 < dataclasses.replace(found, error_nats=found.error_nats / 3).chance_below(truth) < 0.95)
-    assert np.mean(held) < 0.8
+    assert held(width=1 / 3) < 0.8

@@ -51,8 +51,3 @@ def test_amounts_that_ray_cuts_off():
             amount = counted(count * (hundredths / 100))
             assert int(amount * 10_000) == round(amount * 10_000) == 100 * hundredths * count
     assert (counted(4 * 0.25), counted(3.0 * 2**30)) == (1, 3 * 2**30), "whole ones stay as they are"
-
-
-def test_in_words():
-    assert str(Place(worker_gpus=0.25)) == "CPU 1, GPU 0.25 each"
-    assert str(Place(worker_memory_gib=8)) == "CPU 1, memory 8 GiB each"

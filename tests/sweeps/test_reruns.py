@@ -1,61 +1,26 @@
-"""Runs carried out again on named workers, begun anew when a worker is lost; and what two executions say."""
+"""Runs carried out again, begun anew when a worker is lost; and what two executions say."""
 
 import dataclasses
-from collections import Counter
 
 import pytest
 from sweep_fakes import FakeHost, bank_key, executions, make_spec, outcome
 
 from sweeps.run.pool import InlinePool
-from sweeps.run.reruns import SEED_NATS, compare
-from sweeps.run.reruns import carried_out as under_way
+from sweeps.run.reruns import SEED_NATS, carried_out, compare
 
 
-class Workers:
-    """Several inline workers as one pool; what each was called with is kept."""
-
-    def __init__(self, *hosts):
-        self.num_workers = len(hosts)
-        self.pools = [InlinePool(lambda host=host: host) for host in hosts]
-        self.calls, self.busy, self.restarted = [], [], Counter()
-
-    def start(self, worker, call):
-        self.calls.append((worker, call))
-        self.busy.append(worker)
-        self.pools[worker].start(0, call)
-
-    def wait(self, timeout_seconds):
-        if not self.busy:
-            return []
-        worker = self.busy.pop()
-        (report,) = self.pools[worker].wait(timeout_seconds)
-        return [dataclasses.replace(report, worker=worker)]
-
-    def restart(self, worker):
-        self.restarted[worker] += 1
-        self.pools[worker].restart(0)
-
-
-def carried_out(pool, spec, worker, max_attempts=2):
-    return under_way(
-        pool, spec, worker, bank_key=bank_key(spec), num_microbatches=2, steps_per_call=3, max_attempts=max_attempts,
+@pytest.mark.parametrize("fault", ["", "raise 1", "nan 1"])
+def test_a_run_is_carried_out_alone_as_it_was_and_what_is_lost_is_begun_again(tmp_path, fault):
+    spec, calls, pool = make_spec(seed=1, num_slots=1), [], InlinePool(lambda: FakeHost(tmp_path / "0", fault))
+    pool.start = lambda worker, call: (calls.append(call), InlinePool.start(pool, worker, call))
+    found = carried_out(
+        pool, spec, 0, bank_key=bank_key(spec), num_microbatches=2, steps_per_call=3, max_attempts=3,
         hang_seconds=60.0, check=lambda: None,
     )  # fmt: skip
-
-
-def test_a_run_is_carried_out_on_its_worker(tmp_path):
-    spec, pool = make_spec(seed=1), Workers(FakeHost(tmp_path / "0"), FakeHost(tmp_path / "1"))
-    assert carried_out(pool, spec, 1).curve_id == outcome(spec)[0].curve_id
-    assert executions(tmp_path / "1") == [spec.id] and executions(tmp_path / "0") == []
-    assert all(call.again and not call.save for _, call in pool.calls)
-    assert {call.num_microbatches for _, call in pool.calls} == {2}, "a batch that did not fit is split as it was"
-
-
-@pytest.mark.parametrize("fault", ["raise 1", "nan 1"])
-def test_what_is_lost_is_begun_again_and_given_up_at_last(tmp_path, fault):
-    spec, pool = make_spec(seed=1, num_slots=1), Workers(FakeHost(tmp_path / "0", fault))
-    assert carried_out(pool, spec, 0, max_attempts=3).startswith("lost 3 times, the last: ")
-    assert executions(tmp_path / "0", "begin").count(spec.id) == 3
+    assert executions(tmp_path / "0", "begin") == [spec.id] * (3 if fault else 1)
+    assert found.startswith("lost 3 times, the last: ") if fault else found.curve_id == outcome(spec)[0].curve_id
+    assert all(call.again and not call.save for call in calls)
+    assert {call.num_microbatches for call in calls} == {2}, "a batch that did not fit is split as it was"
 
 
 SPEC = make_spec(num_steps=6)

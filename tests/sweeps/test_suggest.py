@@ -71,32 +71,6 @@ EVERY = [
 ]  # fmt: skip
 
 
-def steps(sampler, space, num_trials, parallelism=3, seed=1, **more):
-    points, told = [], {}
-    for index in range(num_trials):
-        points.append(suggest(space, seed, index, told, parallelism, sampler=sampler, earlier=points, **more))
-        told[index] = toy_loss({**points[-1], "clip_norm": points[-1]["clip_norm"] or 4.0})
-    return points, told
-
-
-@pytest.mark.parametrize(("sampler", "space"), EVERY)
-def test_every_sampler_is_a_pure_function_of_the_past(sampler, space):
-    """Whatever came in since, in whatever order, and whatever the world's own dice have shown."""
-    number = 12 if sampler == "gp" else 24
-    points, told = steps(sampler, space, number, num_startup=10)
-    assert all(list(point) == list(space.names) for point in points)
-    for point in points:
-        for axis in space.axes:
-            assert axis.range[0] <= point[axis.name] <= axis.range[1] or (axis.can_be_off and not point[axis.name])
-    random.seed(number)
-    told = dict(reversed(told.items())) | dict.fromkeys(range(number - 3, number), 9.0)
-    last = [number - 1] if sampler == "gp" else range(number)
-    for index in last:
-        seen = {i: loss for i, loss in told.items() if i <= index - 3}
-        again = suggest(space, 1, index, seen, 3, sampler=sampler, num_startup=10, earlier=points[:index])
-        assert again == points[index]
-
-
 def test_known_trials_are_seen_beyond_the_last_p():
     """After a growth every trial before it has ended: the sampler knows them all."""
     points, told = search(0, 30, 8)
@@ -121,13 +95,22 @@ def kept(sampler, space, num_trials, parallelism=3, known=(), num_known=0, on_as
 
 @pytest.mark.parametrize(("sampler", "space"), EVERY)
 def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkeypatch):
-    """To the bit, from any trial on, divergences among them, also beyond what a sampler is shown."""
+    """To the bit, from any trial on, divergences among them, also beyond what a sampler is shown.
+
+    So is what came in since, the order in which it is told, and what the world's own dice have shown.
+    """
     monkeypatch.setattr("sweeps.search.past.NUM_BEST", 3)
     monkeypatch.setattr(samplers, "MOST_SHOWN", 9)
     monkeypatch.setattr(samplers, "MOST_FITTED", 5)
     number = 10 if sampler == "gp" else 44
     points, told = kept(sampler, space, number)
     assert None in told.values() or sampler == "gp"
+    for point in points:
+        assert list(point) == list(space.names)
+        for axis in space.axes:
+            assert axis.range[0] <= point[axis.name] <= axis.range[1] or (axis.can_be_off and not point[axis.name])
+    random.seed(number)
+    told = dict(reversed(told.items()))
     for index in [number - 1] if sampler == "gp" else range(0, number, 3):
         again = suggest(space, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index])
         assert again == points[index]

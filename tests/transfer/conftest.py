@@ -2,9 +2,22 @@
 
 import pytest
 
+from transfer.tables.table import read_runs
 from transfer.verdict.verdict import _optima
 
 
 @pytest.fixture(autouse=True)
 def nothing_remembered():
     _optima.cache_clear()
+
+
+@pytest.fixture
+def read(tmp_path):
+    """A table of runs, as `forerun transfer --runs` reads it."""
+
+    def read(text, **question):
+        path = tmp_path / "runs.csv"
+        path.write_text(text)
+        return read_runs(path, **question)
+
+    return read

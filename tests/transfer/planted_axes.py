@@ -23,7 +23,7 @@ class Axes:
     drift: dict = field(default_factory=lambda: {"width": 0.0, "duration": -0.3, "depth": 0.1})
     """Octaves per doubling."""
     trend: dict = field(default_factory=lambda: {"width": 0.1, "duration": -0.15, "depth": 0.1})
-    """Of the log of the curvature, per doubling."""
+    """Change of the log of the curvature, per doubling."""
     noise_nats: float = 0.005
     num_seeds: int = 3
     curvature: float = 0.06

@@ -18,7 +18,7 @@ OFFSETS = (-2, -1, 0, 1, 2)
 @dataclass(frozen=True)
 class Market:
     loss: object
-    """Of log2 of the value, and doublings above the base."""
+    """A function of log2 of the value, and of doublings above the base."""
     base: int
     noise_nats: float
     seed: int

@@ -34,16 +34,6 @@ def power_of(p):
     return lambda octaves, curvature: 0.5 * curvature * abs(octaves) ** p
 
 
-def cliff(octaves, curvature):
-    """A parabola with a second, much steeper one from 1.5 octaves above its minimum on: no family of ours has one."""
-    return 0.5 * curvature * (octaves**2 + 10 * max(octaves - 1.5, 0.0) ** 2)
-
-
-def wall(octaves, curvature):
-    """A parabola and an exponential, of a steepness between those of our shapes."""
-    return 0.5 * curvature * (octaves**2 + math.exp(2.5 * (octaves - 2)) - math.exp(-5) * (1 + 2.5 * octaves))
-
-
 def straight_cliff(octaves, curvature):
     """A parabola that is a straight wall from 1.2 octaves above its minimum on."""
     return 0.5 * curvature * (octaves**2 + 6 * max(octaves - 1.2, 0.0))
@@ -53,11 +43,6 @@ def lopsided_quartic(octaves, curvature):
     """x^4 + 0.3 x^2 + 0.3 x, whose minimum lies 0.307 below 0: far out it seems to lie elsewhere than it does."""
     x = octaves - 0.307035947
     return curvature * (x**4 + 0.3 * x**2 + 0.3 * x + 0.054942427117) / 2
-
-
-def hyperbola(octaves, curvature):
-    """A parabola at its floor, straight far out: no family of ours has one either."""
-    return 2 * curvature * (math.sqrt(1 + 0.5 * octaves**2) - 1)
 
 
 @dataclass(frozen=True)
@@ -166,7 +151,7 @@ class Tally:
     optimum_ratio: float
     drift_ratio: float
     usable: float
-    """Of all optima."""
+    """Share of all optima that are usable."""
 
     def right(self, world):
         return self.outcomes["drifts" if world.regret_nats else "holds"]

@@ -2,30 +2,23 @@ import pytest
 
 from transfer.tables.columns import SIZE_COLUMNS, VALUE_COLUMNS
 from transfer.tables.sheet import TableError
-from transfer.tables.table import read_runs
 
 
-def read(tmp_path, text, **kwargs):
-    path = tmp_path / "runs.csv"
-    path.write_text(text)
-    return read_runs(path, **kwargs)
-
-
-def test_every_name_of_a_size_is_known(tmp_path):
+def test_every_name_of_a_size_is_known(read):
     for axis, size in ((axis, name) for axis, names in SIZE_COLUMNS.items() for name in names):
-        found = read(tmp_path, f"{size},lr,loss\n32,0.1,3\n64,0.1,2\n")
+        found = read(f"{size},lr,loss\n32,0.1,3\n64,0.1,2\n")
         assert (found.axis, [p.size for p in found.points]) == (axis, [32, 64])
 
 
-def test_every_name_of_a_hyperparameter_is_known(tmp_path):
+def test_every_name_of_a_hyperparameter_is_known(read):
     for what, name in ((what, name) for what, names in VALUE_COLUMNS.items() for name in names):
-        found = read(tmp_path, f"width,{name},loss\n32,0.5,3\n64,0.25,2\n")
+        found = read(f"width,{name},loss\n32,0.5,3\n64,0.25,2\n")
         values = [-1.0, -2.0] if not what.startswith("beta") else [-1.0, pytest.approx(-0.415, abs=1e-3)]
         assert (found.hyperparameter, [p.log2_value for p in found.points]) == (what, values)
 
 
-def test_of_two_names_for_one_thing_the_first_is_used_and_the_other_said(tmp_path):
-    found = read(tmp_path, "steps,tokens,lr,loss\n5,64,0.1,3\n9,128,0.1,2\n")
+def test_of_two_names_for_one_thing_the_first_is_used_and_the_other_said(read):
+    found = read("steps,tokens,lr,loss\n5,64,0.1,3\n9,128,0.1,2\n")
     assert [p.size for p in found.points] == [64, 128]
     assert "columns ignored: steps" in found.notes
 
@@ -34,9 +27,9 @@ def test_of_two_names_for_one_thing_the_first_is_used_and_the_other_said(tmp_pat
     ("width,lr\n32,2\n", r"no column for loss \(or lr_optimum\)"),
     ("wide\n32\n", r"loss \(or lr_optimum\) and size .* and hyperparameter .*found: wide"),
 ])  # fmt: skip
-def test_a_missing_column_is_named(tmp_path, text, said):
+def test_a_missing_column_is_named(read, text, said):
     with pytest.raises(TableError, match=said):
-        read(tmp_path, text)
+        read(text)
 
 
 GRID = "width,depth,clip,wd,loss\n" + "".join(
@@ -44,19 +37,19 @@ GRID = "width,depth,clip,wd,loss\n" + "".join(
 )
 
 
-def test_what_may_be_meant_is_listed_all_at_once(tmp_path):
+def test_what_may_be_meant_is_listed_all_at_once(read):
     with pytest.raises(TableError) as caught:
-        read(tmp_path, GRID)
+        read(GRID)
     assert caught.value.problems == [
         "which axis is meant? width, depth may be: name one with --axis",
         "which hyperparameter is meant? clip_norm, weight_decay may be: name one with --hyperparameter",
     ]
-    found = read(tmp_path, GRID, axis="depth", hyperparameter="weight_decay")
+    found = read(GRID, axis="depth", hyperparameter="weight_decay")
     assert (found.axis, found.hyperparameter, len(found.points)) == ("depth", "weight_decay", 4)
 
 
-def test_the_learning_rate_is_meant_if_it_varies(tmp_path):
+def test_the_learning_rate_is_meant_if_it_varies(read):
     both = "width,lr,clip,loss\n" + "".join(f"{w},{lr},{c},3\n" for w in (8, 16) for lr in (1, 2) for c in (1, 2))
-    assert read(tmp_path, both).hyperparameter == "learning_rate"
+    assert read(both).hyperparameter == "learning_rate"
     fixed = "width,lr,clip,loss\n" + "".join(f"{w},1,{c},3\n" for w in (8, 16) for c in (1, 2))
-    assert read(tmp_path, fixed).hyperparameter == "clip_norm"
+    assert read(fixed).hyperparameter == "clip_norm"

@@ -5,17 +5,14 @@ import pytest
 from published_grids import HUGE, LARGE, MIDDLE, SMALL
 
 from transfer.question import Question
-from transfer.tables.table import read_runs
 from transfer.verdict.by_optima import judge_optima
 from transfer.verdict.verdict import judge
 
 
 @pytest.fixture
-def judged(tmp_path):
+def judged(read):
     def judged(text, *, target=None, base=None, axis=None, **question):
-        path = tmp_path / "runs.csv"
-        path.write_text(text)
-        table = read_runs(path, axis=axis)
+        table = read(text, axis=axis)
         sizes = [p.size for p in table.points] or [size for size, _ in table.optima]
         q = Question(target_size=target or 2 * max(sizes), base_size=base or min(sizes), axis=table.axis, **question)
         return judge(table.points, q) if table.points else judge_optima(table.optima, q)
@@ -36,11 +33,9 @@ def test_no_reading_of_the_published_false_alarm_drifts(judged, seeds, axis):
     assert judged(grids.speedrun(seeds=seeds), axis=axis, target=target).outcome != "drifts"
 
 
-def test_the_false_alarm_is_one_to_the_eye(judged, tmp_path):
+def test_the_false_alarm_is_one_to_the_eye(judged, read):
     """The test above must see the alarm: by the lowest loss of seed 1337, 250M moves up, and 60M and 125M do not."""
-    path = tmp_path / "seen.csv"
-    path.write_text(grids.speedrun(seeds=(1337,)))
-    points = read_runs(path, axis="params").points
+    points = read(grids.speedrun(seeds=(1337,)), axis="params").points
     best = {size[0]: min((p for p in points if p.size == size[0]), key=lambda p: p.loss_nats).log2_value
             for size in (SMALL, MIDDLE, LARGE)}  # fmt: skip
     assert list(best.values()) == [-8, -8, -7]

@@ -67,7 +67,7 @@ def test_a_monotone_or_upturned_loss_has_its_optimum_outside():
 
 
 def narrowing_by_seeds():
-    """Of an optimum whose valley no shape fits, as two seeds become twelve; and the noise that is found."""
+    """How far the interval of an optimum that no shape fits narrows as two seeds become twelve; and the noise found."""
     missed = np.random.default_rng(3).normal(0, 0.01, (3, 7))
 
     def bent(size):
@@ -95,7 +95,7 @@ def test_rates_far_up_a_wall_do_not_move_the_minimum():
 
 
 def test_optima_may_lie_off_their_shape_alike_at_all_sizes():
-    """Of a cliff by some hundredths of a step, of finer steps less; a shape like a parabola has hardly any of it."""
+    """A cliff's by some hundredths of a step, by less of finer steps; a shape like a parabola's hardly at all."""
 
     def off(shape, step):
         rates = np.arange(-9, -2, step)
