@@ -39,8 +39,8 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
         "intervals": {name: canon.to_json((intervals or {}).get(name)) for name in _parameters(heaviest)},
         "level": fitted.level,
         "exponents": {
-            "params_vs_flops": canon.to_json(growth.params_vs_flops) if growth else empty,
-            "tokens_vs_flops": canon.to_json(growth.tokens_vs_flops) if growth else empty,
+            "params_vs_flops": canon.to_json(growth[0]) if growth else empty,
+            "tokens_vs_flops": canon.to_json(growth[1]) if growth else empty,
         },
         "num_runs": fitted.span.num_runs,
         "dropped": [{"row": row.row, "reason": row.reason} for row in fitted.dropped],
@@ -191,12 +191,7 @@ def budget_summary(budget: Budget, machine: Machine | None) -> dict[str, Json]:
 
 def data_summary(limit: DataLimit) -> dict[str, Json]:
     """`data_limit`: epochs, and what repeated tokens are worth."""
-    return {
-        "unique_tokens": limit.unique_tokens,
-        "epochs": limit.epochs,
-        "effective_tokens": limit.effective_tokens,
-        "source": SOURCE,
-    }
+    return {**dataclasses.asdict(limit), "source": SOURCE}
 
 
 def shape_summary(chosen: ShapeChoice, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:

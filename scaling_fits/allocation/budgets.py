@@ -20,14 +20,6 @@ class Assumption:
     high: float
     source: str
 
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        for name in ("value", "low", "high"):
-            checks.number(name, least=1e-6, most=1e6)
-        if checks.fine:
-            checks.that(self.low <= self.value <= self.high, f"{self.value} is not in [{self.low}, {self.high}]")
-        checks.done()
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
@@ -39,12 +31,6 @@ class Machine:
     mfu: Assumption
     price_usd: Assumption | None
     """Of one for an hour; None when nobody said."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.number("peak_flops", least=1e9, most=1e18)
-        checks.that(self.mfu.high <= 1, f"mfu = {self.mfu.high}: at most 1 is wanted")
-        checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,13 +65,11 @@ class Spending:
 
     def log_tokens(self, log_params: Floats) -> Floats:
         """Log D that the budget leaves at each log N below `ceiling`."""
-        left: Floats = math.log(self.flops / 6) - log_params + self._log_share(log_params)
-        return left
+        return math.log(self.flops / 6) - log_params + self._log_share(log_params)
 
     def _log_share(self, log_params: Floats) -> Floats:
         """Log of the share of the budget that training gets."""
-        share: Floats = np.log1p(-np.exp(np.minimum(log_params - self.ceiling, -1e-12)))
-        return share
+        return np.log1p(-np.exp(np.minimum(log_params - self.ceiling, -1e-12)))
 
     def counted(self, log_params: Floats) -> tuple[Floats, Floats]:
         """(log N', log D'): what the size and the tokens it leaves count for in a law of fresh data."""
@@ -89,8 +87,7 @@ class Spending:
         d, log_d_slope = repeats.counted(self.log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_HALF)
         gained = np.log(alpha) + a - alpha * n + log_n_slope
         lost: Floats = np.log(beta) + b - beta * d + log_d_slope - self._log_share(log_params_M)
-        result: Floats = gained - lost
-        return result
+        return gained - lost
 
 
 def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
@@ -104,8 +101,7 @@ def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
     high = np.minimum(start + _REACH, spending.ceiling)
     low = np.minimum(start - _REACH, high - _REACH)
     low, high = bisected(lambda middle: spending.log_gain(theta_MP, middle) > 0, low, high, _HALVINGS)
-    result: Floats = (low + high) / 2
-    return result
+    return (low + high) / 2
 
 
 def tokens_at(spending: Spending, log_params: float) -> float:

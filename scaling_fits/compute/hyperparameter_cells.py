@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_fits.compute import valleys
-from scaling_fits.compute.optima import CellStatus, Options
+from scaling_fits.compute.optima import CellStatus
 from scaling_fits.compute.power_laws import Pair
 from scaling_fits.compute.valleys import MOST_OUTSIDE, Floats, LocalFit
 from scaling_fits.laws.table import RunTable
@@ -66,8 +65,7 @@ class _Cell:
     @property
     def centre(self) -> Floats:
         """The best run's place."""
-        result: Floats = self.points[self.y.argmin()]
-        return result
+        return self.points[self.y.argmin()]
 
     @property
     def design(self) -> Floats:
@@ -82,13 +80,20 @@ class _Cell:
         return CellOptimum(params=self.params, tokens=self.tokens, status=status, reason=reason, num_runs=len(self.y))
 
 
-def cell_optima(table: RunTable, columns: dict[str, Floats], options: Options) -> tuple[list[CellOptimum], list[str]]:
+def cell_optima(
+    table: RunTable, columns: dict[str, Floats], *, bootstrap: int, level: float, seed: int
+) -> tuple[list[CellOptimum], list[str]]:
     """The optimum of each cell of `table`, `columns` holding the runs' values by axis; and what to know about them."""
     cells, warnings = _cells(table, columns)
     early = [_refused_early(cell) for cell in cells]
     fitted = [cell for cell, refused in zip(cells, early, strict=True) if refused is None]
-    rest = iter(_fitted(fitted, options) if fitted else [])
-    return [next(rest) if refused is None else cell.without(*refused)
+    fits = [[_fit(cell, excess) for cell in fitted] for excess in _EXCESSES]
+    best, drawn = valleys.chosen(
+        fits, lambda group, theta: _bottom(fitted[group], theta), num_draws=bootstrap,
+        rng=np.random.default_rng([seed, 3]),
+    )  # fmt: skip
+    rest = zip(best, drawn, strict=True)
+    return [_judged(cell, *next(rest), level) if refused is None else cell.without(*refused)
             for cell, refused in zip(cells, early, strict=True)], warnings  # fmt: skip
 
 
@@ -136,18 +141,6 @@ def _add(axis: str, values: Floats, *, low: bool) -> str:
     return f"the best {axis} is the {side} one run: add {beyond} ones, {2.0**end:.3g} first"
 
 
-def _fitted(cells: Sequence[_Cell], options: Options) -> list[CellOptimum]:
-    fits = [[_fit(cell, excess) for cell in cells] for excess in _EXCESSES]
-    best, drawn = valleys.chosen(
-        fits, lambda group, theta: _bottom(cells[group], theta), num_draws=options.bootstrap,
-        rng=np.random.default_rng([options.seed, 3]),
-    )  # fmt: skip
-    return [
-        _judged(cell, _bottom(cell, fit.theta[None, :])[0], draws, options.level)
-        for cell, fit, draws in zip(cells, best, drawn, strict=True)
-    ]
-
-
 def _fit(cell: _Cell, excess: float) -> LocalFit:
     above, design = cell.y - cell.y.min(), cell.design
     ranked = np.sort(above)
@@ -176,8 +169,8 @@ def _bottom(cell: _Cell, theta_MP: Floats) -> Floats:
     return np.concatenate([cell.centre + z, loss[:, None]], axis=1)
 
 
-def _judged(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOptimum:
-    low, high = cell.points.min(axis=0), cell.points.max(axis=0)
+def _judged(cell: _Cell, fit: LocalFit, draws: Floats, level: float) -> CellOptimum:
+    at, low, high = _bottom(cell, fit.theta[None, :])[0], cell.points.min(axis=0), cell.points.max(axis=0)
     if not np.isfinite(at).all():
         return cell.without("no_valley", f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look "
                             "at the runs that stand out")  # fmt: skip

@@ -7,6 +7,7 @@ holds.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -16,10 +17,10 @@ import numpy as np
 from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.compute.hyperparameter_cells import CellOptimum, cell_optima
-from scaling_fits.compute.optima import ComputeStatus, OptimaError, Options
-from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
-from scaling_fits.laws.law import CannotTellError, check_positive, option_problems
-from scaling_fits.laws.table import DroppedRow, RunTable
+from scaling_fits.compute.optima import OptimaError, OptimaFit
+from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law, told
+from scaling_fits.laws.law import CannotTellError, check_size, option_problems
+from scaling_fits.laws.table import RunTable
 
 Hyperparameter = Literal["learning_rate", "batch"]
 COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
@@ -37,24 +38,16 @@ Design = Literal["both", "params", "tokens", "ratio", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HyperparameterFit:
+class HyperparameterFit(OptimaFit):
     """The law of one hyperparameter, with the optima behind it."""
 
     form: Hyperparameter
     column: str
     """The column it came from, which gives its unit."""
-    status: ComputeStatus
     design: Design
     """What varies over the cells: `ratio`: N and D in step, so that one exponent stands for both."""
     law: PowerLaw | None
     cells: tuple[CellOptimum, ...]
-    level: float
-    bootstrap: int
-    """Draws behind the cells' intervals; 0: no intervals."""
-    seed: int
-    num_runs: int
-    dropped: tuple[DroppedRow, ...]
-    warnings: tuple[str, ...]
 
     @property
     def used(self) -> tuple[CellOptimum, ...]:
@@ -91,10 +84,14 @@ def fit_runs_law(
     problems += [problem for axis, name in names.items() if name for problem in _bad_cells(table, name, columns[axis])]
     if problems:
         raise OptimaError(problems)
-    options = Options(bootstrap=bootstrap, level=level, seed=seed)
-    cells, warnings = cell_optima(table, {str(axis): column for axis, column in columns.items()}, options)
-    warnings = [*table.warnings, *warnings]
-    return _fit(form, str(names[form]), cells, warnings, options, num_runs=table.num_runs, dropped=table.dropped)
+    by_axis = {str(axis): column for axis, column in columns.items()}
+    cells, warnings = cell_optima(table, by_axis, bootstrap=bootstrap, level=level, seed=seed)
+    law, design, more = _law_of(form, cells)
+    return HyperparameterFit(
+        form=form, column=str(names[form]), status="converged" if law else "unidentified", design=design, law=law,
+        cells=tuple(cells), level=level, bootstrap=bootstrap, seed=seed, num_runs=table.num_runs,
+        dropped=table.dropped, warnings=(*table.warnings, *warnings, *more),
+    )  # fmt: skip
 
 
 def _bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
@@ -106,32 +103,24 @@ def _bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
     ]
 
 
-def _fit(
-    form: Hyperparameter, column: str, cells: list[CellOptimum], warnings: list[str], options: Options, *,
-    num_runs: int, dropped: tuple[DroppedRow, ...],
-) -> HyperparameterFit:  # fmt: skip
+def _law_of(form: Hyperparameter, cells: list[CellOptimum]) -> tuple[PowerLaw | None, Design, list[str]]:
+    """The law through the cells that have an optimum, what they vary, and what to know of the others."""
     used = [cell for cell in cells if form in cell.values]
-    warnings = warnings + [
+    warnings = [
         f"cell N = {cell.params:.3g}, D = {cell.tokens:.3g}: {cell.reason or f'does not vary {form}'}"
         for cell in cells
         if form not in cell.values
     ]
     design, inputs, why = _design_of(used)
-    law = None
     wanted = len(inputs) + 2
     if not inputs or len(used) < wanted:
         missing = f"{len(used)} of {len(cells)} cells have an optimum of {form}"
         warnings.append(f"{missing}: {why[0] if why and not inputs else f'at least {wanted} are wanted for a law in '}"
                         f"{' and '.join(inputs)}; run cells at other N and D")  # fmt: skip
-    else:
-        logs = np.log([cell.values[form] for cell in used])
-        law = fit_power_law(inputs, logs, np.array([cell.log_variances[form] for cell in used]))
-        warnings += why
-    return HyperparameterFit(
-        form=form, column=column, status="unidentified" if law is None else "converged",
-        design=design if law else "none", law=law, cells=tuple(cells), level=options.level,
-        bootstrap=options.bootstrap, seed=options.seed, num_runs=num_runs, dropped=dropped, warnings=tuple(warnings),
-    )  # fmt: skip
+        return None, "none", warnings
+    logs = np.log([cell.values[form] for cell in used])
+    law = fit_power_law(inputs, logs, np.array([cell.log_variances[form] for cell in used]))
+    return law, design, warnings + why
 
 
 def _design_of(used: list[CellOptimum]) -> tuple[Design, dict[str, Floats], list[str]]:
@@ -158,11 +147,11 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
     """The best value at N and D, with an interval.
 
     Raises:
-        LawError: a size that is not finite and positive.
+        LawError: what is no size of a run.
         CannotTellError: no law was identified, or none that holds at this N and D.
     """
     sizes = {"params": float(params), "tokens": float(tokens)}
-    check_positive(**sizes)
+    check_size(**sizes)
     if fit.law is None:
         raise CannotTellError(fit.warnings)
     _refuse_outside(fit, sizes)
@@ -199,36 +188,15 @@ def _refuse_outside(fit: HyperparameterFit, sizes: dict[str, float]) -> None:
 
 def fit_body(fit: HyperparameterFit) -> dict[str, Json]:
     """What `fit --form learning_rate|batch --json` prints. An exponent that is not identified is null."""
-    law = fit.law
-    names = ("coefficient", "params_exponent", "tokens_exponent")
-    values: dict[str, Json] = dict.fromkeys(names)
-    intervals: dict[str, Json] = dict.fromkeys(names)
-    if law is not None:
-        values["coefficient"] = law.coefficient
-        values |= {f"{name}_exponent": law.exponents[index] for index, name in enumerate(law.inputs)}
-    if law is not None and fit.bootstrap:
-        intervals["coefficient"] = list(law.coefficient_interval(fit.level))
-        intervals |= {
-            f"{name}_exponent": list(law.exponent_interval(index, fit.level)) for index, name in enumerate(law.inputs)
-        }
+    law, names = fit.law, ("coefficient", "params_exponent", "tokens_exponent")
+    known = ("coefficient", *(f"{name}_exponent" for name in law.inputs)) if law else ()
+    values, intervals = told(law, known, fit.level if fit.bootstrap else None)
     empty: dict[str, Json] = {"value": None, "interval": None}
-    return {
-        "form": fit.form,
+    return fit.body(fit.form, dict.fromkeys(names) | values, dict.fromkeys(names) | intervals, [empty, empty]) | {
         "column": fit.column,
-        "status": fit.status,
-        "parameters": values,
-        "members": [],
-        "intervals": intervals,
-        "level": fit.level,
-        "exponents": {"params_vs_flops": empty, "tokens_vs_flops": empty},
-        "num_runs": fit.num_runs,
-        "dropped": canon.to_json(fit.dropped),
-        "backtest": None,
-        "warnings": list(fit.warnings),
         "design": fit.design,
         "cells": [_cell(cell) for cell in fit.cells],
         "scatter": None if law is None else law.scatter,
-        "bootstrap": {"draws": fit.bootstrap},
     }
 
 
@@ -247,13 +215,5 @@ def _cell(cell: CellOptimum) -> Json:
 
 def prediction_body(fit: HyperparameterFit, prediction: HyperparameterPrediction) -> dict[str, Json]:
     """What `predict FIT --params N --tokens D --json` prints of such a law."""
-    return {
-        "params": prediction.params,
-        "tokens": prediction.tokens,
-        "form": fit.form,
-        "column": fit.column,
-        "value": prediction.value,
-        "interval": canon.to_json(prediction.interval),
-        "level": prediction.level,
-        "warnings": list(prediction.warnings),
-    }
+    values = {field.name: canon.to_json(getattr(prediction, field.name)) for field in dataclasses.fields(prediction)}
+    return {"form": fit.form, "column": fit.column, **values}

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from scaling_fits.compute import valleys
-from scaling_fits.compute.optima import CellStatus, ComputeFit, Inflation, Optimum, Options
+from scaling_fits.compute.optima import CellStatus, ComputeFit, Inflation, OptimaError, Optimum
 from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.compute.valleys import MOST_OUTSIDE, Bottom, Runs
+from scaling_fits.laws.law import option_problems
 from scaling_fits.laws.table import RunTable
 
 _LEAST_OPTIMA = 3  # two points draw a line through anything
@@ -60,9 +61,16 @@ def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed:
     Raises:
         OptimaError: options out of range.
     """
-    options = Options(bootstrap=bootstrap, level=level, seed=seed)
+    if problems := option_problems(bootstrap, level, seed):
+        raise OptimaError(problems)
     budgets = _budgets(table)
-    found = _optima(budgets, options)
+    early = [_refused_early(budget) for budget in budgets]
+    fitted = [budget.runs for budget, refused in zip(budgets, early, strict=True) if refused is None]
+    bottoms = iter(valleys.bottoms(fitted, num_draws=bootstrap, seed=seed))
+    found = [
+        budget.without(*refused) if refused else _found(budget, next(bottoms), level)
+        for budget, refused in zip(budgets, early, strict=True)
+    ]
     kept = [each for each in found if each.log_variances is not None]
     warnings = [*table.warnings, *_budget_warnings(budgets)] + [
         f"budget {each.optimum.flops:.3g}: {each.optimum.reason}" for each in found if each.optimum.reason
@@ -107,18 +115,6 @@ def _budget_warnings(budgets: list[_Budget]) -> list[str]:
         " (one budget is wanted within a few percent, or a column `budget` that says which runs belong together)"
         for budget in budgets
         if budget.spread > _WIDEST
-    ]
-
-
-def _optima(budgets: list[_Budget], options: Options) -> list[_Found]:
-    """The optimum of each budget, curves that can be fitted being fitted together."""
-    early = [_refused_early(budget) for budget in budgets]
-    fitted = [budget.runs for budget, refused in zip(budgets, early, strict=True) if refused is None]
-    found = valleys.bottoms(fitted, num_draws=options.bootstrap, seed=options.seed) if fitted else []
-    rest = iter(found)
-    return [
-        budget.without(*refused) if refused else _found(budget, next(rest), options.level)
-        for budget, refused in zip(budgets, early, strict=True)
     ]
 
 

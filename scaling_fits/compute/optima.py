@@ -7,14 +7,15 @@ whatever it counts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from scaling_fits.compute.power_laws import Pair, PowerLaw
-from scaling_fits.laws.law import CannotTellError, check_positive, option_problems
+from scaling_fits.compute.power_laws import Pair, PowerLaw, told
+from scaling_fits.laws.law import CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
@@ -31,26 +32,6 @@ class OptimaError(ValueError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(self.problems))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What fits of this room ask alike."""
-
-    bootstrap: int
-    """Draws behind the intervals; 0: no intervals."""
-    level: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        """Check them.
-
-        Raises:
-            OptimaError: options out of range, all of them.
-        """
-        problems = option_problems(self.bootstrap, self.level, self.seed)
-        if problems:
-            raise OptimaError(problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,27 +61,52 @@ class Inflation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComputeFit:
-    """Laws of the optimum against compute, with the optima behind them."""
+class OptimaFit:
+    """What fits of optima have in common, whatever the optima are of."""
 
     status: ComputeStatus
+    level: float
+    bootstrap: int
+    """Draws behind the intervals; 0: no intervals."""
+    seed: int
+    num_runs: int
+    dropped: tuple[DroppedRow, ...]
+    warnings: tuple[str, ...]
+
+    def body(
+        self, form: str, values: dict[str, Json], intervals: dict[str, Json], exponents: list[dict[str, Json]]
+    ) -> dict[str, Json]:
+        """What `fit --json` prints of each; `exponents` of params and tokens against FLOPs."""
+        return {
+            "form": form,
+            "status": self.status,
+            "parameters": values,
+            "members": [],
+            "intervals": intervals,
+            "level": self.level,
+            "exponents": dict(zip(("params_vs_flops", "tokens_vs_flops"), exponents, strict=True)),
+            "num_runs": self.num_runs,
+            "dropped": canon.to_json(self.dropped),
+            "backtest": None,
+            "warnings": list(self.warnings),
+            "bootstrap": {"draws": self.bootstrap},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeFit(OptimaFit):
+    """Laws of the optimum against compute, with the optima behind them."""
+
     optima: tuple[Optimum, ...]
     """By FLOPs, ascending."""
     params_law: PowerLaw | None
     """N* of C. None, like the other law, where the optima identify none."""
     tokens_law: PowerLaw | None
     inflation: Inflation
-    level: float
-    bootstrap: int
-    """Draws behind the intervals; 0: no intervals."""
-    seed: int
-    num_runs: int
     largest_flops: float
     """Of any run."""
     flops_given: bool
     """Whether FLOPs are the table's own rather than 6 * N * D."""
-    dropped: tuple[DroppedRow, ...]
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +131,8 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
         LawError: a budget that is not finite and positive.
         CannotTellError: the runs identify no law.
     """
-    check_positive(flops=flops)
+    if not 0 < flops < math.inf:
+        raise LawError(f"flops = {flops}: a finite number > 0 is wanted")
     if fit.params_law is None or fit.tokens_law is None:
         raise CannotTellError(fit.warnings)
     extrapolation = flops / fit.largest_flops
@@ -151,45 +158,21 @@ def _size_at(fit: ComputeFit, law: PowerLaw, flops: float, inflation: float) -> 
 
 def fit_body(fit: ComputeFit) -> dict[str, Json]:
     """What `fit --form isoflop --json` prints. What is not identified is null, never a number."""
-    values, intervals = _parameters(fit)
-    return {
-        "form": "isoflop",
-        "status": fit.status,
-        "parameters": dict(values),
-        "members": [],
-        "intervals": canon.to_json(intervals),
-        "level": fit.level,
-        "exponents": {
-            f"{what}_vs_flops": {
-                "value": values[f"{what}_exponent"], "interval": canon.to_json(intervals[f"{what}_exponent"]),
-            }
-            for what in ("params", "tokens")
-        },
-        "num_runs": fit.num_runs,
-        "dropped": canon.to_json(fit.dropped),
-        "backtest": None,
-        "warnings": list(fit.warnings),
+    level, laws = fit.level if fit.bootstrap else None, {"params": fit.params_law, "tokens": fit.tokens_law}
+    both = [told(law, (f"{what}_coefficient", f"{what}_exponent"), level) for what, law in laws.items()]
+    values, intervals = both[0][0] | both[1][0], both[0][1] | both[1][1]
+    exponents: list[dict[str, Json]] = [
+        {"value": values[name], "interval": intervals[name]} for name in ("params_exponent", "tokens_exponent")
+    ]
+    return fit.body("isoflop", values, intervals, exponents) | {
         "budgets": [_told(optimum) for optimum in fit.optima],
-        "scatter": {"params": None if fit.params_law is None else fit.params_law.scatter,
-                    "tokens": None if fit.tokens_law is None else fit.tokens_law.scatter},
+        "scatter": {what: None if law is None else law.scatter for what, law in laws.items()},
         "interval_inflation": canon.to_json(fit.inflation),
-        "bootstrap": {"draws": fit.bootstrap},
         "flops_from": "table" if fit.flops_given else "6ND",
-    }  # fmt: skip
+    }
 
 
 def _told(optimum: Optimum) -> dict[str, Json]:
     """An optimum as it is printed: its loss has no unit in its name."""
     values = {field.name: canon.to_json(getattr(optimum, field.name)) for field in dataclasses.fields(optimum)}
     return {"loss" if name == "loss_nats" else name: value for name, value in values.items()}
-
-
-def _parameters(fit: ComputeFit) -> tuple[dict[str, float | None], dict[str, Pair | None]]:
-    values: dict[str, float | None] = {}
-    intervals: dict[str, Pair | None] = {}
-    for what, law in (("params", fit.params_law), ("tokens", fit.tokens_law)):
-        values[f"{what}_coefficient"] = law.coefficient if law else None
-        values[f"{what}_exponent"] = law.exponents[0] if law else None
-        intervals[f"{what}_coefficient"] = law.coefficient_interval(fit.level) if law and fit.bootstrap else None
-        intervals[f"{what}_exponent"] = law.exponent_interval(0, fit.level) if law and fit.bootstrap else None
-    return values, intervals

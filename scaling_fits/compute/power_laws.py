@@ -9,12 +9,14 @@ points a bootstrap over points is too narrow.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from proxies.core.canon import Json
 from scaling_fits.laws.law import exp_finite
 from scaling_fits.laws.solver import bisected
 
@@ -78,6 +80,18 @@ class PowerLaw:
 
     def _student(self, level: float) -> float:
         return float(stdtrit(self.degrees_of_freedom, (1 + level) / 2))
+
+
+def told(law: PowerLaw | None, names: Sequence[str], level: float | None) -> tuple[dict[str, Json], dict[str, Json]]:
+    """The coefficient and the exponents of a law by `names`, and their intervals; null for what is not known."""
+    values: dict[str, Json] = dict.fromkeys(names)
+    intervals: dict[str, Json] = dict.fromkeys(names)
+    if law is not None:
+        values.update(zip(names, (law.coefficient, *law.exponents), strict=True))
+        if level is not None:
+            ends = law.coefficient_interval(level), *(law.exponent_interval(i, level) for i in range(len(law.inputs)))
+            intervals.update(zip(names, map(list, ends), strict=True))
+    return values, intervals
 
 
 def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: Floats) -> PowerLaw:

@@ -77,6 +77,8 @@ def chosen(
         num_draws: in all, for each group.
         rng: behind the draws.
     """
+    if not fits[0]:
+        return [], []
     scores = np.array([_score(each) for each in fits])
     counts = _draws_per_window(scores, sum(len(fit.left_out) for fit in fits[0]), num_draws)
     drawn: list[list[Floats]] = [[] for _ in fits[0]]
@@ -191,8 +193,7 @@ def _excess(runs: Runs) -> Floats:
     low = int(means.argmin())
     left = np.maximum.accumulate(means[: low + 1][::-1])[::-1]
     rising = np.concatenate([left, np.maximum.accumulate(means[low:])[1:]]) - means[low]
-    result: Floats = rising[np.searchsorted(runs.sizes, runs.x)]
-    return result
+    return rising[np.searchsorted(runs.sizes, runs.x)]
 
 
 def _nth_size(runs: Runs, excess: Floats, num_sizes: int) -> float:

@@ -58,8 +58,7 @@ def pooled_log_loss(fits: Sequence[LawFit], weights: Sequence[float], params: Fl
     def value(fit: LawFit, n: Floats, d: Floats) -> Floats:
         return law.log_loss(fit.theta[None, :], n, d)
 
-    result: Floats = _mixture(fits, np.array(weights)[None, :], value, params, tokens)[0]
-    return result
+    return _mixture(fits, np.array(weights)[None, :], value, params, tokens)[0]
 
 
 def _mixture(
@@ -80,16 +79,14 @@ def _mixture(
             at_runs += share * value(fit, params, tokens)
     if not leaving_R.any():
         return at_runs
-    result: Floats = (1 - leaving_R) * at_runs + leaving_R * _beyond(fits, weights_SM, value, params, tokens)
-    return result
+    return (1 - leaving_R) * at_runs + leaving_R * _beyond(fits, weights_SM, value, params, tokens)
 
 
 def _shares_at_the_runs(used: Sequence[tuple[LawFit, Anchor]]) -> Floats:
     """How much each law counts at the runs it was fitted to (M,): the nearest, and such as are about as near."""
     missed = np.array([max(anchor.median_miss, _LEAST_MISS) for _, anchor in used])
     near = (missed.min() / missed) ** _CLOSEST
-    result: Floats = near / near.sum()
-    return result
+    return near / near.sum()
 
 
 def _beyond(
@@ -151,8 +148,7 @@ def noise_draws(fits: Sequence[LawFit], num_draws: int, seed: int) -> Floats:
     least = quietest(fits)
     freedom = least.degrees_of_freedom
     squares = np.random.default_rng([seed, 2]).chisquare(freedom, size=num_draws)
-    result: Floats = (least.residual_sd or 0.0) * np.sqrt(freedom / squares)
-    return result
+    return (least.residual_sd or 0.0) * np.sqrt(freedom / squares)
 
 
 def new_run_quantiles(
@@ -191,8 +187,7 @@ def mixture_quantile(middle_SR: Floats, sd_SR: Floats, share: float) -> Floats:
     offset = 12.0 * sd_SR
     low, high = (middle_SR - offset).min(axis=0), (middle_SR + offset).max(axis=0)
     low, high = bisected(lambda at: ndtr((at - middle_SR) / sd_SR).mean(axis=0) < share, low, high, _BISECTIONS)
-    result: Floats = (low + high) / 2
-    return result
+    return (low + high) / 2
 
 
 def small_sample_factor(fit: LawFit, level: float) -> float:
@@ -204,13 +199,3 @@ def small_sample_factor(fit: LawFit, level: float) -> float:
     freedom = fit.degrees_of_freedom
     upper = (1 + level) / 2
     return math.sqrt(fit.num_effective_runs / freedom) * float(stdtrit(freedom, upper) / ndtri(upper))
-
-
-def weighted_quantile(values: Floats, mass: Floats, share: float) -> Floats:
-    """The `share` quantile of every column of `values` (draws by columns), draws weighted by `mass`."""
-    order = np.argsort(values, axis=0, kind="stable")
-    ranked = np.take_along_axis(values, order, axis=0)
-    below = np.cumsum(mass[order], axis=0) / mass.sum()
-    first = np.minimum((below < share).sum(axis=0), len(values) - 1)
-    result: Floats = np.take_along_axis(ranked, first[None, :], axis=0)[0]
-    return result

@@ -124,8 +124,7 @@ class _Cut:
     @property
     def errors(self) -> Floats:
         """Median log error of each law over the good runs (M,)."""
-        result: Floats = np.median((self.predicted - np.log(self.held.loss))[:, self.good], axis=1)
-        return result
+        return np.median((self.predicted - np.log(self.held.loss))[:, self.good], axis=1)
 
 
 def hindcast(
@@ -137,10 +136,11 @@ def hindcast(
     """
     forms = tuple(fit.form for fit in fits)
     draws = max(num_draws // _DRAWS_SHARE, min(num_draws, _LEAST_DRAWS))
-    tops, lower = _keeps(table)
-    cuts = [cut for keep in tops if (cut := _cut(table, keep, forms, near, draws, seed))]
-    more = [cut for b, keep in lower if (cut := _cut(table.rows(b), keep, forms, near, 0, seed))]
-    every = [*cuts, *more]
+    levels: tuple[list[_Cut], ...] = tuple([] for _ in range(_LEVELS))
+    for level_number, below, keep in _keeps(table):
+        if cut := _cut(table.rows(below), keep, forms, near, 0 if level_number else draws, seed):
+            levels[level_number].append(cut)
+    cuts, every = levels[0], [cut for each in levels for cut in each]
     weighed = near_frontier(table) if near else table
     learned = pooling.learn(
         forms,
@@ -200,28 +200,23 @@ def _trend_said(found: Trend | None, form: str) -> tuple[str, ...]:
     return (told,)
 
 
-def _keeps(table: RunTable) -> tuple[list[NDArray[np.bool_]], list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]]:
-    """Which runs remain at each cut of the whole table, and of the table up to its next largest budget."""
-    tops: list[NDArray[np.bool_]] = []
-    lower: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
+def _keeps(table: RunTable) -> list[tuple[int, NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Level by level the runs up to its largest budget, and which of these remain at each cut."""
+    found: list[tuple[int, NDArray[np.bool_], NDArray[np.bool_]]] = []
     largest = float(table.flops.max())
     for level in range(_LEVELS):
         below = table.flops <= largest
-        flops = table.flops[below]
         seen: list[NDArray[np.bool_]] = []
         for cut in _CUTS:
-            keep = flops < largest / cut
+            keep = table.flops[below] < largest / cut
             if keep.any() and not any((keep == other).all() for other in seen):
                 seen.append(keep)
-        if level == 0:
-            tops = seen
-        else:
-            lower += [(below, keep) for keep in seen]
+        found += [(level, below, keep) for keep in seen]
         rest = table.flops[table.flops < largest / _NEXT_LEVEL]
         if not rest.size:
             break
         largest = float(rest.max())
-    return tops, lower
+    return found
 
 
 def _cut(

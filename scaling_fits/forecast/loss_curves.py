@@ -141,8 +141,7 @@ def _drift(sizes_RQ: Floats, height_RS: Floats) -> Floats | None:
     ratio = np.exp(sizes_RQ[:, 1].max() - below_RQ[:, 1].max())
     about = np.abs(np.log(np.divide.outer(SHARES, SHARES))) <= np.log(_ABOUT) + 1e-9
     pooled = [np.nanmean(np.array(squares)[near]) if np.isfinite(squares)[near].any() else np.nan for near in about]
-    result: Floats = np.sqrt(pooled) / reach(np.array([ratio]))
-    return result
+    return np.sqrt(pooled) / reach(np.array([ratio]))
 
 
 def _at_target(sizes_RQ: Floats, height_R: Floats, level: float) -> tuple[float, float]:

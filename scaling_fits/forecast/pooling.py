@@ -78,20 +78,17 @@ class Pool:
 
 def reach(ratio: Floats) -> Floats:
     """How far an extrapolation by the factor `ratio` is, on the scale of the misfit; a ratio below 1 counts as 1."""
-    result: Floats = np.log(_NEXT_RUNG * np.maximum(ratio, 1.0)) ** _REACH_POWER
-    return result
+    return np.log(_NEXT_RUNG * np.maximum(ratio, 1.0)) ** _REACH_POWER
 
 
 def beyond(ratio: Floats) -> Floats:
     """How far a drift has come at `ratio` times the largest fitted FLOPs: nowhere up to there."""
-    result: Floats = np.log(np.maximum(ratio, 1.0)) ** _REACH_POWER
-    return result
+    return np.log(np.maximum(ratio, 1.0)) ** _REACH_POWER
 
 
 def rest(reach_R: Floats, beyond_R: Floats) -> Floats:
     """The reach of the error that goes no way in particular; with the drift's own sd it makes up the whole reach."""
-    result: Floats = np.sqrt(reach_R**2 - beyond_R**2 / _PRIOR_DRIFT)
-    return result
+    return np.sqrt(reach_R**2 - beyond_R**2 / _PRIOR_DRIFT)
 
 
 def floor(log_best: float, ratio: Floats) -> Floats:
@@ -99,8 +96,7 @@ def floor(log_best: float, ratio: Floats) -> Floats:
 
     Refits of runs that hardly tell the exponents extrapolate to losses of nothing; those are no news of the target.
     """
-    result: Floats = log_best - _STEEPEST * np.log(_NEXT_RUNG * np.maximum(ratio, 1.0))
-    return result
+    return log_best - _STEEPEST * np.log(_NEXT_RUNG * np.maximum(ratio, 1.0))
 
 
 def learn(

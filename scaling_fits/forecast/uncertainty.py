@@ -256,8 +256,7 @@ def expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Flo
     pooled = cloud.pooled_log_loss(fitted.members, fitted.weights, params, tokens)
     if fitted.drift is None:
         return pooled
-    result: Floats = pooled - fitted.drift.applied * pooling.beyond(_flops_beyond(fitted.span, params, tokens))
-    return result
+    return pooled - fitted.drift.applied * pooling.beyond(_flops_beyond(fitted.span, params, tokens))
 
 
 def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
@@ -270,31 +269,33 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     check_size(params=params, tokens=tokens)
     fitted.require()
     n, d = np.array([float(params)]), np.array([float(tokens)])
-    beyond_R = pooling.beyond(_flops_beyond(fitted.span, n, d))
+    beyond = _beyond(fitted.span, n, d)
     centre = float(expected_log_loss(fitted, n, d)[0])
     low = high = None
     if fitted.has_draws:
         log_best = math.log(fitted.span.best_loss_nats)
-        ratio = _times_beyond(fitted.span, n, d)
         ends = cloud.new_run_quantiles(
-            fitted.members, fitted.cloud, n, d, ratio, log_best, fitted.level,
-            beyond_R=beyond_R, doubt_R=_trend_doubt(fitted.trend, n, d),
+            fitted.members, fitted.cloud, n, d, np.max(list(beyond.values()), axis=0), log_best, fitted.level,
+            beyond_R=pooling.beyond(beyond["FLOPs"]), doubt_R=_trend_doubt(fitted.trend, n, d),
         )  # fmt: skip
         low, high = (exp_finite(centre + fitted.record_scale * (float(end[0]) - centre)) for end in ends)
-    flops = 6.0 * float(params) * float(tokens)
-    extrapolation = flops / fitted.span.six_nd[1]
+    extrapolation = float(beyond["FLOPs"][0])
     interval = None if low is None or high is None else (low, high)
     return Prediction(
         params=float(params),
         tokens=float(tokens),
-        flops=flops,
+        flops=6.0 * float(params) * float(tokens),
         loss_nats=math.exp(centre),
         low=low,
         high=high,
         level=fitted.level,
         extrapolation=extrapolation,
         doubts=fit_doubts(fitted) + reach_doubts(math.exp(centre), interval, extrapolation),
-        warnings=_prediction_warnings(fitted, float(params), float(tokens)),
+        warnings=tuple(
+            f"{name} lie {times[0]:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
+            for name, times in beyond.items()
+            if times[0] > FAR
+        ),
     )
 
 
@@ -302,27 +303,12 @@ def _trend_doubt(found: Trend | None, params: Floats, tokens: Floats) -> Floats 
     """Sd of log loss for larger runs doing worse than the law: the next need not, or may do worse still."""
     if found is None or found.slope <= 0:
         return 0.0
-    result: Floats = found.size * np.log(np.maximum(6.0 * params * tokens / found.from_flops, 1.0))
-    return result
-
-
-def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float) -> tuple[str, ...]:
-    beyond = _beyond(fitted.span, np.array([params]), np.array([tokens]))
-    return tuple(
-        f"{name} lie {times[0]:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
-        for name, times in beyond.items()
-        if times[0] > FAR
-    )
+    return found.size * np.log(np.maximum(6.0 * params * tokens / found.from_flops, 1.0))
 
 
 def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
     """How far runs lie beyond what was fitted: in FLOPs, or in N or D alone where that is further."""
-    return pooling.reach(_times_beyond(fitted.span, params, tokens))
-
-
-def _times_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
-    result: Floats = np.max(list(_beyond(span, params, tokens).values()), axis=0)
-    return result
+    return pooling.reach(np.max(list(_beyond(fitted.span, params, tokens).values()), axis=0))
 
 
 def _flops_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
@@ -346,41 +332,31 @@ class Interval:
     interval: tuple[float, float] | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exponents:
-    """How the optimum grows with compute: N* ~ C^params_vs_flops, D* ~ C^tokens_vs_flops."""
+def exponents(fitted: FittedRuns) -> tuple[Interval, Interval]:
+    """How the optimum grows with compute: the powers of C that N* and D* go as, with intervals.
 
-    params_vs_flops: Interval
-    tokens_vs_flops: Interval
-
-
-def exponents(fitted: FittedRuns) -> Exponents:
-    """Exponents of the heaviest law that chooses sizes, with intervals over the refits of those that do.
-
-    The arms are lengthened as hindcasts ask, and end at 0 and 1: both terms fall, so N* and D* both grow.
+    Values are those of the heaviest law that chooses sizes, intervals over the refits of all that do, by weight. The
+    arms are lengthened as hindcasts ask, and end at 0 and 1: both terms fall, so N* and D* both grow.
 
     Raises:
         CannotTellError: the runs identify no law.
     """
     fitted.require()
     alpha, beta = fitted.chooser.theta[3:5]
-    value = float(beta / (alpha + beta))
-    ends = pooled_interval(fitted, [fit.draws[:, 4] / (fit.draws[:, 3] + fit.draws[:, 4]) for fit in fitted.members])
-    if ends is not None:
-        low, high = stretched(value, *ends, fitted)
-        ends = max(low, 0.0), min(high, 1.0)
-    return Exponents(
-        params_vs_flops=Interval(value=value, interval=ends),
-        tokens_vs_flops=Interval(value=1 - value, interval=None if ends is None else (1 - ends[1], 1 - ends[0])),
-    )
-
-
-def stretched(centre: float, low: float, high: float, fitted: FittedRuns) -> tuple[float, float]:
-    """An interval about `centre` of something else than a loss, its arms lengthened as hindcasts ask."""
-    return (
-        centre - fitted.inflation * max(centre - low, 0.0),
-        centre + fitted.inflation * max(high - centre, 0.0),
-    )
+    value, ends = float(beta / (alpha + beta)), None
+    weighed = zip(fitted.members, fitted.size_weights, strict=True)
+    if kept := [(fit.draws, weight) for fit, weight in weighed if weight > 0 and len(fit.draws)]:
+        shares = np.concatenate([draws[:, 4] / (draws[:, 3] + draws[:, 4]) for draws, _ in kept])
+        mass = np.concatenate([np.full(len(draws), weight / len(draws)) for draws, weight in kept])
+        tail = (1 - fitted.level) / 2
+        order = np.argsort(shares, kind="stable")
+        below = np.cumsum(mass[order]) / mass.sum()
+        places = (min(int((below < share).sum()), len(shares) - 1) for share in (tail, 1 - tail))
+        low, high = (float(shares[order[place]]) for place in places)
+        arms = (fitted.inflation * max(arm, 0.0) for arm in (value - low, high - value))
+        ends = max(value - next(arms), 0.0), min(value + next(arms), 1.0)
+    tokens = None if ends is None else (1 - ends[1], 1 - ends[0])
+    return Interval(value=value, interval=ends), Interval(value=1 - value, interval=tokens)
 
 
 def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
@@ -394,20 +370,3 @@ def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
     tail = (1 - fitted.level) / 2
     ends = {name: np.quantile(values, [tail, 1 - tail]) for name, values in fit.named(fit.draws).items()}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
-
-
-def pooled_interval(fitted: FittedRuns, values: list[Floats]) -> tuple[float, float] | None:
-    """Central `level` of what follows from a choice of size, over the members' refits by weight. None without any.
-
-    One array of values per member.
-    """
-    kept = [(v, w) for v, w in zip(values, fitted.size_weights, strict=True) if w > 0 and len(v)]
-    if not kept:
-        return None
-    mass = np.concatenate([np.full(len(v), w / len(v)) for v, w in kept])
-    column = np.concatenate([v for v, _ in kept])[:, None]
-    tail = (1 - fitted.level) / 2
-    return (
-        float(cloud.weighted_quantile(column, mass, tail)[0]),
-        float(cloud.weighted_quantile(column, mass, 1 - tail)[0]),
-    )

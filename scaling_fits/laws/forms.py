@@ -59,11 +59,6 @@ class Shape:
     """Grid: k * alpha and k * beta."""
 
     @property
-    def dim(self) -> int:
-        """Number of free coordinates, Q."""
-        return 1 + max(index for index in self.free if index is not None)
-
-    @property
     def has_floor(self) -> bool:
         """Whether it has an irreducible loss."""
         return self.free[0] is not None
@@ -79,8 +74,7 @@ class Shape:
 def _exp(logs: Floats) -> Floats:
     import numpy as np
 
-    result: Floats = np.exp(np.clip(logs, -_LIMIT, _LIMIT))
-    return result
+    return np.exp(np.clip(logs, -_LIMIT, _LIMIT))
 
 
 def _scales(theta_MP: Floats) -> tuple[Floats, ...]:

@@ -48,8 +48,7 @@ class Structure:
         num_smooth = self.coefficients.shape[1]
         squares_G = ((weights_GM @ self.coefficients) ** 2).sum(axis=1)
         expected = max(num_smooth - _USUAL_PARAMETERS, 1) * self.noise_sd**2
-        result: Floats = (np.maximum(squares_G - expected, 0.0) + 2 * self.noise_sd**2) / self.num_runs
-        return result
+        return (np.maximum(squares_G - expected, 0.0) + 2 * self.noise_sd**2) / self.num_runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +130,9 @@ def _clipped(table: RunTable, fit: LawFit) -> Floats:
     """Weighted residuals of log loss, outliers drawn in."""
     missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
     missed = missed * np.sqrt(law.shares_of(table.weight))
-    free = np.sort(np.abs(missed))[SHAPES[fit.form].dim :]  # the law runs through about as many as it has
+    free = np.sort(np.abs(missed))[SHAPES[fit.form].space.dim :]  # the law runs through about as many as it has
     limit = _CLIP * 1.4826 * np.median(free)
-    result: Floats = np.clip(missed, -limit, limit)
-    return result
+    return np.clip(missed, -limit, limit)
 
 
 def _smooth(table: RunTable) -> Floats:
@@ -154,12 +152,10 @@ def _tangents(table: RunTable, fit: LawFit) -> Floats:
     free = law.centred(fit.theta[None, :], centre)[:, space.first]
     steps = _STEP * np.eye(space.dim)
     up, down = (solver.log_loss(space.theta(free + sign * steps), points.n, points.d) for sign in (1, -1))
-    result: Floats = ((up - down) / (2 * _STEP)).T
-    return result
+    return ((up - down) / (2 * _STEP)).T
 
 
 def _orthonormal(columns: Floats, at_least: float = 0.0) -> Floats:
     """An orthonormal basis of the columns, without directions that are rounding or below `at_least`."""
     left, size, _ = np.linalg.svd(columns, full_matrices=False)
-    result: Floats = left[:, size > max(at_least, _DEPENDENT * float(size.max(initial=0.0)))]
-    return result
+    return left[:, size > max(at_least, _DEPENDENT * float(size.max(initial=0.0)))]

@@ -68,21 +68,6 @@ def check_size(**values: float) -> None:
         raise LawError("; ".join(problems))
 
 
-def check_positive(**values: float) -> None:
-    """Refuse what is not a finite number above zero.
-
-    Raises:
-        LawError: naming every such value.
-    """
-    problems = [
-        f"{name} = {value}: a finite number > 0 is wanted"
-        for name, value in values.items()
-        if not (math.isfinite(value) and value > 0)
-    ]
-    if problems:
-        raise LawError("; ".join(problems))
-
-
 def option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
     """What is wrong with the options that every fit takes."""
     problems = []
@@ -158,7 +143,7 @@ class LawFit:
         return {name: float(values[0]) for name, values in self.named(self.theta[None, :]).items()}
 
     def named(self, theta_MP: Floats) -> dict[str, Floats]:
-        """The form's own parameters (M,) by name, of rows of theta such as `draws`; empty when unidentified."""
+        """Values (M,) of the form's own parameters by name, from rows of theta; empty when unidentified."""
         if not self.identified:
             return {}
         return dict(zip(self.names, SHAPES[self.form].natural(theta_MP), strict=True))
@@ -175,13 +160,12 @@ def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
     `theta` has the coordinates last: (P,) with `log_nd` (R,), or (M, P) with a number.
     """
     a, b, alpha, beta = (theta[..., i] for i in (1, 2, 3, 4))
-    result: Floats = (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
-    return result
+    return (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
 
 
 def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
-    wanted = SHAPES[form].dim
+    wanted = SHAPES[form].space.dim
     reasons: list[str] = []
     if table.num_runs <= wanted:
         reasons.append(f"{table.num_runs} runs for the {wanted} parameters of {form}: at least {wanted + 1} are wanted")
@@ -197,7 +181,8 @@ def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
         reasons.append("all runs have one size: add runs of other sizes")
     if spread[1] < _LEAST_SPREAD:
         reasons.append("all runs have one number of tokens: add shorter or longer runs")
-    if table.flops.max() < _ONE_BUDGET * table.flops.min() or _same(table.budget):
+    one_budget = table.budget is not None and len(np.unique(table.budget)) == 1
+    if one_budget or table.flops.max() < _ONE_BUDGET * table.flops.min():
         reasons.append("all runs have one budget: add runs at another")
     if not reasons:
         direction = np.linalg.svd(centred, full_matrices=False)[0][:, 1]
@@ -206,20 +191,9 @@ def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _same(column: Floats | None) -> bool:
-    return column is not None and len(np.unique(column)) == 1
-
-
 def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawFit:
-    """Fit one law, from the best cells of a grid and never from one start; deterministic.
-
-    Raises:
-        LawError: no law has this name.
-    """
-    if form not in SHAPES:
-        raise LawError(f"form = {form!r}: one of {', '.join(SHAPES)} is wanted")
-    reasons = why_unidentified(table, form)
-    if reasons:
+    """Fit one law, from the best cells of a grid and never from one start; deterministic."""
+    if reasons := why_unidentified(table, form):
         return _unidentified(table, form, reasons)
     points, centre = centred_points(table)
     shape, shares = SHAPES[form], shares_of(table.weight)
@@ -228,7 +202,7 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
     missed = solver.residuals(theta[None, :], points)[0]
-    off = outliers(np.sqrt(shares) * missed, SHAPES[form].dim, _freedom(effective_runs(table.weight), form))
+    off = outliers(np.sqrt(shares) * missed, SHAPES[form].space.dim, _freedom(effective_runs(table.weight), form))
     effective = effective_runs(table.weight[~off])
     sd = float(np.sqrt((shares * missed**2)[~off].mean() * effective / _freedom(effective, form)))
     status, warnings = _judge(theta, points, shape, sd)
@@ -275,25 +249,19 @@ def _anchor(table: RunTable, missed: Floats) -> Anchor:
 
 
 def _freedom(num_effective_runs: float, form: Form) -> float:
-    return max(num_effective_runs - SHAPES[form].dim, 1.0)
+    return max(num_effective_runs - SHAPES[form].space.dim, 1.0)
 
 
 def shares_of(weight: Floats) -> Floats:
     """Weights about 1: the search is the same whatever their unit."""
-    result: Floats = weight / weight.mean(axis=-1, keepdims=True)
-    return result
+    return weight / weight.mean(axis=-1, keepdims=True)
 
 
 def refits(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.Solutions:
-    """Fit the law again under each row of weights, given in blocks, best of `search.BLOCK` rows: memory is flat.
+    """Fit an identified law again under each row of weights, given in blocks, best of `search.BLOCK` rows.
 
-    Problems of one block help each other, so results depend, within the tolerance, on where blocks end.
-
-    Raises:
-        LawError: the fit is unidentified.
+    So memory is flat. Problems of one block help each other: results depend, within the tolerance, on where blocks end.
     """
-    if not fit.identified:
-        raise LawError(f"{fit.form} is unidentified: it has no refits")
     points, centre = centred_points(table)
     shape = SHAPES[fit.form]
     start = centred(fit.theta[None, :], centre)[0]

@@ -93,8 +93,7 @@ def bisected(
 def log_loss(theta_MP: Floats, n_R: Floats, d_R: Floats) -> Floats:
     """Log of the law's loss, problems by runs (M, R)."""
     e, a, b, alpha, beta, k = (theta_MP[:, i, None] for i in range(NUM_COORDINATES))
-    result: Floats = np.logaddexp(e, k * np.logaddexp(a - alpha * n_R, b - beta * d_R))
-    return result
+    return np.logaddexp(e, k * np.logaddexp(a - alpha * n_R, b - beta * d_R))
 
 
 def residuals(theta_MP: Floats, points: Points) -> Floats:
@@ -103,21 +102,18 @@ def residuals(theta_MP: Floats, points: Points) -> Floats:
     inner = _exp(a - alpha * points.n) + _exp(b - beta * points.d)
     if (theta_MP[:, 5] != 1.0).any():
         inner = _exp(k * np.log(inner))
-    result: Floats = np.log(np.exp(e) + inner) - points.y
-    return result
+    return np.log(np.exp(e) + inner) - points.y
 
 
 def huber(residual_MR: Floats, delta: float = HUBER_DELTA) -> Floats:
     """Half the square within delta, straight beyond."""
     clipped = np.clip(residual_MR, -delta, delta)
-    result: Floats = clipped * (residual_MR - 0.5 * clipped)
-    return result
+    return clipped * (residual_MR - 0.5 * clipped)
 
 
 def objective(theta_MP: Floats, points: Points, weight_MR: Floats, delta: float = HUBER_DELTA) -> Floats:
     """Sum over runs of weight * Huber of the log-loss residual, for each problem (M,)."""
-    total: Floats = (weight_MR * huber(residuals(theta_MP, points), delta)).sum(axis=1)
-    return total
+    return (weight_MR * huber(residuals(theta_MP, points), delta)).sum(axis=1)
 
 
 def _exp(exponent: Floats) -> Floats:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.table_files import Cells, FormatError, read_cells
+from proxies.core.table_files import Cells, FormatError, Rows, read_cells
 from scaling_fits.laws import traps
 
 Floats = NDArray[np.float64]
@@ -117,17 +117,14 @@ class RunTable:
 
     def rows(self, keep: NDArray[np.bool_]) -> RunTable:
         """The runs where `keep` is true; of such a part nothing is dropped and no warning is said again."""
-        return RunTable(
-            params=self.params[keep],
-            tokens=self.tokens[keep],
-            loss=self.loss[keep],
-            flops=self.flops[keep],
-            weight=self.weight[keep],
-            budget=None if self.budget is None else self.budget[keep],
-            seed=None if self.seed is None else self.seed[keep],
-            flops_given=self.flops_given,
+        columns = {name: getattr(self, name) for name in (*_WANTED, *_OPTIONAL)}
+        return dataclasses.replace(
+            self,
+            **{name: column[keep] for name, column in columns.items() if column is not None},
             extra={name: column[keep] for name, column in self.extra.items()},
             lines=None if self.lines is None else tuple(np.array(self.lines)[keep].tolist()),
+            dropped=(),
+            warnings=(),
         )
 
 
@@ -162,40 +159,7 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
         TableError: the file cannot be read or is of another kind, a column is missing or there twice, or cells
             are bad: text, zero, negative or missing. All problems are listed.
     """
-    found = _read(Path(path), params_column, extra)
-    columns = found.columns
-    six_nd = 6.0 * columns["params"] * columns["tokens"]
-    return RunTable(
-        params=columns["params"],
-        tokens=columns["tokens"],
-        loss=columns["loss"],
-        flops=columns.get("flops", six_nd),
-        weight=columns.get("weight", np.ones(len(six_nd))),
-        budget=columns.get("budget"),
-        seed=columns.get("seed"),
-        dropped=found.dropped,
-        flops_given="flops" in columns,
-        extra=found.extra,
-        lines=found.lines,
-        warnings=traps.warnings_of(columns, found.records, found.lines, params_column),
-    ).distinct()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rows:
-    """The rows of a file that count."""
-
-    columns: dict[str, Floats]
-    """By our names."""
-    extra: dict[str, Floats]
-    records: list[dict[str, object]]
-    """Their cells by the file's own names."""
-    lines: tuple[int, ...]
-    dropped: tuple[DroppedRow, ...]
-
-
-def _read(path: Path, params_column: str, extra: Sequence[str]) -> _Rows:
-    """The rows that count, once every problem was looked for; TableError lists all."""
+    path = Path(path)
     try:
         cells = read_cells(path)
     except FormatError as error:
@@ -204,18 +168,24 @@ def _read(path: Path, params_column: str, extra: Sequence[str]) -> _Rows:
     there = [name for name in dict.fromkeys(extra) if name in cells.columns]
     problems = _column_problems(cells.columns, source, there, path.name) + cells.problems
     source = {name: column for name, column in source.items() if column in cells.columns}
-    kept, dropped, bad = _judged(cells, source)
-    rows = [cells.rows[place] for place in kept]
+    rows, dropped, bad = _judged(cells, source)
     of_extra = {name: _extra_column(rows, name, bad) for name in there}
     problems += bad
-    if not problems and not kept:
+    if not problems and not rows:
         problems.append(f"{path.name} holds no run with a finite loss ({len(dropped)} dropped)")
     if problems:
         raise TableError(problems)
     columns = {name: np.array([_number(record[theirs]) for _, record in rows], dtype=np.float64)
                for name, theirs in source.items()}  # fmt: skip
-    return _Rows(columns=columns, extra=of_extra, records=[record for _, record in rows],
-                 lines=tuple(line for line, _ in rows), dropped=tuple(dropped))  # fmt: skip
+    six_nd, lines = 6.0 * columns["params"] * columns["tokens"], tuple(line for line, _ in rows)
+    return RunTable(
+        **{"flops": six_nd, "weight": np.ones(len(six_nd)), **columns},
+        dropped=tuple(dropped),
+        flops_given="flops" in columns,
+        extra=of_extra,
+        lines=lines,
+        warnings=traps.warnings_of(columns, [record for _, record in rows], lines, params_column),
+    ).distinct()
 
 
 def _column_problems(columns: list[str], source: dict[str, str], extra: list[str], file: str) -> list[str]:
@@ -227,12 +197,12 @@ def _column_problems(columns: list[str], source: dict[str, str], extra: list[str
     ]
 
 
-def _judged(cells: Cells, source: dict[str, str]) -> tuple[list[int], list[DroppedRow], list[str]]:
-    """Places of the rows to keep, those set aside, and every bad cell of the columns in `source` (ours to theirs)."""
-    kept: list[int] = []
+def _judged(cells: Cells, source: dict[str, str]) -> tuple[Rows, list[DroppedRow], list[str]]:
+    """The rows to keep, those set aside, and every bad cell of the columns in `source` (ours to theirs)."""
+    kept: Rows = []
     dropped: list[DroppedRow] = []
     problems: list[str] = []
-    for place, (line, record) in enumerate(cells.rows):
+    for line, record in cells.rows:
         values = {name: _number(record.get(column)) for name, column in source.items()}
         bad = [
             f"row {line}, column {column!r}: {_shown(record.get(column))}: a number {_limit(name)} is wanted"
@@ -244,7 +214,7 @@ def _judged(cells: Cells, source: dict[str, str]) -> tuple[list[int], list[Dropp
         if loss is not None and not math.isfinite(loss):
             dropped.append(DroppedRow(row=line, reason=f"loss is {loss}: not finite"))
         elif not bad:
-            kept.append(place)
+            kept.append((line, record))
     return kept, dropped, problems
 
 

@@ -46,8 +46,7 @@ def excess(table: RunTable) -> Floats:
     log_loss = np.log(table.loss)
     best = np.minimum.accumulate(log_loss[order])
     reached = np.searchsorted(log_flops, np.log(table.flops) + _SAME_BUDGET, side="right") - 1
-    result: Floats = np.maximum(log_loss - best[reached], 0.0)
-    return result
+    return np.maximum(log_loss - best[reached], 0.0)
 
 
 def effective_runs(weight: Floats) -> float:
@@ -91,8 +90,7 @@ def robust_sds(residuals: Floats, num_parameters: int) -> Floats:
     objective takes for noise: runs that fit a law exactly have no outliers.
     """
     telling = np.sort(np.abs(residuals))[num_parameters:]
-    scores: Floats = residuals / max(_NORMAL_MAD * float(np.median(telling)), HUBER_DELTA)
-    return scores
+    return residuals / max(_NORMAL_MAD * float(np.median(telling)), HUBER_DELTA)
 
 
 def outliers(residuals: Floats, num_parameters: int, freedom: float) -> NDArray[np.bool_]:
