@@ -28,7 +28,7 @@ MUTANTS = {
     ),
     "weight decay ignores the schedule": (
         "proxies/model/optimizer.py", "1 - peak_lr_KP * share_K1.to(dtype) * decay_KP", "1 - peak_lr_KP * decay_KP",
-        "tests/proxies/test_optimizer.py",
+        "tests/proxies/test_bank_alone.py",
     ),
     "a verdict goes by its estimate, not by its bound": (
         "transfer/verdict/verdict.py", "if regret.high < margin_nats:", "if regret.value < margin_nats:",

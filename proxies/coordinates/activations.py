@@ -7,6 +7,7 @@ absolute values, mup's own (`mup.coord_check`, statistic `l1`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -94,9 +95,7 @@ class Probe:
             if reading.role == "readout":
                 # A multiplier after the readout counts: the logits are what the loss sees.
                 after = size / reading.size if reading.size else 1.0
-                self._found[name] = Reading(
-                    role="readout", size=size, change=reading.change * after, update=reading.update, gain=reading.gain
-                )
+                self._found[name] = dataclasses.replace(reading, size=size, change=reading.change * after)
         return self._found
 
     @contextmanager

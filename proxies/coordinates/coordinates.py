@@ -89,15 +89,6 @@ def named_mistakes(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
     )
 
 
-def left_finite(lost: tuple[RunSpec, int] | None) -> tuple[str, ...]:
-    """The run that left the finite numbers, and at which step."""
-    if lost is None:
-        return ()
-    shape = lost[0].shape
-    which = f"width {shape.width} ({shape.num_layers} layers, seed {lost[0].seed})"
-    return (f"{which} left the finite numbers at step {lost[1]}",)
-
-
 def notes_of(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
     """What could not be looked at."""
     notes = []
@@ -179,6 +170,10 @@ def check_coordinates(
         parametrization=first.parametrization,
         head_dim_power=_head_dim_power(points, found) if axis == "width" else 0.0,
     )
+    mistakes = []
+    if lost:
+        which = f"width {lost[0].shape.width} ({lost[0].shape.num_layers} layers, seed {lost[0].seed})"
+        mistakes.append(f"{which} left the finite numbers at step {lost[1]}")
     layers = attributed([judged(m, setting) for m in _measured(found)] if len(found) > 1 else [], setting)
     return CoordinateCheck(
         parametrization=str(first.parametrization),
@@ -193,7 +188,7 @@ def check_coordinates(
         not_finite_width=lost[0].shape.width if lost else None,
         not_finite_depth=lost[0].shape.num_layers if lost else None,
         not_finite_step=lost[1] if lost else None,
-        mistakes=(*left_finite(lost), *named_mistakes(layers)),
+        mistakes=(*mistakes, *named_mistakes(layers)),
         notes=notes_of(layers),
         outcome="blows_up" if lost else min((layer.outcome for layer in layers), key=ORDER.index),
     )

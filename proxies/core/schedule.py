@@ -103,15 +103,10 @@ def lr_multiplier(schedule: Schedule, step: int) -> float:
         raise ValueError(f"step {step} is outside a schedule of {schedule.num_steps} steps")
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
-    if schedule.kind == "constant":
+    decay_steps = schedule.decay_steps if schedule.kind == "wsd" else schedule.num_steps - schedule.warmup_steps
+    start = schedule.num_steps - decay_steps
+    if schedule.kind == "constant" or step < start:
         return 1.0
-    decay_steps = schedule.num_steps - schedule.warmup_steps
-    start = schedule.warmup_steps
-    if schedule.kind == "wsd":
-        decay_steps = schedule.decay_steps
-        start = schedule.num_steps - decay_steps
-        if step < start:
-            return 1.0
     done = (step - start) / decay_steps
     share = 0.5 * (1 + math.cos(math.pi * done)) if schedule.kind == "cosine" else 1 - done
     return schedule.final_fraction + (1 - schedule.final_fraction) * share

@@ -106,12 +106,8 @@ class RunSpec(_KeepsId):
         checks.whole("seed", least=0)
         checks.that(type(self.seed) is not int or self.seed <= MAX_SEED, f"seed = {self.seed} > {MAX_SEED}")
         checks.that(bool(self.data_id), "data_id is empty")
-        named = isinstance(self.parametrization, Parametrization)
-        checks.that(
-            named, f"parametrization = {self.parametrization!r}: a record is wanted, `proxies.core.rules.named`"
-        )
         base = (self.base_batch_tokens, self.base_num_tokens)
-        if named and self.parametrization.needs_tokens:
+        if self.parametrization.needs_tokens:
             checks.whole("base_batch_tokens", "base_num_tokens")
         elif base != (None, None):
             checks.that(False, f"base tokens = {base}: {self.parametrization} does not scale with them")

@@ -34,14 +34,8 @@ class SourceFile:
     """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `llm.c`."""
     compression: str | None
     num_bytes: int
-
-    @property
-    def ids_dtype(self) -> str | None:
-        """What the ids of a pre-tokenized file are stored as; None for text."""
-        if self.format == "llm.c":
-            with self.path.open("rb") as file:
-                return LLMC_MAGICS[struct.unpack("<i", file.read(4))[0]]
-        return "uint16" if self.format == "nanogpt" else None
+    ids_dtype: str | None
+    """What the ids of a pre-tokenized file are stored as; None for text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +159,8 @@ def recognise(path: Path) -> SourceFile:
         kind = _recognise_bin(path, magic, compression)
     else:
         kind = "jsonl" if inner.endswith(_JSONL_SUFFIXES) else "text"
-    return SourceFile(path=path, format=kind, compression=compression, num_bytes=num_bytes)
+    dtype = {"llm.c": LLMC_MAGICS.get(magic), "nanogpt": "uint16"}.get(kind)
+    return SourceFile(path=path, format=kind, compression=compression, num_bytes=num_bytes, ids_dtype=dtype)
 
 
 def _recognise_bin(path: Path, magic: int, compression: str | None) -> str:

@@ -7,7 +7,6 @@ version 1 or 7, and the number of tokens; the ids begin at byte 1024. nanoGPT's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +85,7 @@ def read_llm_c(file: SourceFile, reading: Reading) -> Iterator[Document]:
         DataError: a header that is cut off, of another version or of another size than the file, or an id outside the
             vocabulary.
     """
-    with _opened(file) as stream:
+    with file.path.open("rb") as stream:
         header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
         raise DataError(f"{file.path} has {len(header)} bytes, llm.c's header alone has {_HEADER_BYTES}: it is cut off")
@@ -131,14 +130,7 @@ def _read_ids(file: SourceFile, reading: Reading, dtype: str, start: int) -> Ite
 
 def _chunks(file: SourceFile, dtype: str, start: int) -> Iterator[NDArray[np.uint32]]:
     num_bytes = _CHUNK_TOKENS * np.dtype(dtype).itemsize
-    with _opened(file) as stream:
+    with file.path.open("rb") as stream:
         stream.seek(start)
         while content := stream.read(num_bytes):
             yield np.frombuffer(content, dtype=dtype).astype(np.uint32)
-
-
-def _opened(file: SourceFile) -> BinaryIO:
-    try:
-        return file.path.open("rb")
-    except OSError as error:
-        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error

@@ -116,11 +116,7 @@ class _Stream:
     """A file's bytes, decompressed, without the byte order mark; errors name the file."""
 
     def __init__(self, file: SourceFile) -> None:
-        self._path = file.path
-        try:
-            self._raw = file.path.open("rb")
-        except OSError as error:
-            raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
+        self._path, self._raw = file.path, file.path.open("rb")
         self._stream = self._raw
         if file.compression:
             inner = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), file.compression)

@@ -120,7 +120,7 @@ class _Pass:
     def take_all(self, files: Iterable[SourceFile]) -> None:
         """Read the files to their ends and write what is new in them."""
         for file in files:
-            for document in READERS[file.format](file, self._job.reading):
+            for document in self._read(file):
                 self._take(document)
                 self._num_taken += 1
                 if self._num_waiting >= _BATCH_BYTES:
@@ -132,6 +132,12 @@ class _Pass:
         self._write_texts()
         self._tell()
 
+    def _read(self, file: SourceFile) -> Iterator[Document]:
+        try:
+            yield from READERS[file.format](file, self._job.reading)
+        except OSError as error:
+            raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
+
     def source(self, name: str) -> Source:
         """End the shards: the source that was written."""
         self._job.seen |= self.fresh
@@ -141,8 +147,7 @@ class _Pass:
             f"{name}: {len(self.fresh):,} documents, {tokens['train']:,} training and {tokens['validation']:,} "
             f"validation tokens; left out: {self.num_left_out:,} without text, or identical to one before"
         )
-        num_documents = len(self.fresh)
-        return Source(name=name, weight=1.0, num_documents=num_documents, **shards)
+        return Source(name=name, weight=1.0, num_documents=len(self.fresh), **shards)
 
     def remove(self) -> None:
         """End the shards, and delete them."""

@@ -43,13 +43,9 @@ def _keep_products() -> Any:
 
 def recomputed(how: Checkpointing, branches: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """`branches(*inputs)`, whose insides the backward pass computes again; the gradients are the same bits."""
-    out: Tensor
-    if how == "selective":
-        out = checkpoint(
-            branches, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=_keep_products
-        )  # fmt: skip
-    else:  # no context at all: torch.compile takes no neutral one
-        out = checkpoint(branches, *inputs, use_reentrant=False, preserve_rng_state=False)
+    # Else no context at all: torch.compile takes no neutral one.
+    context = {"context_fn": _keep_products} if how == "selective" else {}
+    out: Tensor = checkpoint(branches, *inputs, use_reentrant=False, preserve_rng_state=False, **context)
     return out
 
 

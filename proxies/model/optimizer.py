@@ -91,11 +91,6 @@ def last_update(weights: Tensor, group: Mapping[str, Any], state: Mapping[str, T
     return update
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], hparams: Hparams, norm: Tensor) -> None:
-    """Scale gradients whose global norm is above a run's limit down to it."""
-    clip_to(parameters, hparams.clip_norm, norm)
-
-
 def clip_to(parameters: Iterable[nn.Parameter], limit: float | None, norm: Tensor) -> None:
     """Scale gradients whose global norm is above the limit down to it; None never clips."""
     if limit is not None:
@@ -221,13 +216,7 @@ class BankAdamW:
         weights: Mapping[str, Tensor],
         hparams: Hparams,
     ) -> None:
-        """Give a trial its weights and rates, by parameter name, with fresh moments.
-
-        Raises:
-            ValueError: betas that differ between parameters, which no parametrization asks for.
-        """
-        if len(betas := {(parameter.beta1, parameter.beta2) for parameter in numbers}) != 1:
-            raise ValueError(f"betas = {sorted(betas)}: one pair for all parameters of a trial is wanted")
+        """Give a trial its weights and rates, by parameter name, with fresh moments; betas are alike for all."""
         self.clear(trial)
         named = {parameter.name: parameter for parameter in numbers}
         for index, (name, (start, stop)) in enumerate(self.spans.items()):

@@ -144,14 +144,20 @@ def measure(
             said = str(error).strip().splitlines()
             found[mode] = Rate(mode=mode, refused=f"{type(error).__name__}: {said[0] if said else ''}"[:MOST_SAID])
     _rounds(built, device, clock, probe.seconds)
-    found |= {one.mode: _rate(one) for one in built}
+    found |= {
+        one.mode: Rate(
+            mode=one.mode, trial_steps_per_second=tuple(one.rates), first_seconds=one.first_seconds,
+            again_seconds=one.again_seconds, peak_bytes=one.peak_bytes,
+        )
+        for one in built
+    }  # fmt: skip
     built.clear()
     device.forget()  # before anybody is asked again, and looks at what is free
     return Answer(rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes)
 
 
 def _rounds(built: Sequence[_Built], device: TorchDevice, clock: Callable[[], float], seconds: float) -> None:
-    """A turn of each, again and again."""
+    """A turn of each, again and again. Of its own, so that no name here holds an engine beyond it."""
     began = clock()
     while not _enough(built, clock() - began, seconds):
         for one in built:
@@ -217,13 +223,6 @@ def clear(ratios: Sequence[float], limit: float) -> bool:
     """Whether ratios lie on one side of a limit, but for one in eight."""
     above = sum(ratio > limit for ratio in ratios)
     return min(above, len(ratios) - above) <= len(ratios) // 8
-
-
-def _rate(one: _Built) -> Rate:
-    return Rate(
-        mode=one.mode, trial_steps_per_second=tuple(one.rates), first_seconds=one.first_seconds,
-        again_seconds=one.again_seconds, peak_bytes=one.peak_bytes,
-    )  # fmt: skip
 
 
 def surely(ratios: Sequence[float]) -> float:

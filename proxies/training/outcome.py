@@ -41,17 +41,14 @@ def validation_ids(store: TokenStore, seq_len: int) -> Tensor:
     return torch.from_numpy(store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
 
 
-def batch_of(store: TokenStore, spec: RunSpec, step: int, rank: int = 0, num_ranks: int = 1) -> Tensor:
-    """The batch of update `step` of a run, or one rank's equal share of its rows: ids [B, T + 1], on the CPU.
+def batch_of(store: TokenStore, spec: RunSpec, step: int) -> Tensor:
+    """The batch of update `step` of a run: ids [B, T + 1], on the CPU.
 
     Raises:
         DataError: the training split holds no window of that length.
     """
     first, count = spec.schedule.sequences(step, spec.batch_sequences)
-    share = count // num_ranks
-    batch_BT = store.train_batch(
-        seed=spec.seed, first_sequence=first + rank * share, num_sequences=share, seq_len=spec.shape.seq_len
-    )
+    batch_BT = store.train_batch(seed=spec.seed, first_sequence=first, num_sequences=count, seq_len=spec.shape.seq_len)
     return torch.from_numpy(batch_BT)
 
 
@@ -147,9 +144,8 @@ class Progress:
             grad_norm=tuple(self.grad_norms[:num_steps]),
         )
         tokens = spec.tokens_by(num_steps)
-        parts = (
-            {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
-        )  # equal up to rounding only
+        # Equal up to rounding only.
+        parts = {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
         result = RunResult(
             id=spec.id,
             status=status,

@@ -1,24 +1,20 @@
 """Classic mistakes of parametrizations, planted into the tables our models are built from; small models to check."""
 
 import dataclasses
-import math
+from pathlib import Path
 
-import torch
 from proxy_cases import TINY, run_spec
 from torch import nn
 from torch.nn import functional
 
 from proxies.coordinates.coordinates import check_coordinates
-from proxies.core.numbers import ParameterNumbers
-from proxies.core.programs import Factory
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
-from proxies.parametrization.parametrization import drawn
+from proxies.external.factory import build_model, load
 from proxies.training import built
 
 WIDTHS = (16, 32, 64, 128)
 BASE = dataclasses.replace(TINY, num_kv_heads=2)
-SOMEBODYS = Factory(target="somebody.models:build", source_sha256="0" * 64)
 
 
 def runs_of(store, *, widths=WIDTHS, depths=(), num_seeds=3, num_steps=4, bases=(), grow_head=False, **changes):
@@ -113,40 +109,12 @@ class Plain(nn.Module):
         return self.head(self.last(x))
 
 
-@dataclasses.dataclass
-class Handmade:
-    """A `BuiltModel` whose numbers are mup's, worked out by hand; the readout's multiplier comes after it."""
-
-    module: nn.Module
-    numbers: tuple
-    output: float
-
-    def __call__(self, ids_BT):
-        logits = self.module(ids_BT)
-        return getattr(logits, "logits", logits).flatten(0, 1) * self.output
+def plain(shape):
+    """The factory of it."""
+    return Plain(shape)
 
 
-def handmade(module, spec):
-    """`module` with mup's numbers, initialised for the run's seed."""
-    ratio = spec.ratios.width
-    rows = tuple(_row(name, tuple(p.shape), spec, ratio) for name, p in module.named_parameters())
-    with torch.no_grad():
-        for row, parameter in zip(rows, module.parameters(), strict=True):
-            parameter.copy_(drawn(row.name, row.size, row.kind, row.init_std, spec.seed))
-    return Handmade(module=module, numbers=rows, output=1 / ratio)
-
-
-def _row(name, size, spec, ratio):
-    if len(size) == 1:
-        kind, std = ("final_bias" if name.endswith("bias") else "final_gain"), 0.0
-    elif "embed" in name:
-        kind, std = "embedding", 1.0
-    elif "head" in name:
-        kind, std = "readout", 1 / math.sqrt(spec.base_shape.width)
-    else:
-        kind, std = "hidden", 1 / math.sqrt(size[1])
-    rate, h = spec.hparams.learning_rate / (ratio if kind == "hidden" else 1), spec.hparams
-    return ParameterNumbers(
-        name=name, size=size, kind=kind, width_multiplier=ratio, init_std=std, learning_rate=rate, weight_decay=0.0,
-        eps=h.eps, beta1=h.beta1, beta2=h.beta2,
-    )  # fmt: skip
+def plain_factory():
+    """As a plan names it, and what builds the model of a run."""
+    folder = Path(__file__).parent
+    return load("planted:plain", folder)[1], lambda spec: build_model(spec, folder)

@@ -1,8 +1,13 @@
 """Tiny shapes, runs and a structured corpus, small enough that a training run takes a fraction of a second."""
 
+import dataclasses
 import random
 
+import torch
+from torch import nn
+
 from proxies.core.hyperparameters import Hparams
+from proxies.core.numbers import ParameterNumbers
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
@@ -62,3 +67,43 @@ def run_spec(data_id, *, shape=TINY, base_shape=None, num_steps=12, seed=0, num_
             **changes,
         }
     )
+
+
+class Theirs(nn.Module):
+    """A model of one's own: it counts in a buffer, and has a parameter that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 16)
+        self.head = nn.Linear(16, 256, bias=False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, ids):
+        if self.training:
+            self.calls += 1
+        return self.head(self.table(ids) * (1 + 0.01 * self.calls)).flatten(0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    module: nn.Module
+    numbers: tuple
+
+    def __call__(self, ids):
+        return self.module(ids)
+
+
+def theirs(spec):
+    """As a factory hands it over, drawn from the run's seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(spec.seed)
+        module = Theirs()
+    numbers = [
+        ParameterNumbers(
+            name=name, size=tuple(p.shape), kind="hidden", width_multiplier=1.0, init_std=0.0, learning_rate=0.01,
+            weight_decay=0.0, eps=1e-8, beta1=0.9, beta2=0.95,
+        )
+        for name, p in module.named_parameters()
+    ]  # fmt: skip
+    return Built(module, tuple(numbers))

@@ -1,12 +1,13 @@
 """A trial in a bank against the same trial alone: in float64 to 1e-9, in float32 within what one ulp grows to."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 from proxy_cases import TINY, run_spec
 
 from proxies.core.checks import SpecError
-from proxies.model.optimizer import BankAdamW
+from proxies.model.optimizer import BANK_OPTIMIZERS, BankAdamW
 from proxies.training import bank as bank_module
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo
@@ -32,11 +33,15 @@ def runs(store, family, **changes):
     found = []
     for number, name in enumerate(NAMES):
         tokens = TOKENS if name == "completedp" else {}
-        rates = {"learning_rate": 0.005 * (number + 1), "clip_norm": 0.5, "weight_decay": 0.1, "output_multiplier": 2.0}
+        rates = {
+            "learning_rate": 0.005 * (number + 1), "clip_norm": (0.5, 2.0, None, 0.1)[number],
+            "weight_decay": 0.1 * number, "beta1": 0.9 - 0.2 * number, "beta2": 0.99 - 0.02 * number,
+            "eps": 10.0 ** (number - 8), "output_multiplier": 2.0, "embedding_multiplier": 1.0 + 0.1 * number,
+        }  # fmt: skip
         try:
             spec = run_spec(
                 store.manifest.data_id, parametrization=name, shape=shape, base_shape=base, seed=number,
-                num_slots=len(NAMES), **rates, **tokens, **changes,
+                num_slots=len(NAMES), **{**rates, **tokens, **changes},
             )  # fmt: skip
         except SpecError as refusal:
             assert "tied" in str(refusal)
@@ -76,8 +81,13 @@ def largest_distance(specs, store, **numerics):
     return max(distance(one, alone(spec, store, **numerics)) for one, spec in zip(banked, specs, strict=True))
 
 
-@pytest.mark.parametrize(("family", "fused_loss"), [("llama", True), ("gpt2", False), ("gpt2, all of it", True)])
-def test_in_float64_it_is_the_trial_alone(store, family, fused_loss):
+@pytest.mark.parametrize(
+    ("family", "fused_loss", "by_row"),
+    [("llama", True, True), ("gpt2", False, False), ("gpt2, all of it", True, True)],
+)
+def test_in_float64_it_is_the_trial_alone(store, monkeypatch, family, fused_loss, by_row):
+    """Which is torch's own AdamW after clipping (`test_solo`); in both forms of the bank's."""
+    monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=by_row))
     specs = runs(store, family, dtype="float64", fused_loss=fused_loss)
     assert len(specs) == len(NAMES) - ("tied" in FAMILIES[family])  # completedp refuses tied matrices
     assert largest_distance(specs, store) < 1e-9

@@ -7,13 +7,10 @@ import torch
 from mup_reference import mup_model
 from planted import (
     BASE,
-    SOMEBODYS,
     WIDTHS,
-    Plain,
     check,
     flagged,
-    handmade,
-    planted_output,
+    plain_factory,
     planted_table,
     runs_of,
 )
@@ -70,26 +67,9 @@ def test_the_standard_parametrization_blows_up_and_so_does_each_model_its_own_ba
     assert check(store, bases=[BASE.at_width(width) for width in WIDTHS]).layers == standard.layers
 
 
-def test_root_head_dim_is_named_while_the_head_dim_grows(store):
-    found = check(store, grow_head=True, parametrization=named("mup", attention="inverse_sqrt_head_dim"))
-    assert flagged(found) == {"layers.0.attention_logits": "blows_up"}
-    (mistake,) = found.mistakes
-    assert mistake.startswith("attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim)")
-
-
 def test_root_head_dim_is_no_mistake_at_a_fixed_head_dim(store):
     assert check(store, parametrization=named("mup", attention="inverse_sqrt_head_dim")).outcome == "passes"
     assert check(store, grow_head=True).outcome == "passes"
-
-
-def test_a_readout_left_unscaled_is_named(store, monkeypatch):
-    planted_output(monkeypatch)
-    found = check(store)
-    assert found.outcome == "blows_up"
-    (mistake,) = found.mistakes
-    assert mistake == (
-        "unscaled readout: its output multiplier (or learning rate) does not shrink with width (lm_head)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -146,16 +126,13 @@ def test_a_run_that_leaves_the_finite_numbers_is_a_blow_up_and_located(store):
 
 def test_somebody_elses_model_is_checked_by_its_own_names(store):
     """At a growing head dim torch's own scale, 1 / sqrt(head_dim), is the one mistake of a model otherwise right."""
-
-    def build(spec):
-        return handmade(Plain(spec.shape), spec)
-
-    fine = check(store, build=build, factory=SOMEBODYS)
+    factory, build = plain_factory()
+    fine = check(store, build=build, factory=factory)
     assert (fine.outcome, fine.mistakes) == ("passes", ())
     names = {layer.layer: layer.role for layer in fine.layers}
     assert names["embed"] == "embedding" and names["head"] == "readout" and names["blocks.0.stream"] == "stream"
     assert names["blocks.0.qkv"] == "hidden" and names["blocks.0.attention_logits"] == "attention_logits"
-    (mistake,) = check(store, build=build, factory=SOMEBODYS, grow_head=True).mistakes
+    (mistake,) = check(store, build=build, factory=factory, grow_head=True).mistakes
     assert "1 / sqrt(head_dim)" in mistake
 
 

@@ -15,7 +15,7 @@ from corpus_cases import (
     texts_of,
     word_tokenizer,
 )
-from proxy_cases import documents
+from proxy_cases import documents, write_corpus
 
 from proxies.core import canon
 from proxies.data.corpus import tokenize
@@ -290,3 +290,29 @@ def test_files_of_somebody_else_are_not_overwritten(texts, tmp_path):
     assert (out / "notes.md").read_text() == "mine"
     (tmp_path / "file").touch()
     assert "file is a file: name a folder with --out" in refusal([texts], tmp_path / "file")
+
+
+# Put back: what docs/data.md promises and nothing else showed.
+
+
+def test_a_documents_split_does_not_depend_on_its_company(corpus, tmp_path):
+    fewer = write_corpus(tmp_path, num_documents=60)
+    assert held(fewer) == held(corpus) & set(documents(60))
+
+
+def test_a_few_documents_still_have_both_splits(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["first", "second", "third"]))
+    for fraction, num_held in ((1e-5, 1), (1 - 1e-5, 2)):
+        tokenize([tmp_path / "a.jsonl"], tmp_path / f"{num_held}", validation_fraction=fraction)
+        assert len(held(tmp_path / f"{num_held}")) == num_held
+        assert len(texts_of(tmp_path / f"{num_held}", "train")) == 3 - num_held
+
+
+def test_ids_beyond_16_bits_take_wide_shards_and_long_documents_are_cut(tmp_path):
+    ids = np.arange(65_536 + 10_000)
+    path = llm_c(tmp_path / "llama.bin", ids, 20240801, 7)
+    manifest = tokenize([path], tmp_path / "out", validation_fraction=0.3)
+    assert (manifest.dtype, manifest.vocab_size, manifest.num_documents) == ("uint32", 128_256, 2)
+    found = documents_of(tmp_path / "out", "train") + documents_of(tmp_path / "out", "validation")
+    assert sorted(map(len, found)) == [10_000, 65_536] and sorted(i for each in found for i in each) == ids.tolist()
+    assert TokenStore(tmp_path / "out").train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=9).max() < 2**17

@@ -53,17 +53,6 @@ def test_worked_totals(name, params, six, full, causal, chinchilla):
 
 
 @pytest.mark.parametrize(
-    "name, convention, per_token",
-    [
-        ("8B", "full", 5.7914e10), ("70B", "full", 4.8144e11), ("405B", "full", 2.6254e12),  # torchtitan
-        ("8B", "causal", 5.1470e10), ("70B", "causal", 4.4922e11), ("405B", "causal", 2.5240e12),  # Megatron-LM
-    ],
-)  # fmt: skip
-def test_flops_per_token_of_the_trainers(name, convention, per_token):
-    assert flops_per_token(MODELS[name][0], convention) == pytest.approx(per_token, rel=5e-5)
-
-
-@pytest.mark.parametrize(
     ("shape", "params"),
     [
         (gpt2(12, 768, 12), 124_439_808),

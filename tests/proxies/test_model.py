@@ -12,43 +12,6 @@ from proxies.model.decoder import (
     token_loss,
 )
 
-K = 3
-MULTIPLIERS = Multipliers(
-    embedding=torch.tensor([1.0, 0.5, 2.0]).double()[:, None, None],
-    attention=torch.tensor([0.3, 0.2, 0.1]).double()[:, None, None],
-    residual=torch.tensor([1.0, 0.5, 0.0]).double()[:, None, None],
-    output=torch.tensor([1.0, 4.0, 0.25]).double()[:, None, None],
-)
-
-
-def multipliers_of(trial):
-    return Multipliers(**{f.name: getattr(MULTIPLIERS, f.name)[trial].item() for f in dataclasses.fields(Multipliers)})
-
-
-def single(bank, trial):
-    model = Decoder(bank.shape).double()
-    model.load_state_dict({name: tensor[trial] for name, tensor in bank.state_dict().items()})
-    return model
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_bank_of_models_is_the_models_one_by_one(family):
-    shape = dataclasses.replace(FAMILIES[family], num_kv_heads=2)
-    bank, ids = filled(Decoder(shape, num_trials=K)), token_ids(K, 2)
-    targets = token_ids(K, 2, seed=2)
-    losses = token_loss(bank(ids, MULTIPLIERS), targets)
-    losses.sum().backward()
-    for trial in range(K):
-        model = single(bank, trial)
-        logits = model(ids[trial], multipliers_of(trial))
-        loss = token_loss(logits, targets[trial])
-        loss.backward()
-        torch.testing.assert_close(bank(ids, MULTIPLIERS)[trial], logits, rtol=1e-12, atol=1e-12)
-        assert losses[trial].item() == pytest.approx(loss.item(), abs=1e-12)
-        for (name, ours), alone in zip(bank.named_parameters(), model.parameters(), strict=True):
-            assert ours.grad is not None and alone.grad is not None, name
-            torch.testing.assert_close(ours.grad[trial], alone.grad, rtol=1e-10, atol=1e-12)
-
 
 @pytest.mark.parametrize(("tied", "num_kv_heads"), [(False, 1), (True, 4)])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,8 +3,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import strategies as st
-from mup_reference import Reference, mup_model
+from mup_reference import mup_model
 from parametrization_cases import (
     BASE,
     FAMILIES,
@@ -20,26 +19,16 @@ from parametrization_cases import (
 
 from proxies.core.canon import canonical
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import NAMES
-from proxies.model.decoder import Decoder, Multipliers, parameter_shapes
+from proxies.model.decoder import parameter_shapes
 from proxies.parametrization.parametrization import (
     forward_numbers,
     initial_tensor,
     name_seed,
-    parameter_table,
     width_multipliers,
 )
 
 QUERY = "layers.0.attention.wq.weight"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_names_sizes_and_order_are_the_modules_own(family):
-    shape = grown(FAMILIES[family], heads=2)
-    rows = parameter_table(spec_of(shape, FAMILIES[family]))
-    assert [(row.name, row.size) for row in rows] == [(n, tuple(p.shape)) for n, p in Decoder(shape).named_parameters()]
-    assert {row.name for row in rows} == {name for name, _ in Reference(shape).named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -51,35 +40,17 @@ def test_mup_is_mups(family, growth):
     is_mups(grown(FAMILIES[family], **growth), FAMILIES[family])
 
 
-@pytest.mark.parametrize(("name", "family"), [("mup", "gpt2 with QK-norm"), ("sp", "llama")])
-def test_logits_are_the_reference_models(name, family):
-    base, shape = FAMILIES[family], grown(FAMILIES[family], heads=4)
-    torch.manual_seed(1)
-    theirs = mup_model(shape, base, output_mult=HPARAMS.output_multiplier) if name == "mup" else Reference(shape)
-    ours = Decoder(shape)
-    ours.load_state_dict(theirs.state_dict())
-    hparams = HPARAMS if name == "mup" else Hparams(learning_rate=1.0)
-    forward = forward_numbers(spec_of(shape, base, name, hparams))
-    logits = ours.double()(token_ids(shape), Multipliers(**dataclasses.asdict(forward)))
-    difference = (logits - theirs.double()(token_ids(shape)).flatten(0, 1)).abs().max()
-    assert difference < 1e-12 * max(1.0, logits.abs().max().item())
-
-
 def test_tied_matrices_keep_their_std_where_mups_grows():
-    """microsoft/mup#55: `set_base_shapes` rescales the shared matrix as a readout, by the root of the width."""
+    """microsoft/mup#55; that mup's own do, `tests/anchors` shows on real models."""
     base = dataclasses.replace(BASE, tied=True)
-    stds = {}
     for heads in (1, 4, 16):
-        torch.manual_seed(0)
         shape = grown(base, heads=heads)
-        model, rows = mup_model(shape, base), table(shape, base)
-        assert "lm_head.weight" not in rows
+        rows = table(shape, base)
         shared, forward = rows["tok_embeddings.weight"], forward_numbers(spec_of(shape, base))
-        stds[heads] = (model.tok_embeddings.weight.std().item(), shared.init_std)
+        assert "lm_head.weight" not in rows
         assert (shared.kind, shared.learning_rate) == ("embedding", HPARAMS.learning_rate)
+        assert shared.init_std == 1 / math.sqrt(base.width)
         assert forward.output == HPARAMS.output_multiplier / heads
-    assert stds[16][0] / stds[1][0] == pytest.approx(4, rel=0.1)
-    assert {ours for _, ours in stds.values()} == {1 / math.sqrt(base.width)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,9 +146,6 @@ def test_sizes_that_cannot_be_compared_are_all_named():
         "a: dimension 1 is 4 here and 2 at the base, but does not vary between base and delta",
         "c has 2 dimensions, 1 at the base and 1 in delta",
     ]
-
-
-heads, head_dims, layers = st.integers(1, 4), st.sampled_from([2, 4, 6]), st.integers(1, 3)
 
 
 def test_a_base_of_another_model_is_refused_with_the_run():

@@ -71,6 +71,15 @@ def test_a_huge_text_is_cut_after_lines_and_nothing_is_lost(tmp_path):
     assert b"".join(pieces) == text and len(pieces) > 8
     assert all(len(piece) <= readers.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces)
     assert contents(compressed(tmp_path / "a.txt.zst", text, "zstd")) == pieces
+    path.write_text(wide := "a" + "€𝄞" * 200_000)  # no line ends here: cut between characters
+    assert "".join(piece.decode() for piece in contents(path)) == wide
+
+
+@pytest.mark.parametrize(("codec", "suffix"), [("zstd", "zst"), ("gzip", "gz")])
+def test_compressed_files_of_several_parts_are_read_whole(tmp_path, codec, suffix):
+    one, other = (compressed(tmp_path / f"{i}.jsonl.{suffix}", jsonl([f"text {i}"] * 3), codec) for i in (1, 2))
+    one.write_bytes(one.read_bytes() + other.read_bytes())
+    assert contents(one) == [b"text 1"] * 3 + [b"text 2"] * 3
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

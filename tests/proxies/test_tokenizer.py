@@ -13,6 +13,7 @@ def test_a_file_says_vocabulary_end_and_name(tmp_path):
     assert (tokenizer.vocab_size, tokenizer.end_id) == (11, 10)
     assert tokenizer.name == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
     assert tokenizer.encode([b"one two three red", b"blue"]).tolist() == [1, 2, 3, 4, 10, 5, 10], "not cut to 2 ids"
+    assert tokenizer.encode([b"<|endoftext|>"]).tolist()[:-1] != [10], "text that spells a special token stays text"
 
 
 def test_the_end_token_is_found_or_named(tmp_path):

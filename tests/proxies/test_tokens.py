@@ -70,21 +70,6 @@ def test_a_flipped_byte_is_refused(small):
     assert "validation-00000.bin does not have the manifest's hash" in problem(small)
 
 
-def test_every_window_comes_once_per_epoch(small):
-    store, seq_len = TokenStore(small), 32
-    num_windows = store.num_windows("train", seq_len)
-    flat = ids_of(small, "train")
-    windows = sorted(tuple(flat[i * seq_len : (i + 1) * seq_len + 1]) for i in range(num_windows))
-    rows = [
-        tuple(row)
-        for step in range(num_windows)  # batches of two: one of them may span the epochs
-        for row in store.train_batch(seed=3, first_sequence=2 * step, num_sequences=2, seq_len=seq_len)
-    ]
-    first, second = rows[:num_windows], rows[num_windows:]
-    assert sorted(first) == sorted(second) == windows
-    assert first != second
-
-
 def test_a_sequence_depends_on_its_place_in_the_run_alone(store):
     whole = store.train_batch(seed=5, first_sequence=0, num_sequences=24, seq_len=16)
     for num_sequences in (1, 3, 8):
