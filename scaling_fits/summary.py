@@ -64,13 +64,12 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
 
 def prediction_summary(prediction: Prediction) -> dict[str, Json]:
     """What `predict --json` prints."""
-    low, high = prediction.low, prediction.high
     return {
         "params": prediction.params,
         "tokens": prediction.tokens,
         "flops": prediction.flops,
         "loss": prediction.loss_nats,
-        "interval": None if low is None or high is None else [low, high],
+        "interval": canon.to_json(prediction.interval),
         "level": prediction.level,
         "extrapolation": prediction.extrapolation,
         "warnings": [*inconclusive(prediction.doubts), *prediction.warnings],
@@ -110,7 +109,7 @@ def _parameters(fit: LawFit) -> dict[str, Json]:
 
 
 def _median(draws: Floats) -> float | None:
-    """Of the sd of the laws' common error in log loss at reach 1; None without a bootstrap."""
+    """The median sd of the laws' common error in log loss at reach 1; None without a bootstrap."""
     return float(np.median(draws)) if len(draws) else None
 
 
@@ -159,14 +158,8 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
         "largest_error": backtest.largest_error,
         "num_covered": backtest.num_covered,
         "runs": [
-            {
-                "params": run.params,
-                "tokens": run.tokens,
-                "loss": run.loss_nats,
-                "predicted": run.predicted_nats,
-                "interval": canon.to_json(run.interval_nats),
-                "covered": run.covered,
-            }
+            {name.removesuffix("_nats"): canon.to_json(value) for name, value in dataclasses.asdict(run).items()}
+            | {"covered": run.covered}
             for run in backtest.runs
         ],
     }

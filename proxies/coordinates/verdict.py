@@ -37,7 +37,7 @@ TOLERANCE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slope:
-    """Of log2(size) per doubling of the axis."""
+    """The slope of log2(size) per doubling of the axis."""
 
     slope: float
     interval: tuple[float, float]
@@ -95,7 +95,7 @@ class Setting:
 
 
 def _slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.float64] | None:
-    """Of each seed, [K]; None where a size is not a positive number."""
+    """The slope of each seed, [K]; None where a size is not a positive number."""
     if not (np.isfinite(size_PK).all() and (size_PK > 0).all()):
         return None
     octaves_P = np.log2(np.array(points, dtype=float))
@@ -117,7 +117,7 @@ def fitted(size_PK: NDArray[np.float64], points: Sequence[int], level: float) ->
 
 
 def _typical(change_SPK: NDArray[np.float64], points: Sequence[int], level: float) -> Slope | None:
-    """Of each seed the median over the steps; None where the layer stays still at the last.
+    """The median over the steps, of each seed; None where the layer stays still at the last.
 
     A mistake shows at every step; at a high rate the last ones alone can be chaos of the smallest models.
     """
@@ -217,7 +217,7 @@ def _geometric(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def _first_update(measured: Measured, setting: Setting) -> Slope | None:
-    """Of the first recorded step at which the layer moved everywhere."""
+    """The slope at the first recorded step at which the layer moved everywhere."""
     if measured.role not in ("embedding", "hidden", "readout"):
         return None
     updates_SPK = measured.update if measured.role == "hidden" else measured.change

@@ -27,16 +27,6 @@ from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
 from proxies.external.metric_files import Logged, MetricFiles
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """How a command ended."""
-
-    said: str
-    """What was wrong with it; empty for exit code 0, and for one that was stopped because of its metrics."""
-    seconds: float
-    environment: dict[str, str]
-
-
 def trouble(spec: RunSpec, logged: Logged, *, ended: bool) -> tuple[int, str] | None:
     """Where and why a run has diverged: a loss that is no number, or worse than knowing nothing after the warmup.
 
@@ -55,22 +45,30 @@ def trouble(spec: RunSpec, logged: Logged, *, ended: bool) -> tuple[int, str] | 
     return min(found, default=None)
 
 
-def judge(spec: RunSpec, metrics: MetricFiles, ending: Ending, *, ended: bool = True) -> tuple[RunResult, Curve]:
+def judge(
+    spec: RunSpec, metrics: MetricFiles, *, said: str, seconds: float, ended: bool = True
+) -> tuple[RunResult, Curve]:
     """The outcome of a run that has ended, or is stopped for its `trouble`.
 
     Steps may be counted from 0 or from 1: a trainer whose first training loss is of step 0 counts from 0. Its last
     validation loss must be of the run's last step (or of the one before: the last one's name, counted from 0).
 
+    Args:
+        spec: the run.
+        metrics: what it has logged.
+        said: what was wrong with its end; empty for exit code 0, and for one that was stopped because of its metrics.
+        seconds: that it took.
+        ended: whether it has, by itself.
+
     Raises:
         MetricsError: it neither diverged nor finished.
     """
     logged = metrics.logged()
-    diverged = trouble(spec, logged, ended=ended)
-    if diverged is not None:
-        return _outcome(spec, logged, ending, reason=diverged[1], until=diverged[0])
-    if problem := ending.said or _incomplete(spec, logged):
+    if diverged := trouble(spec, logged, ended=ended):
+        return _outcome(spec, logged, seconds, reason=diverged[1], until=diverged[0])
+    if problem := said or _incomplete(spec, logged):
         raise MetricsError(f"{problem}; {metrics.hint()}")
-    return _outcome(spec, logged, ending, reason="", until=spec.schedule.num_steps)
+    return _outcome(spec, logged, seconds, reason="", until=spec.schedule.num_steps)
 
 
 def _incomplete(spec: RunSpec, logged: Logged) -> str:
@@ -92,7 +90,7 @@ def _incomplete(spec: RunSpec, logged: Logged) -> str:
     return ""
 
 
-def _outcome(spec: RunSpec, logged: Logged, ending: Ending, *, reason: str, until: int) -> tuple[RunResult, Curve]:
+def _outcome(spec: RunSpec, logged: Logged, seconds: float, *, reason: str, until: int) -> tuple[RunResult, Curve]:
     shift = 1 if 0 in logged.train_loss else 0
     wanted = spec.schedule.num_steps
     steps = sorted(step for step in logged.train_loss if step <= until and 1 <= step + shift <= wanted)
@@ -114,8 +112,8 @@ def _outcome(spec: RunSpec, logged: Logged, ending: Ending, *, reason: str, unti
         curve_id=canon.content_id(curve),
         flops=float(flops.flops_per_token(spec.shape)) * tokens,
         tokens=tokens,
-        seconds=ending.seconds,
-        environment=ending.environment,
+        seconds=seconds,
+        environment={"machine": platform.machine()},
         reason=reason,
     )
     return result, curve
@@ -221,7 +219,6 @@ class _Running:
         find_program(argv[0], place.code_dir)
         canon.write_atomic(self.run_dir / RUN_FILE, canon.pretty({"spec": spec, "values": values, "argv": argv}))
         self._metrics = MetricFiles(spec.command, self.run_dir / _fill(spec.command.metrics_path, values))
-        self._environment = {"machine": platform.machine()}
         self._began = time.monotonic()
         self.kept = Kept(
             argv,
@@ -246,7 +243,7 @@ class _Running:
             if self._seconds is None or more:
                 return self._still_running()
             self._metrics.end(self.spec.schedule.num_steps)
-            return judge(self.spec, self._metrics, self._ending(self._said()))
+            return judge(self.spec, self._metrics, said=self._said(), seconds=self._seconds)
         except (MetricsError, OSError) as error:
             raise CommandError(f"{self._where()}: {error}{log_end(self._log)}") from error
 
@@ -264,7 +261,7 @@ class _Running:
         if trouble(self.spec, self._metrics.logged(), ended=False):
             self.kept.stop()
             self._seconds = self._seconds or time.monotonic() - self._began
-            return judge(self.spec, self._metrics, self._ending(""), ended=False)
+            return judge(self.spec, self._metrics, said="", seconds=self._seconds, ended=False)
         if self._seconds is None and time.monotonic() - self._began > self._timeout_seconds:
             self.kept.stop()
             said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}; {self._metrics.hint()}"
@@ -277,9 +274,6 @@ class _Running:
             if time.monotonic() > until:
                 break
         return more
-
-    def _ending(self, said: str) -> Ending:
-        return Ending(said=said, seconds=self._seconds or 0.0, environment=self._environment)
 
     def _where(self) -> str:
         return f"run {self.spec.id[:12]}, {self.run_dir.name} in {self.run_dir.parent}"

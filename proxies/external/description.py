@@ -94,17 +94,15 @@ def _origin(spec: RunSpec) -> Shape:
 
 def _numbers(spec: RunSpec, roles: Roles, at_base: Mapping[str, Spread]) -> tuple[ParameterNumbers, ...]:
     """What each parameter is trained with, from its role and its spread at the base."""
-    parameters = [
+    stds = {group: spread.std for group, spread in at_base.items() if spread.random}
+    parameters = (
         Parameter(
-            name=role.name,
-            size=role.size,
-            kind=role.kind,
-            width_multiplier=role.width_multiplier,
-            base_std=at_base[role.group].random_std if role.group in at_base else 0.0,
+            name=role.name, size=role.size, kind=role.kind, width_multiplier=role.width_multiplier,
+            base_std=stds.get(role.group, 0.0),
         )
         for role in roles.parameters
-    ]
-    return table_of(spec.parametrization, tuple(parameters), spec.ratios, spec.hparams)
+    )  # fmt: skip
+    return table_of(spec.parametrization, parameters, spec.ratios, spec.hparams)
 
 
 def _factor(spec: RunSpec, numbers: ParameterNumbers, here: Spread, base: Spread) -> float:

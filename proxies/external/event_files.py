@@ -11,9 +11,8 @@ import struct
 from pathlib import Path
 
 from proxies.external import wire
-from proxies.external.growing import MAX_PENDING_BYTES, Framed, MetricsError
+from proxies.external.growing import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
 
-_MAX_NAMES = 40
 _FLOAT, _DOUBLE = 1, 2  # tensorflow/core/framework/types.proto
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed: RFC 3720, section 12.1
 
@@ -39,7 +38,7 @@ def masked_crc32c(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class EventFile(Framed):
+class EventFile(Rows):
     """An `events.out.tfevents.*` file; each scalar's row carries its step under `step_key`."""
 
     def __init__(self, path: Path, wanted: frozenset[str], step_key: str) -> None:
@@ -83,7 +82,7 @@ class EventFile(Framed):
             parts = dict(wire.fields(value))
             tag = parts.get(1, b"")
             name = tag.decode("utf-8", errors="replace") if isinstance(tag, bytes) else ""
-            if len(self.names) < _MAX_NAMES and {2, 8} & set(parts):
+            if len(self.names) < MAX_NAMES and {2, 8} & set(parts):
                 self.names.add(name)
             if name in self._wanted and isinstance(simple := parts.get(2), bytes):
                 found[name] = wire.floats(simple, 4)[0]

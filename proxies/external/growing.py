@@ -5,40 +5,15 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 MAX_PENDING_BYTES = 64 * 2**20
 """A line or record longer than this is none."""
+MAX_NAMES = 40
+"""Of those seen in a file, that are kept for a message."""
 
 
 class MetricsError(ValueError):
     """A trainer's metrics that cannot be read, or are not those of the run asked for."""
-
-
-class Rows(Protocol):
-    """A metrics file as rows of what was logged together, in the order of the file."""
-
-    names: set[str]
-    """Names seen in it, for the message that a wanted one is missing."""
-    complaint: str
-    """What in the file could not be read so far."""
-
-    def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """The next rows, wanted names only, from up to that many bytes.
-
-        Raises:
-            MetricsError, OSError: the file is not what it should be, or cannot be read.
-        """
-        ...
-
-    def end(self) -> list[dict[str, object]]:
-        """The rows that only a file nobody writes any more gives."""
-        ...
-
-    @property
-    def at_end(self) -> bool:
-        """Whether all that was there has been read."""
-        ...
 
 
 class Growing:
@@ -59,9 +34,9 @@ class Growing:
         """
         try:
             with self.path.open("rb") as file:
-                size, inode = _size_and_inode(file.fileno())
-                if inode != self._inode or size < self._offset:
-                    self._offset, self._inode = 0, inode
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._offset, self._inode = 0, found.st_ino
                 begins = self._offset == 0
                 file.seek(self._offset)
                 data = file.read(max_bytes)
@@ -69,27 +44,28 @@ class Growing:
             self.at_end = True
             return b"", False
         self._offset += len(data)
-        self.at_end = self._offset >= size
+        self.at_end = self._offset >= found.st_size
         return data, begins
 
 
-def _size_and_inode(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_size, found.st_ino
-
-
-class Framed(ABC):
-    """A file of frames with checksums, as `Rows`: a frame that is not whole waits for its rest."""
+class Rows(ABC):
+    """A metrics file as rows of what was logged together, in its order: what is not whole yet waits for its rest."""
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.names: set[str] = set()
+        """Names seen in it, for the message that a wanted one is missing."""
         self.complaint = ""
+        """What in the file could not be read so far."""
         self._file, self._wanted = Growing(path), wanted
         self._pending, self._at = b"", 0  # bytes not read yet, and the file's offset of the first
         self._damage: MetricsError | None = None
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """See `Rows`. Damage is raised after the rows before it."""
+        """The next rows, wanted names only, from up to that many bytes. Damage is raised after the rows before it.
+
+        Raises:
+            MetricsError, OSError: the file is not what it should be, or cannot be read.
+        """
         data, begins = self._file.read(max_bytes)
         if begins:
             self._pending, self._at, self._damage = b"", 0, None
@@ -107,13 +83,13 @@ class Framed(ABC):
 
     @abstractmethod
     def _take(self, rows: list[dict[str, object]]) -> None:
-        """Add the rows of the frames that are whole by now, and drop these from what is pending."""
+        """Add the rows that are whole by now, and drop these from what is pending."""
 
     def end(self) -> list[dict[str, object]]:
-        """See `Rows`: what is torn holds nothing."""
+        """The rows that only a file nobody writes any more gives: what is torn holds nothing."""
         return []
 
     @property
     def at_end(self) -> bool:
-        """See `Rows`."""
+        """Whether all that was there has been read."""
         return self._file.at_end and self._damage is None

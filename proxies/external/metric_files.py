@@ -31,13 +31,6 @@ class Logged:
     bad: tuple[int, str] | None = None
     """The first loss that is NaN or infinite: its step, and a sentence."""
 
-    def merge(self, later: Logged) -> None:
-        """Take in a later file's."""
-        self.train_loss |= later.train_loss
-        self.validation_loss |= later.validation_loss
-        self.grad_norm |= later.grad_norm
-        self.bad = self.bad or later.bad
-
     @property
     def last_step(self) -> int | None:
         """The last step with a loss."""
@@ -74,7 +67,9 @@ class MetricFiles:
         """
         more = False
         for path in self._found():
-            rows, logged = self._open(path)
+            if path not in self._files:
+                self._files[path] = (rows_of(path, self._wanted, self._command.step_key), Logged())
+            rows, logged = self._files[path]
             try:
                 for row in rows.read(READ_BYTES):
                     self._take(path, row, logged, max_step)
@@ -90,10 +85,13 @@ class MetricFiles:
                 self._take(path, row, logged, max_step)
 
     def logged(self) -> Logged:
-        """All files as one."""
+        """All files as one, the later ones' values over the earlier ones'."""
         whole = Logged()
-        for path in sorted(self._files):
-            whole.merge(self._files[path][1])
+        for _, (_, later) in sorted(self._files.items(), key=lambda file: file[0]):
+            whole.train_loss |= later.train_loss
+            whole.validation_loss |= later.validation_loss
+            whole.grad_norm |= later.grad_norm
+            whole.bad = whole.bad or later.bad
         return whole
 
     def hint(self) -> str:
@@ -110,40 +108,30 @@ class MetricFiles:
             return [self.path] if self.path.is_file() else []
         return sorted(path for path in self.path.rglob(_PATTERNS[self._command.metrics_format]) if path.is_file())
 
-    def _open(self, path: Path) -> tuple[Rows, Logged]:
-        if path not in self._files:
-            self._files[path] = (rows_of(path, self._wanted, self._command.step_key), Logged())
-        return self._files[path]
-
     def _take(self, path: Path, row: dict[str, object], logged: Logged, max_step: int) -> None:
         """One row; a loss without a step is of the last step seen."""
         command = self._command
         if command.step_key in row:
             self._steps[path] = _step(row[command.step_key], command.step_key, max_step)
-        losses = {key: row[key] for key in (command.train_loss_key, command.validation_loss_key) if key in row}
-        if not losses and command.grad_norm_key not in row:
+        losses = {command.train_loss_key: logged.train_loss, command.validation_loss_key: logged.validation_loss}
+        if not {*losses, command.grad_norm_key} & row.keys():
             return
         if path not in self._steps:
             raise MetricsError(f"{', '.join(row)} without a step: {command.step_key!r} is not in it")
         step = self._steps[path]
-        _take_losses(logged, command, losses, step)
+        for key, series in losses.items():
+            value = _number(row.get(key), key, step)
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                logged.bad = logged.bad or (step, f"{key} is {'NaN' if math.isnan(value) else value} at step {step}")
+            elif value < 0:
+                raise MetricsError(f"{key} is {value:g} at step {step}: a loss in nats per token is not below 0")
+            else:
+                series[step] = value
         norm = _number(row.get(command.grad_norm_key), command.grad_norm_key, step)
         if norm is not None and math.isfinite(norm):
             logged.grad_norm[step] = norm
-
-
-def _take_losses(logged: Logged, command: Command, losses: dict[str, object], step: int) -> None:
-    for key, raw in losses.items():
-        value = _number(raw, key, step)
-        if value is None:
-            continue
-        if not math.isfinite(value):
-            logged.bad = logged.bad or (step, f"{key} is {'NaN' if math.isnan(value) else value} at step {step}")
-        elif value < 0:
-            raise MetricsError(f"{key} is {value:g} at step {step}: a loss in nats per token is not below 0")
-        else:
-            series = logged.train_loss if key == command.train_loss_key else logged.validation_loss
-            series[step] = value
 
 
 def _step(value: object, key: str, max_step: int) -> int:

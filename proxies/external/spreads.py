@@ -37,11 +37,6 @@ class Spread:
         """Drawn around zero: what a law of stds applies to. Values scattered around one are left alone."""
         return not self.constant and self.std > abs(self.mean)
 
-    @property
-    def random_std(self) -> float:
-        """What a law of stds applies to; 0 where there is none."""
-        return self.std if self.random else 0.0
-
 
 @dataclass(slots=True)
 class _Sum:

@@ -14,15 +14,14 @@ import zlib
 from collections.abc import Iterator
 
 from proxies.external import wire
-from proxies.external.growing import MAX_PENDING_BYTES, Framed, MetricsError
+from proxies.external.growing import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
 
 _MAGIC = b":W&B"
 _HEADER_BYTES, _FRAME_BYTES, _BLOCK_BYTES = 7, 7, 32768
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_MAX_NAMES = 40
 
 
-class WandbRun(Framed):
+class WandbRun(Rows):
     """A `run-*.wandb` file, offline or online alike."""
 
     _record = b""  # what there is of a record that spans frames
@@ -82,7 +81,7 @@ class WandbRun(Framed):
                 elif field == 16:
                     text = _bytes(value)
             name = ".".join(nested) or key
-            if len(self.names) < _MAX_NAMES:
+            if len(self.names) < MAX_NAMES:
                 self.names.add(name)
             if name in self._wanted:
                 row[name] = json.loads(text)

@@ -44,7 +44,7 @@ def _keep_products() -> Any:
 def recomputed(how: Checkpointing, branches: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """`branches(*inputs)`, whose insides the backward pass computes again; the gradients are the same bits."""
     # Else no context at all: torch.compile takes no neutral one.
-    context = {"context_fn": _keep_products} if how == "selective" else {}
+    context: dict[str, Any] = {"context_fn": _keep_products} if how == "selective" else {}
     out: Tensor = checkpoint(branches, *inputs, use_reentrant=False, preserve_rng_state=False, **context)
     return out
 

@@ -164,7 +164,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         params=params,
         tokens=tokens,
         loss_nats=at.loss_nats,
-        interval=None if at.low is None or at.high is None else (at.low, at.high),
+        interval=at.interval,
         params_interval=n_interval,
         tokens_interval=d_interval,
         flat_params=(math.exp(flat[0]), math.exp(flat[1])),
@@ -182,7 +182,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
 def _intervals(
     fitted: FittedRuns, spending: Spending, best: float
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """Of N and D: over every refit's own optimum, and by how far the error that the laws share moves the optimum.
+    """The intervals of N and D: every refit's own optimum, and how far the laws' shared error moves the optimum.
 
     Where that error leans by so much for a factor e in N, the optimum moves by that over the loss's curvature; how much
     it leans, twice kappa * reach, is what public isoFLOP families ask for (`benchmarks/best_sizes.py`).
@@ -234,8 +234,6 @@ def exact_run(fitted: FittedRuns, allocation: Allocation, option: ShapeOption) -
     if tokens < 1:
         return None
     logs = np.log(np.array([float(option.params), tokens]))
-    n, _ = repeats.counted(logs[:1], spending.unique_params, repeats.PARAMS_HALF)
-    d, _ = repeats.counted(logs[1:], spending.unique_tokens, repeats.TOKENS_HALF)
+    n, d = spending.worth(logs[:1], logs[1:])
     at = predict(fitted, math.exp(float(n[0])), math.exp(float(d[0])))
-    ends = None if at.low is None or at.high is None else (at.low, at.high)
-    return ExactRun(tokens=tokens, loss_nats=at.loss_nats, interval=ends)
+    return ExactRun(tokens=tokens, loss_nats=at.loss_nats, interval=at.interval)

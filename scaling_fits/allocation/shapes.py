@@ -185,7 +185,7 @@ def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
 
 
 def _ideal_width(params: float) -> float:
-    """Of 12 * layers * width^2 parameters at the usual width per layer."""
+    """The width of 12 * layers * width^2 parameters at the usual width per layer."""
     return float((params * _ASPECT / 12) ** (1 / 3))
 
 

@@ -73,8 +73,12 @@ class Spending:
 
     def counted(self, log_params: Floats) -> tuple[Floats, Floats]:
         """(log N', log D'): what the size and the tokens it leaves count for in a law of fresh data."""
+        return self.worth(log_params, self.log_tokens(log_params))
+
+    def worth(self, log_params: Floats, log_tokens: Floats) -> tuple[Floats, Floats]:
+        """(log N', log D') of any size and tokens."""
         n, _ = repeats.counted(log_params, self.unique_params, repeats.PARAMS_HALF)
-        d, _ = repeats.counted(self.log_tokens(log_params), self.unique_tokens, repeats.TOKENS_HALF)
+        d, _ = repeats.counted(log_tokens, self.unique_tokens, repeats.TOKENS_HALF)
         return n, d
 
     def log_gain(self, theta_MP: Floats, log_params_M: Floats) -> Floats:

@@ -17,7 +17,7 @@ from scipy.special import ndtr, ndtri, stdtrit
 
 from scaling_fits.forecast import pooling
 from scaling_fits.laws import law, search
-from scaling_fits.laws.law import Anchor, LawFit
+from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import Floats, bisected
 from scaling_fits.laws.table import RunTable
 
@@ -74,19 +74,15 @@ def _mixture(
     largest = max(anchor.log_nd for _, anchor in used)
     leaving_R = -np.expm1(_LEAVING * np.minimum(largest - np.log(params) - np.log(tokens), 0.0))
     at_runs: Floats = np.zeros((len(weights_SM), len(params)))
-    for (fit, _), share in zip(used, _shares_at_the_runs(used), strict=True):
+    # At the runs a law counts by how near it comes to them: the nearest, and such as are about as near.
+    missed = np.array([max(anchor.median_miss, _LEAST_MISS) for _, anchor in used])
+    near = (missed.min() / missed) ** _CLOSEST
+    for (fit, _), share in zip(used, near / near.sum(), strict=True):
         if share > 0:
             at_runs += share * value(fit, params, tokens)
     if not leaving_R.any():
         return at_runs
     return (1 - leaving_R) * at_runs + leaving_R * _beyond(fits, weights_SM, value, params, tokens)
-
-
-def _shares_at_the_runs(used: Sequence[tuple[LawFit, Anchor]]) -> Floats:
-    """How much each law counts at the runs it was fitted to (M,): the nearest, and such as are about as near."""
-    missed = np.array([max(anchor.median_miss, _LEAST_MISS) for _, anchor in used])
-    near = (missed.min() / missed) ** _CLOSEST
-    return near / near.sum()
 
 
 def _beyond(
@@ -139,7 +135,7 @@ class Cloud:
 
 
 def quietest(fits: Sequence[LawFit]) -> LawFit:
-    """Of identified fits the one of the least residual sd: what others leave beyond it is misfit."""
+    """The identified fit of the least residual sd: what others leave beyond it is misfit."""
     return min(fits, key=lambda fit: math.inf if fit.residual_sd is None else fit.residual_sd)
 
 

@@ -149,6 +149,11 @@ class Prediction:
     """Why the forecast is inconclusive (`scaling_fits.forecast.conclusive`)."""
     warnings: tuple[str, ...] = ()
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
 
 def fit_runs(
     table: RunTable, form: FormChoice = "auto", bootstrap: int = 400, level: float = 0.9, seed: int = 0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from scaling_fits.laws.solver import Floats, Space
+    from scaling_fits.laws.solver import Floats
 
 _LIMIT = 700.0  # largest logarithm whose exponential a record can hold
 LOG_NOTHING = -700.0  # log E of a form without E: a finite number, so that records can hold it
@@ -64,11 +64,39 @@ class Shape:
         return self.free[0] is not None
 
     @property
-    def space(self) -> Space:
-        """The map from the free coordinates to all six."""
-        from scaling_fits.laws.solver import Space
+    def dim(self) -> int:
+        """Number of free coordinates, Q."""
+        return 1 + max(index for index in self.free if index is not None)
 
-        return Space(free=self.free, fixed=self.fixed)
+    @property
+    def plain(self) -> bool:
+        """Whether k is 1 throughout: then the derivatives are cheaper."""
+        return self.free[5] is None and self.fixed[5] == 1.0
+
+    @property
+    def first(self) -> list[int]:
+        """Which of the six coordinates each free one is."""
+        return [self.free.index(index) for index in range(self.dim)]
+
+    def theta(self, free_MQ: Floats) -> Floats:
+        """All six coordinates (M, P), from the free ones."""
+        import numpy as np
+
+        columns = [
+            np.full(len(free_MQ), value) if index is None else free_MQ[:, index]
+            for index, value in zip(self.free, self.fixed, strict=True)
+        ]
+        return np.stack(columns, axis=1)
+
+    def gradient(self, gradient_PM: Floats) -> Floats:
+        """A gradient in the free coordinates (M, Q)."""
+        return gradient_PM[self.first].T
+
+    def hessian(self, hessian_PPM: Floats) -> Floats:
+        """A Hessian in the free coordinates (M, Q, Q)."""
+        import numpy as np
+
+        return np.ascontiguousarray(hessian_PPM.transpose(2, 0, 1)[:, self.first][:, :, self.first])
 
 
 def _exp(logs: Floats) -> Floats:

@@ -130,7 +130,7 @@ def _clipped(table: RunTable, fit: LawFit) -> Floats:
     """Weighted residuals of log loss, outliers drawn in."""
     missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
     missed = missed * np.sqrt(law.shares_of(table.weight))
-    free = np.sort(np.abs(missed))[SHAPES[fit.form].space.dim :]  # the law runs through about as many as it has
+    free = np.sort(np.abs(missed))[SHAPES[fit.form].dim :]  # the law runs through about as many as it has
     limit = _CLIP * 1.4826 * np.median(free)
     return np.clip(missed, -limit, limit)
 
@@ -148,7 +148,7 @@ def _smooth(table: RunTable) -> Floats:
 def _tangents(table: RunTable, fit: LawFit) -> Floats:
     """Change of log loss with each free coordinate of the law (R, Q)."""
     points, centre = law.centred_points(table)
-    space = SHAPES[fit.form].space
+    space = SHAPES[fit.form]
     free = law.centred(fit.theta[None, :], centre)[:, space.first]
     steps = _STEP * np.eye(space.dim)
     up, down = (solver.log_loss(space.theta(free + sign * steps), points.n, points.d) for sign in (1, -1))

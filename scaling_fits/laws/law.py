@@ -165,7 +165,7 @@ def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
 
 def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
-    wanted = SHAPES[form].space.dim
+    wanted = SHAPES[form].dim
     reasons: list[str] = []
     if table.num_runs <= wanted:
         reasons.append(f"{table.num_runs} runs for the {wanted} parameters of {form}: at least {wanted + 1} are wanted")
@@ -202,7 +202,7 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
     missed = solver.residuals(theta[None, :], points)[0]
-    off = outliers(np.sqrt(shares) * missed, SHAPES[form].space.dim, _freedom(effective_runs(table.weight), form))
+    off = outliers(np.sqrt(shares) * missed, SHAPES[form].dim, _freedom(effective_runs(table.weight), form))
     effective = effective_runs(table.weight[~off])
     sd = float(np.sqrt((shares * missed**2)[~off].mean() * effective / _freedom(effective, form)))
     status, warnings = _judge(theta, points, shape, sd)
@@ -249,7 +249,7 @@ def _anchor(table: RunTable, missed: Floats) -> Anchor:
 
 
 def _freedom(num_effective_runs: float, form: Form) -> float:
-    return max(num_effective_runs - SHAPES[form].space.dim, 1.0)
+    return max(num_effective_runs - SHAPES[form].dim, 1.0)
 
 
 def shares_of(weight: Floats) -> Floats:
@@ -293,13 +293,13 @@ def centred(theta_MP: Floats, centre: tuple[float, float, float]) -> Floats:
 def uncentred(theta_MP: Floats, centre: tuple[float, float, float], shape: Shape) -> Floats:
     """Coordinates about the origin of log N, log D and log loss from coordinates about `centre`."""
     moved = centred(theta_MP, (-centre[0], -centre[1], -centre[2]))
-    return shape.space.theta(moved[:, shape.space.first])  # what a form fixes stays where it is
+    return shape.theta(moved[:, shape.first])  # what a form fixes stays where it is
 
 
 def _judge(theta: Floats, points: Points, shape: Shape, residual_sd: float) -> tuple[FitStatus, list[str]]:
     """Status of an optimum in centred coordinates, with what a reader must know."""
     lower, upper = search.bounds(shape, points)
-    free = theta[shape.space.first]
+    free = theta[shape.first]
     at = (free <= lower + 1e-9) | (free >= upper - 1e-9)
     hit = [f"{name} is at the bound of the search" for name, held in zip(shape.names, at, strict=True) if held]
     slopes = dict(zip(shape.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from scaling_fits.laws import solver
 from scaling_fits.laws.forms import Shape
-from scaling_fits.laws.solver import HUBER_DELTA, NUM_COORDINATES, Floats, Points, Space
+from scaling_fits.laws.solver import HUBER_DELTA, NUM_COORDINATES, Floats, Points
 
 MAX_EXPONENT = 10.0  # the Gemstones set with the degenerate optimum has 4.98: see it, then warn
 MAX_K = 5.0
@@ -62,7 +62,7 @@ def bounds(shape: Shape, points: Points) -> tuple[Floats, Floats]:
     low, high = float(points.y.min()), float(points.y.max())
     lower = np.array([low - _LOWER_E, -_WIDEST, -_WIDEST, 1e-3, 1e-3, shape.least_k])
     upper = np.array([high + 1.0, _WIDEST, _WIDEST, MAX_EXPONENT, MAX_EXPONENT, MAX_K])
-    return lower[shape.space.first], upper[shape.space.first]
+    return lower[shape.first], upper[shape.first]
 
 
 def polish(
@@ -83,20 +83,20 @@ def polish(
     parts = max(1, -(-len(theta_MP) * points.n.size // _CHUNK))
     found = []
     for part in np.array_split(np.arange(len(theta_MP)), parts):
-        free, weight = theta_MP[part][:, shape.space.first], weight_MR[part]
+        free, weight = theta_MP[part][:, shape.first], weight_MR[part]
         for delta in _EASING if ease else ():
             free, _, _ = _descend(free, points, weight, shape, delta, _EASED_STEPS, _ROUGH)
         found.append(_descend(free, points, weight, shape, HUBER_DELTA, most_steps, _EXACT if exact else _REFIT))
     free, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
-    return Solutions(theta=shape.space.theta(free), objective=objective, converged=converged)
+    return Solutions(theta=shape.theta(free), objective=objective, converged=converged)
 
 
 def _derivatives(
-    free_MQ: Floats, points: Points, weight_MR: Floats, space: Space, delta: float
+    free_MQ: Floats, points: Points, weight_MR: Floats, shape: Shape, delta: float
 ) -> tuple[Floats, Floats, Floats]:
     """Objective (M,), gradient (M, Q) and Hessian (M, Q, Q) in the free coordinates."""
-    f, g, h = solver.derivatives(space.theta(free_MQ), points, weight_MR, delta, plain=space.plain)
-    return f, space.gradient(g), space.hessian(h)
+    f, g, h = solver.derivatives(shape.theta(free_MQ), points, weight_MR, delta, plain=shape.plain)
+    return f, shape.gradient(g), shape.hessian(h)
 
 
 def _descend(
@@ -111,7 +111,7 @@ def _descend(
     done, done_f = np.clip(start_MQ, lower, upper), np.empty(len(start_MQ))
     converged, alive = np.zeros(len(done), dtype=bool), np.arange(len(done))
     at, weight, floor = done.copy(), weight_MR, _FLOOR * weight_MR.sum(axis=1)
-    f, g, h = _derivatives(at, points, weight, shape.space, delta)
+    f, g, h = _derivatives(at, points, weight, shape, delta)
     damping = np.full(len(at), 1e-3)
     for _ in range(max_steps):
         step, gain = _newton_step(at, g, h, damping, lower, upper)
@@ -125,7 +125,7 @@ def _descend(
                 each[~stop] for each in (alive, at, weight, floor, f, g, h, damping, step)
             )
         trial = np.clip(at + step, lower, upper)
-        new_f, new_g, new_h = _derivatives(trial, points, weight, shape.space, delta)
+        new_f, new_g, new_h = _derivatives(trial, points, weight, shape, delta)
         better = new_f < f
         at[better], f[better], g[better], h[better] = trial[better], new_f[better], new_g[better], new_h[better]
         damping = np.where(better, np.maximum(damping / 5, 1e-14), np.maximum(damping * 6, 1e-8))
@@ -154,12 +154,12 @@ def _newton_step(
 def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape, most_steps: int = STEPS) -> Solutions:
     """`polish` for many starts of one problem: those that met on the way go on as one, the best few to the end."""
     weight_MR = np.broadcast_to(weight_R, (len(theta_MP), len(weight_R)))
-    free = theta_MP[:, shape.space.first]
+    free = theta_MP[:, shape.first]
     for delta in _EASING:
         free, _, _ = _descend(free, points, weight_MR, shape, delta, _EASED_STEPS, _ROUGH)
-    eased = shape.space.theta(free)
+    eased = shape.theta(free)
     order = np.argsort(solver.objective(eased, points, weight_MR), kind="stable")
-    kept = _apart(eased[order], _MET)[:_FINALISTS]
+    kept = eased[order][_apart(eased[order], _MET, _FINALISTS)]
     return polish(kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True, most_steps=most_steps)
 
 
@@ -214,15 +214,15 @@ def _lower(best: Solutions, given: Solutions, todo: NDArray[np.intp]) -> Solutio
     return Solutions(theta=theta, objective=objective, converged=converged)
 
 
-def _apart(theta_MP: Floats, distance: float) -> Floats:
-    """The rows that are not within `distance` of an earlier one."""
-    free = np.ones(len(theta_MP), dtype=bool)
-    kept = []
-    for row in range(len(theta_MP)):
-        if free[row]:
+def _apart(points_MA: Floats, distance: float, most: int) -> list[int]:
+    """Places of the rows that are not within `distance` of an earlier one, the first so many."""
+    free = np.ones(len(points_MA), dtype=bool)
+    kept: list[int] = []
+    for row, point in enumerate(points_MA):
+        if free[row] and len(kept) < most:
             kept.append(row)
-            free &= np.abs(theta_MP - theta_MP[row]).max(axis=1) > distance
-    return theta_MP[kept]
+            free &= np.abs(points_MA - point).max(axis=1) > distance
+    return kept
 
 
 def condition(theta_P: Floats, points: Points, shape: Shape) -> float:
@@ -231,12 +231,12 @@ def condition(theta_P: Floats, points: Points, shape: Shape) -> float:
     The largest over the smallest singular value of the Jacobian of the log losses by the free coordinates that no
     bound holds, its columns scaled to length 1.
     """
-    free, (lower, upper) = theta_P[shape.space.first], bounds(shape, points)
+    free, (lower, upper) = theta_P[shape.first], bounds(shape, points)
     moving = (free > lower + 1e-9) & (free < upper - 1e-9)
     if not moving.any():
         return 1.0
-    steps = _DIFFERENCE * np.eye(shape.space.dim)[moving]
-    up, down = (solver.residuals(shape.space.theta(free + sign * steps), points) for sign in (1, -1))
+    steps = _DIFFERENCE * np.eye(shape.dim)[moving]
+    up, down = (solver.residuals(shape.theta(free + sign * steps), points) for sign in (1, -1))
     lengths = np.linalg.norm(up - down, axis=1, keepdims=True)
     if not lengths.all():
         return float("inf")
@@ -248,7 +248,9 @@ def grid_starts(points: Points, weight_R: Floats, shape: Shape, num_starts: int)
     """The best cells of the profiled grid, at most one per neighbourhood, best first (num_starts, P)."""
     slabs = [_slab(points, weight_R, shape, share, power) for share, power in product(shape.shares, shape.powers)]
     theta, misfit = np.concatenate([slab[0] for slab in slabs]), np.concatenate([slab[1] for slab in slabs])
-    theta = theta[_distinct(theta, misfit, _SHORT_LIST * num_starts)]
+    theta = theta[np.argsort(misfit, kind="stable")]
+    slopes = np.log(theta[:, 3:5] * theta[:, 5:])
+    theta = theta[_apart(slopes, _NEIGHBOURS, _SHORT_LIST * num_starts)]
     score = solver.objective(theta, points, weight_R[None, :])
     return theta[np.argsort(score, kind="stable")[:num_starts]]
 
@@ -258,8 +260,8 @@ def _slab(points: Points, weight_R: Floats, shape: Shape, share: float, power: f
 
     The terms are taken over their target, and that over its largest, in logs: no unit of N or D is too far out.
     """
-    space, slopes = shape.space, np.geomspace(*shape.slopes) / power
-    log_e = np.log(share) + points.y.min() if space.free[0] is not None else space.fixed[0]
+    slopes = np.geomspace(*shape.slopes) / power
+    log_e = np.log(share) + points.y.min() if shape.has_floor else shape.fixed[0]
     left = -np.expm1(log_e - points.y)
     target, importance = (points.y + np.log(left)) / power, weight_R * (power * left) ** 2
     log_x, log_y = -slopes[:, None] * points.n - target, -slopes[:, None] * points.d - target
@@ -289,17 +291,3 @@ def _least_squares(x_AR: Floats, y_BR: Floats, importance_R: Floats) -> tuple[Fl
     second = np.maximum(second, 1e-6 * lone_second)
     misfit = importance_R.sum() - 2 * (first * xt + second * yt)
     return first, second, misfit + first**2 * xx + 2 * first * second * xy + second**2 * yy
-
-
-def _distinct(theta: Floats, score: Floats, count: int) -> list[int]:
-    """The best `count` rows of which no two have the same exponents k * alpha and k * beta within a quarter."""
-    chosen: list[int] = []
-    slopes = np.log(theta[:, 3:5] * theta[:, 5:])
-    free = np.ones(len(theta), dtype=bool)
-    for index in np.argsort(score, kind="stable"):
-        if free[index]:
-            chosen.append(int(index))
-            free &= np.abs(slopes - slopes[index]).max(axis=1) > _NEIGHBOURS
-            if len(chosen) == count:
-                break
-    return chosen

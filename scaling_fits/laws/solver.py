@@ -5,8 +5,8 @@ A law is a point of six coordinates, theta = (e, a, b, alpha, beta, k), and says
     log L = logsumexp(e, k * logsumexp(a - alpha * n, b - beta * d)),    n = log N, d = log D,
 
 so E = exp(e), A = exp(a), B = exp(b). With k = 1 it is the form of Chinchilla (arXiv 2203.15556, section 3.3),
-otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A `Space` says which coordinates a form frees and which
-it fixes. The objective is the sum over runs of weight * Huber(log L - log loss).
+otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A form (`forms.Shape`) says which coordinates it frees and
+which it fixes. The objective is the sum over runs of weight * Huber(log L - log loss).
 
 Letters: M problems, R runs, P coordinates, Q free coordinates.
 """
@@ -34,48 +34,6 @@ class Points:
     d: Floats
     y: Floats
     """Log loss."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
-    """The coordinates a form moves: each of the six is fixed at a value, or is one of Q free ones."""
-
-    free: tuple[int | None, ...]
-    """Of each coordinate, the free one it is; None where it is fixed."""
-    fixed: tuple[float, ...]
-    """Values of the fixed coordinates; ignored elsewhere."""
-
-    @property
-    def dim(self) -> int:
-        """Number of free coordinates, Q."""
-        return 1 + max(index for index in self.free if index is not None)
-
-    @property
-    def plain(self) -> bool:
-        """Whether k is 1 throughout: then the derivatives are cheaper."""
-        return self.free[5] is None and self.fixed[5] == 1.0
-
-    @property
-    def first(self) -> list[int]:
-        """Of each free coordinate, which of the six it is."""
-        return [self.free.index(index) for index in range(self.dim)]
-
-    def theta(self, free_MQ: Floats) -> Floats:
-        """All six coordinates (M, P)."""
-        columns = [
-            np.full(len(free_MQ), value) if index is None else free_MQ[:, index]
-            for index, value in zip(self.free, self.fixed, strict=True)
-        ]
-        return np.stack(columns, axis=1)
-
-    def gradient(self, gradient_PM: Floats) -> Floats:
-        """A gradient in the free coordinates (M, Q)."""
-        return gradient_PM[self.first].T
-
-    def hessian(self, hessian_PPM: Floats) -> Floats:
-        """A Hessian in the free coordinates (M, Q, Q)."""
-        first = self.first
-        return np.ascontiguousarray(hessian_PPM.transpose(2, 0, 1)[:, first][:, :, first])
 
 
 def bisected(

@@ -7,7 +7,6 @@ runs of several settings under one size (arXiv 2502.18969), columns in another u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,7 +21,6 @@ RUN_COLUMNS = ("run", "run_id", "run_name")
 _WORST_LOSS = 12.0  # nats: guessing evenly among 163,000 tokens
 _FLOPS_APART = 1.3  # attention and embeddings make up for less at the sizes runs are fitted at
 _STEADY = 1.1  # largest over smallest of ratios that are one factor
-_WIDE_REPEATS = 0.02  # seeds of one setting differ by 0.1 to 0.5 % in loss
 _TOKENS_PER_PARAM = (
     0.3,
     1e5,
@@ -31,22 +29,6 @@ _LEAST_PARAMS = 1e3  # no model is smaller
 _EXACT_BELOW = 1e5  # of 100B in millions; larger numbers are also read off figures, and have fractions for that
 _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
 _MOST_NAMED = 5
-
-
-def replicates(params: Floats, tokens: Floats, loss: Floats) -> tuple[int, float]:
-    """How many runs share size and length with another, and the sd of log loss about the mean of each such group.
-
-    That is the noise without any law; (0, 0) where no two different losses share them: a row entered twice counts once.
-    """
-    cells: dict[tuple[float, float], set[float]] = {}
-    for n, d, nats in zip(params.tolist(), tokens.tolist(), loss.tolist(), strict=True):
-        cells.setdefault((n, d), set()).add(nats)
-    groups = [np.log(np.array(sorted(losses))) for losses in cells.values() if len(losses) > 1]
-    if not groups:
-        return 0, 0.0
-    free = sum(len(group) - 1 for group in groups)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-    return sum(map(len, groups)), math.sqrt(squares / free)
 
 
 def warnings_of(
@@ -68,7 +50,6 @@ def warnings_of(
         _unfinished(records, lines),
         _points_of_a_curve(columns, records, lines),
         _entered_twice(columns, lines),
-        _wide_repeats(columns),
     )
     return tuple(warning for warning in found if warning is not None)
 
@@ -186,16 +167,6 @@ def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str |
     return (
         f"{rows_text(twice[0])} hold the same params, tokens and loss{rest}: taken for one run entered again, "
         "which a fit counts once; add a seed column if they are several"
-    )
-
-
-def _wide_repeats(columns: Mapping[str, Floats]) -> str | None:
-    num_runs, sd = replicates(columns["params"], columns["tokens"], columns["loss"])
-    if sd <= _WIDE_REPEATS:
-        return None
-    return (
-        f"{num_runs} runs share N and D with another and scatter by {sd:.1%} in loss, more than "
-        "seeds do: runs of several settings? keep the best-tuned of each size and length"
     )
 
 

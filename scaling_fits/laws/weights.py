@@ -82,18 +82,14 @@ def outlier_limit(num_runs: int, freedom: float) -> float:
     return max(OUTLIER_SDS, float(stdtrit(max(freedom, 1.0), 1 - 0.005 / num_runs)))
 
 
-def robust_sds(residuals: Floats, num_parameters: int) -> Floats:
-    """Residuals over their robust sd.
+def outliers(residuals: Floats, num_parameters: int, freedom: float) -> NDArray[np.bool_]:
+    """Which runs are too far off to be noise; none where they would be more than a fifth of all.
 
     A fit that forgives large residuals runs through about as many runs as it has parameters, so that many of the
-    smallest residuals say nothing of noise and are left out of the median. The sd is no smaller than what the
+    smallest residuals say nothing of noise and are left out of the robust sd. That is no smaller than what the
     objective takes for noise: runs that fit a law exactly have no outliers.
     """
     telling = np.sort(np.abs(residuals))[num_parameters:]
-    return residuals / max(_NORMAL_MAD * float(np.median(telling)), HUBER_DELTA)
-
-
-def outliers(residuals: Floats, num_parameters: int, freedom: float) -> NDArray[np.bool_]:
-    """Which runs are too far off to be noise; none where they would be more than a fifth of all."""
-    found = np.abs(robust_sds(residuals, num_parameters)) > outlier_limit(len(residuals), freedom)
+    sd = max(_NORMAL_MAD * float(np.median(telling)), HUBER_DELTA)
+    found = np.abs(residuals / sd) > outlier_limit(len(residuals), freedom)
     return found if found.mean() <= _MOST else np.zeros_like(found)

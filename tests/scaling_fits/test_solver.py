@@ -16,7 +16,7 @@ def _points(seed=0, noise=0.01):
 @pytest.mark.parametrize("form", list(SHAPES))
 def test_derivatives_in_the_free_coordinates(form):
     """Fixed coordinates drop out and tied ones add up, as differences along the free ones show."""
-    points, rng, space = _points(), np.random.default_rng(2), SHAPES[form].space
+    points, rng, space = _points(), np.random.default_rng(2), SHAPES[form]
     theta = np.array([-0.4, -0.9, -1.1, 0.8, 0.7, 0.6])
     free = theta[space.first] + 0.05 * rng.normal(size=(3, space.dim))
     weight = rng.uniform(0.5, 2, size=(3, 12))
