@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,32 +13,32 @@ from sweeps.run.pool import Advance, Pool, Report
 from sweeps.store.live import Running
 
 FACTOR = 10.0
-"""Times the longest call so far on its bank."""
+"""Times the longest call so far of its kind."""
 FLOOR_SECONDS = 120.0
 """A busy machine, the first checkpoint of a large model on a slow disk: less is no sign of anything."""
 
 
 class Leases:
-    """Deadlines of calls by bank. The first call of a bank, which builds it, may take the longest of all."""
+    """Deadlines of calls by kind: what takes alike. A kind that has never been seen may take the longest of all."""
 
     def __init__(self, ceiling_seconds: float) -> None:
         """`ceiling_seconds`: longer is no call waited for."""
         self._ceiling_seconds = ceiling_seconds
-        self._longest: dict[str, float] = {}
+        self._longest: dict[Hashable, float] = {}
 
-    def seconds(self, bank_key: str) -> float:
-        """What a call on this bank may take."""
-        if bank_key not in self._longest:
+    def seconds(self, kind: Hashable) -> float:
+        """What a call of this kind may take."""
+        if kind not in self._longest:
             return self._ceiling_seconds
-        return min(self._ceiling_seconds, max(FLOOR_SECONDS, FACTOR * self._longest[bank_key]))
+        return min(self._ceiling_seconds, max(FLOOR_SECONDS, FACTOR * self._longest[kind]))
 
-    def learn(self, bank_key: str, seconds: float) -> None:
-        """A call on this bank took so long."""
-        self._longest[bank_key] = max(seconds, self._longest.get(bank_key, 0.0))
+    def learn(self, kind: Hashable, seconds: float) -> None:
+        """A call of this kind took so long."""
+        self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
 
-    def missed(self, bank_key: str) -> None:
-        """A call was given up: the next one may take twice as long, for it may be we who were wrong."""
-        self.learn(bank_key, 2 * self.seconds(bank_key) / FACTOR)
+    def missed(self, kind: Hashable) -> None:
+        """A call of this kind was given up: the next one may take twice as long, for it may be we who were wrong."""
+        self.learn(kind, 2 * self.seconds(kind) / FACTOR)
 
 
 AWAY_SECONDS = 5.0
@@ -55,6 +55,10 @@ class Worker:
     """Slot -> optimizer steps done, as last reported."""
     busy_since: float | None = None
     """Monotonic seconds; None when idle."""
+    kind: tuple[str, str] = ("", "")
+    """Of its last call: the bank's key, and what the call does there."""
+    built_key: str = ""
+    """Of the bank that its host has built."""
 
 
 class Crew:
@@ -91,13 +95,14 @@ class Crew:
         )
 
     def specs(self) -> list[RunSpec]:
-        """Return the specs of every run in a slot."""
+        """Of every run in a slot."""
         return [attempt.spec for worker in self.workers for attempt in worker.slots.values()]
 
     def start(self, index: int, admitted: Mapping[int, Attempt], max_steps: int) -> None:
         """Begin a call on an idle worker; those admitted are in its slots already. No steps: it saves what it holds."""
         worker = self.workers[index]
         some = next(iter(worker.slots.values()))
+        worker.kind = (worker.bank_key, _what(worker, max_steps))
         call = Advance(
             bank_key=worker.bank_key,
             num_slots=self._num_slots_for(some.spec),
@@ -105,7 +110,7 @@ class Crew:
                 (slot, cast(dict[str, canon.Json], canon.to_json(held.spec))) for slot, held in admitted.items()
             ),
             max_steps=max_steps,
-            num_microbatches=some.standing.num_microbatches,
+            num_microbatches=some.num_microbatches,
             save=not max_steps,
             hold={slot: held.pause_step for slot, held in worker.slots.items()},
             again=some.again,
@@ -120,14 +125,15 @@ class Crew:
         for report in reports:
             worker = self.workers[report.worker]
             if report.error is None and worker.busy_since is not None:
-                self._leases.learn(worker.bank_key, now - worker.busy_since)
+                self._leases.learn(worker.kind, now - worker.busy_since)
+                worker.built_key = worker.bank_key
             worker.busy_since, worker.steps = None, report.steps
         self._forgive(now - self._looked_at - timeout_seconds)
         self._looked_at = now
         for index, worker in enumerate(self.workers):
-            lease_seconds = self._leases.seconds(worker.bank_key)
+            lease_seconds = self._leases.seconds(worker.kind)
             if worker.busy_since is not None and now - worker.busy_since > lease_seconds:
-                self._leases.missed(worker.bank_key)
+                self._leases.missed(worker.kind)
                 said = f"no report for {lease_seconds:.3g} s"
                 reports.append(Report(worker=index, error=said, cause="hung"))
         return reports
@@ -146,3 +152,13 @@ class Crew:
         if restart:
             self._pool.restart(index)
         return held
+
+
+def _what(worker: Worker, max_steps: int) -> str:
+    """What the next call of a worker does: calls that do the same take alike."""
+    if worker.built_key != worker.bank_key:
+        return "build"
+    if not max_steps:
+        return "save"
+    left = min(held.spec.schedule.num_steps - worker.steps.get(slot, 0) for slot, held in worker.slots.items())
+    return "end" if left <= max_steps else "train"  # a run's end is judged on the validation set
