@@ -35,7 +35,7 @@ class Entry:
     step: int | None = None
     """Steps of the main run done, where it is about one."""
     digest: str | None = None
-    """Of the launch config, where it is about one."""
+    """The launch config's, where it is about one."""
     data: dict[str, object] = field(default_factory=dict)
     """The numbers behind the sentence: JSON."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 CONTEXT_BYTES = 768 * 2**20
-"""Of every process on a device, for its context and libraries: beyond what torch allocates and can limit. Not measured
+"""What every process takes on a device for its context and libraries, which torch cannot limit. Not measured
 on a device of each kind; half a gigabyte is usual."""
 
 

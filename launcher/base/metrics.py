@@ -38,7 +38,7 @@ class Header:
     event: Literal["started"] = "started"
     schema_version: int = SCHEMA_VERSION
     digest: str
-    """Of the launch config: a reader that follows another one says so."""
+    """The launch config's: a reader that follows another one says so."""
     step: int
     """Steps done when this attempt began."""
     started_at: str
@@ -49,7 +49,7 @@ class Header:
     model_flops_per_token: float
     """Forward and backward, convention `causal` of `proxies.core.flops`: what MFU counts."""
     peak_flops_per_second: float | None
-    """Of one rank's device at the run's precision, as its maker names it; None: not known, and no MFU."""
+    """Peak of one rank's device at the run's precision, as its maker names it; None: not known, and no MFU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 2**26
-"""Of a launch file or an attestation: hundreds of times what a large study's evidence takes."""
+"""The largest launch file or attestation: hundreds of times what a large study's evidence takes."""
 
 
 def read_plain(path: Path) -> bytes:

@@ -51,7 +51,7 @@ class SpikePolicy:
     rollback_steps: int = 100
     skip_batches: int = 200
     clip_share: float = 0.3
-    """Of `clip_norm`, if spikes come again."""
+    """The share of `clip_norm` that is left if spikes come again."""
     max_rollbacks: int = 0
     """How often the trainer may do so by itself; 0: never, it is for people to do."""
     window_steps: int = 64

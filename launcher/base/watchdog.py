@@ -49,7 +49,7 @@ class Pace:
     loss_nats: float | None = None
     tokens: int = 0
     seconds: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMED))
-    """Of the last steps."""
+    """Durations of the last steps."""
     since: tuple[float, int] | None = None
     """The moment of the first line of a step that was seen, and its tokens."""
 

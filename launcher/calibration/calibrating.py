@@ -28,7 +28,7 @@ from sweeps.store.ledger import CALIBRATION, Ledger
 FAST_FLOPS = 75e9
 """A second, of a worker: what a fast core makes of a proxy. Work is sized by it before anything is measured."""
 LEAST_SECONDS = 10.0
-"""Of planned work; below, measuring would take what it saves."""
+"""Less planned work is not measured: measuring would take what it saves."""
 PROBE_SHARE, LEAST_PROBE_SECONDS, MOST_PROBE_SECONDS = 0.02, 1.0, 5.0
 """Time for the rounds of one probe: a share of the planned work, within these."""
 SILENT_SECONDS = 300.0
@@ -57,12 +57,12 @@ class Group:
 
     @property
     def step_flops(self) -> float:
-        """Of one run."""
+        """FLOPs of one step of one run."""
         return self.example.flops / self.example.schedule.num_steps
 
     @property
     def flops(self) -> float:
-        """Of all its runs."""
+        """FLOPs of all its runs."""
         return self.step_flops * sum(sum(steps) for _, steps in self.phases)
 
 

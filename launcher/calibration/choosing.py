@@ -19,7 +19,7 @@ from proxies.training.calibration import MARGIN, STEP, Answer, Rate, surely
 COMPILE_SECONDS = 40.0
 """What torch.compile takes from nothing, before it is measured: 20 to 60 s of a proxy on one core."""
 COMPILE_SHARE = 0.1
-"""Of the planned work, that it may be for a try to be worth its time: it has to be compiled twice."""
+"""Compiling is tried where it takes a smaller share of the planned work: it has to be compiled twice."""
 
 Ask = Callable[[tuple[Numerics, ...]], Sequence[Answer]]
 """Has every worker measure these modes at once; their answers. None: nobody survived it."""

@@ -25,7 +25,7 @@ class Speeds:
     measured: tuple[tuple[Asked, Span], ...] = ()
     source: str = ""
     num_workers: int = 0
-    """Of the study that was calibrated, at once; 0: not known."""
+    """Workers of the study that was calibrated, measuring at once; 0: not known."""
     assumed: Span = WORKER_FLOPS
     """Where nothing was measured."""
 

@@ -47,7 +47,7 @@ class Stage:
         return self.core_hours.scaled(1 / num_workers)
 
     def gpu_hours(self, peak_flops: float, measured_gpus: float = 0.0) -> Span:
-        """Of workers of so many GPUs each whose speed was measured; 0: were they GPUs of such a peak, as assumed."""
+        """Return the GPU-hours of workers with so many GPUs each whose speed was measured; 0: by the peak, as assumed."""
         if measured_gpus:
             return self.core_hours.scaled(measured_gpus)
         return gpu_hours(self.flops, peak_flops, PROXY_MFU)
@@ -164,7 +164,7 @@ def _stage(stage: StageRuns, speeds: Speeds) -> Stage:
 
 
 def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:
-    """Of a worker; runs of one shape and batch are as fast as each other."""
+    """Return the hours of one worker; runs of one shape and batch are as fast as each other."""
     alike: dict[tuple[Shape, int], list[RunSpec]] = {}
     for run in runs:
         alike.setdefault((run.shape, run.batch_tokens), []).append(run)

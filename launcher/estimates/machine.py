@@ -22,7 +22,7 @@ class Given:
     tokens_per_gpu_second: float | None = None
     """Measured."""
     price_usd: float | None = None
-    """Of one for an hour."""
+    """The price of one for an hour."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)

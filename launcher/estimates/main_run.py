@@ -20,7 +20,7 @@ from proxies.core.spec import Precision
 
 GIGA = 1e9
 CHECKPOINT_BYTES = 12
-"""Of a parameter: its float32 weight and AdamW's two moments."""
+"""Bytes a parameter takes: its float32 weight and AdamW's two moments."""
 KEPT_CHECKPOINTS = 3
 """Two that are complete, and one that is being written."""
 WIDE = 10.0
@@ -36,7 +36,7 @@ class MainRun:
     batch_tokens: int
     precision: Precision
     layout: Parallelism
-    """Of a frozen config, or of a plan's `[launch]`."""
+    """From a frozen config, or a plan's `[launch]`."""
 
     @property
     def flops(self) -> dict[str, float]:
@@ -53,7 +53,7 @@ class MainEstimate:
     run: MainRun
     machine: Machine
     memory: Memory | None
-    """Of the fullest rank; None where the layout does not divide the run."""
+    """The fullest rank's; None where the layout does not divide the run."""
     utilization: Span
     """Share of the peak over all hours paid."""
     gpu_hours: Span
@@ -61,7 +61,7 @@ class MainEstimate:
     usd: Span | None
     days: Span
     step_seconds: Span
-    """Of a step that makes progress."""
+    """Duration of a step that makes progress."""
 
 
 def estimate_main(run: MainRun, given: Given) -> MainEstimate:

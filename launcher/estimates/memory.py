@@ -17,7 +17,7 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Precision
 
 MASTER_BYTES = 4
-"""Of a weight, of its gradient once reduced, and of each of AdamW's two moments."""
+"""Bytes of a weight, of its gradient once reduced, and of each of AdamW's two moments."""
 RESERVED = 0.1
 """Share of a device's memory left to what is not counted."""
 
@@ -57,7 +57,7 @@ class _Stage:
     root: float
     """Parameters outside blocks: gathered together, by the root."""
     table: float
-    """Of one vocabulary's matrix."""
+    """Parameters of one vocabulary's matrix."""
     num_blocks: int
     kept: float
     """Bytes a block keeps of one micro-batch."""

@@ -45,11 +45,11 @@ class Line:
     slope: float
     """In the log of the parameters."""
     scale: float
-    """Of the errors."""
+    """Scale of the errors."""
     num_runs: int
 
     def share(self, params: float, peak_flops: float) -> Span:
-        """Of a run of so many parameters on accelerators of such a peak."""
+        """Return the share for a run of so many parameters on accelerators of such a peak."""
         if params < SMALLEST_PUBLISHED:
             return PROXY_MFU
         middle = self.middle + self.fast * (peak_flops >= FAST) + self.slope * math.log(params / MIDDLE)

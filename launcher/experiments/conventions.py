@@ -69,10 +69,10 @@ class Finding:
     noise_nats: float | None
     """Standard deviation of one run, what its seed brings taken out where that matters."""
     octaves: float
-    """Of the learning rate at which the convention was run, above that of the searched value."""
+    """How far the convention's learning rate was above that of the searched value."""
     num_seeds: int
     num_diverged: int = 0
-    """Of the convention's runs."""
+    """Runs of the convention that diverged."""
 
     @property
     def conventional(self) -> bool:
@@ -334,9 +334,9 @@ Rule = Literal["share", "tokens"]
 _CONVENTION = HYPERPARAMETERS[WARMUP].convention
 CONVENTIONAL_WARMUP = _CONVENTION.value if _CONVENTION else 0.0
 WARMUP_SHARE = 0.1
-"""Of the other transfer tests' FLOPs, the most that this comparison may take: it settles one hyperparameter of many."""
+"""The largest share of the other transfer tests' FLOPs for this comparison: it settles one hyperparameter of many."""
 DIGITS = 6
-"""Of a share of the steps."""
+"""Significant digits of a share of the steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -348,7 +348,7 @@ class WarmupRule:
 
     rule: Rule
     num_tokens: int | None = None
-    """Of the runs that compared both; None: none did."""
+    """Tokens of the runs that compared both; None: none did."""
     finding: Finding | None = None
     """The convention is a number of tokens; None: not compared."""
 

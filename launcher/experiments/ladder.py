@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 DIGITS = 6
-"""Of a rate that an offset gives."""
+"""Significant digits of a rate that an offset gives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +171,7 @@ class RungCheck:
     rung: RunSpec
     tried: tuple[Tried, ...]
     noise_nats: float | None
-    """Of one run; None: nothing tells."""
+    """Standard deviation of one run; None: nothing tells."""
     excess: Excess | None
     outcome: Tuned
     words: str
@@ -278,7 +278,7 @@ def _low_ones(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def _lowest(rows_M3: Floats, low: float, high: float) -> tuple[Floats, Floats]:
-    """Of parabolas (level, slope, bend): their fall (M,) from 0 to the lowest point in [low, high], and where it is."""
+    """Return how far parabolas (level, slope, bend) fall (M,) from 0 to their lowest point in [low, high], and where."""
     import numpy as np
 
     slope, bend = rows_M3[:, 1], rows_M3[:, 2]

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 FIRST_SIZES = 2
 """With the whole grid around the search's best; larger ones need less, around what these predict."""
 ROUNDING_OCTAVES = 0.25
-"""Of that prediction: the last bits of a fit must not change which runs are asked for."""
+"""That prediction is rounded: the last bits of a fit must not change which runs are asked for."""
 MOST_OF_STEPS = 0.95
 DIGITS = 6
-"""Of a value that an offset gives."""
+"""Significant digits of a value that an offset gives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ JUDGEMENTS: dict[str, Judgement] = {
     "monitoring": ("equivalent", "changes no number: the trainer looks at what it looks at, and replays no step"),
     "compiled": ("equivalent", "the same up to rounding: switch on the trainer's own option"),
 }
-"""Of fields that need no other word; a trainer's own table goes over it."""
+"""What holds for every such trainer; a trainer's own table goes over it."""
 
 
 def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str], fine: Mapping[str, bool]) -> None:

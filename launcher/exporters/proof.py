@@ -26,7 +26,7 @@ from proxies.core.shape import Shape
 LIMIT_SECONDS = 600.0
 """That a trainer has to answer."""
 MOST_SAID_BYTES = 2**16
-"""Of the end of what it says on stderr."""
+"""So much of the end of its stderr is read."""
 INSTALLED = Path(".venv-trainers")
 """Where `make trainers` puts interpreters, relative to the folder it runs in."""
 _LINE_LENGTH = 400

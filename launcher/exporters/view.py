@@ -14,7 +14,7 @@ from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.model.decoder import parameter_shapes
 
 TOLERANCE = 1e-9
-"""Of a number, and of the peak for a learning rate: trainers multiply in other orders. A wrong rule differs by more."""
+"""Relative to a number, or to a learning rate's peak: trainers multiply in other orders. A wrong rule differs by more."""
 MAX_STEPS = 4096
 """A longer run is compared at about as many steps, all those around a bend among them."""
 AROUND_BENDS = 64
@@ -27,7 +27,7 @@ class TrainedWith(GroupNumbers):
     """What the trainer's optimizer holds for one of its parameters."""
 
     num_elements: int
-    """Of the whole parameter, not of a rank's part."""
+    """The whole parameter's, not those of a rank's part."""
     rates: int
     """Its row in `TrainerView.rates`."""
 
@@ -161,7 +161,7 @@ def _unequal(held: object, numbers: Mapping[str, float], prefix: str) -> list[st
 def _rate_differences(
     view: TrainerView, steps: tuple[int, ...], peaks: Mapping[str, float], shares: tuple[float, ...]
 ) -> list[str]:
-    """Of each parameter the first step whose rate is another, and how many more there are."""
+    """Name the first step of each parameter whose rate is another, and how many more there are."""
     if view.steps != steps or any(len(row) != len(steps) for row in view.rates):
         return [f"rates are told at {len(view.steps)} steps: {len(steps)} other ones are wanted"]
     problems = []

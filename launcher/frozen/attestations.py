@@ -11,7 +11,7 @@ from launcher.frozen.frozen import TamperedError
 from proxies.core import canon
 
 CheckOutcome = Literal["passed", "failed", "cannot_tell"]
-"""Of a gate, and of a rehearsal."""
+"""What a gate or a rehearsal found."""
 
 
 def path_of(folder: Path, kind: str) -> Path:

@@ -10,7 +10,7 @@ from proxies.core import canon
 
 LAUNCH_FILE = "launch.json"
 RUN_FILE = "run.sh"
-"""Of an export: what starts it."""
+"""What starts an export."""
 MOST_SAID = 2000
 """Characters of what is wrong with a decision."""
 _MEND = "restore it from a copy, or freeze again"

@@ -20,7 +20,7 @@ CHOSEN: dict[Open, tuple[str, ...]] = {
 }
 """What of the numerics an open key leaves to the calibration."""
 MOST_SLOTS = 4096
-"""Of a bank, that a plan or a calibration may ask for."""
+"""The most that a plan or a calibration may ask for of one bank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +71,9 @@ class Figure:
 
     mode: Numerics
     trial_steps_per_second: float
-    """Of one worker, while all were at it; 0 of a mode that was refused."""
+    """One worker's rate while all were measuring; 0: the mode was refused."""
     interval: tuple[float, float]
-    """Of the middle half of the rounds."""
+    """The range of the middle half of the rounds."""
     ratio: float
     """To the plain mode, in the same rounds: their median."""
     least_ratio: float

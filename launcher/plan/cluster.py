@@ -13,7 +13,7 @@ from sweeps.run.budget import Caps
 Cap = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
 LEAST_SHARE = 0.01
-"""Of a GPU: below, no worker has room for CUDA itself, and Ray counts in 1/10,000."""
+"""The smallest share of a GPU: below it no worker has room for CUDA itself, and Ray counts in 1/10,000."""
 _OURS = ("--ntasks", "--ntasks-per-node", "--signal", "--requeue", "--no-requeue", "--open-mode", "--export", "-n")
 _ADDRESS = re.compile(r"|auto|([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _SLURM_OPTION = re.compile(r"(--[a-z][a-z0-9-]*|-[A-Za-z])([= ][ -~]+)?")

@@ -17,7 +17,7 @@ from launcher.plan.problems import problems_of
 from proxies.core.redaction import redacted, secret_in
 
 MOST_BYTES = 2**20
-"""Of a plan's file."""
+"""The largest plan file that is read."""
 _MOST_SHOWN = 80
 """Characters of a value that is wrong."""
 _LINE = re.compile(r"\s*(?:\[\s*(?P<section>[\w.]+)\s*\]|(?P<key>\w+)\s*=).*")

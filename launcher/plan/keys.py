@@ -45,7 +45,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Range = Annotated[tuple[Positive, Positive], RISING]
 Widths = Annotated[tuple[Width, ...], ONCE]
 Octaves = Annotated[float, Field(ge=-20, le=20)]
-"""Of an offset: beyond, no float of a run would be sane."""
+"""An offset: beyond these limits no float of a run would be sane."""
 
 if TYPE_CHECKING:
     MoreAxis: TypeAlias = str

@@ -33,13 +33,13 @@ class Preset:
     """Name in the reference table; empty: none."""
     num_gpus: int
     budget_flops: float
-    """Of the main run, where nobody gave another."""
+    """The main run's budget where nobody gave another."""
     values: Values
     head: tuple[str, ...] = ()
 
 
 def slurm_options(num_gpus: int) -> tuple[str, ...]:
-    """Of `sbatch`, for whole nodes; partition and account are the user's own to add."""
+    """Return options of `sbatch` for whole nodes; partition and account are the user's own to add."""
     nodes, each = max(1, num_gpus // NODE_GPUS), min(num_gpus, NODE_GPUS)
     return (f"--nodes={nodes}", f"--gpus-per-node={each}", "--cpus-per-task=64", "--time=24:00:00")
 

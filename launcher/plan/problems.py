@@ -47,7 +47,7 @@ def _width_problems(plan: Plan) -> list[str]:
 
 
 def _proxy_problems(plan: Plan) -> list[str]:
-    """Of `[proxy]`, and what it asks of `[model]`, `[data]` and `[launch]`."""
+    """Check `[proxy]`, and what it asks of `[model]`, `[data]` and `[launch]`."""
     proxy = plan.proxy
     made: dict[str, Callable[[], object]] = {
         "proxy.rules": lambda: plan.parametrization,
@@ -232,7 +232,7 @@ def _search_problems(plan: Plan) -> list[str]:
 
 
 def _axis_problems(search: SearchSection) -> list[str]:
-    """Of single axes."""
+    """Check single axes."""
     ends = {f"axes.{name}": (name, list(ends)) for name, ends in search.axes.items()}
     ends |= {f"choices.{name}": (name, list(values)) for name, values in search.choices.items()}
     problems = [
@@ -253,7 +253,7 @@ def _axis_problems(search: SearchSection) -> list[str]:
 
 
 def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
-    """Of all axes together: what the sampler can do with them, and the trainer."""
+    """Check all axes together: what the sampler and the trainer can do with them."""
     try:
         space = search.space
     except SpecError as error:

@@ -94,7 +94,7 @@ class SearchSection(_Ranges):
 
     @property
     def ranges(self) -> dict[str, Range]:
-        """Of what every search varies, by name."""
+        """The ranges of what every search varies, by name."""
         return {one.name: getattr(self, one.name) for one in SET_BY["search"]}
 
     @property

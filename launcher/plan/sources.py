@@ -86,7 +86,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "scaled": "1 - beta times m_B/m_D, eps times (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2 (Complete(d)P*)",
     },
 }
-"""Of every choice, the answers and who gives them."""
+"""The answers to every choice, and who gives them."""
 
 
 def answer_in_words(choice: str, value: object) -> str:

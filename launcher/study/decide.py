@@ -79,7 +79,7 @@ def ladder_table(
 
 
 def fit_key(specs: Sequence[RunSpec]) -> str:
-    """Of the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have a fit of their own."""
+    """Name the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have their own fit."""
     return f"ladder/{canon.content_id([spec.id for spec in specs])[:16]}"
 
 

@@ -46,7 +46,7 @@ class Findings:
     table: RunTable | None = None
     fit: FittedRuns | None = None
     checks: LadderChecks | None = None
-    """Of the ladder's rungs at other rates."""
+    """What the ladder's rungs at other rates say."""
     choice: Choice | None = None
     verdicts: Verdicts | None = None
     """For the chosen shape and steps, or, before the choice, for what the budget suggests."""

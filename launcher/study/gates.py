@@ -27,7 +27,7 @@ RUNS_ENDED = "runs_ended"
 """The gate of runs that failed for good."""
 _NUM_FAILED_NAMED = 8
 SHAPE_EXCESS = 0.01
-"""Of the predicted loss, for rounding the size to a shape."""
+"""The share of the predicted loss that rounding the size to a shape may cost."""
 
 
 class GateError(ValueError):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from proxies.core.canon import Json
 
 MOST_EPOCHS = 4.0
-"""Of repeated data, as good as new ones up to there (arXiv 2305.16264)."""
+"""Repeated data are as good as new ones up to so many epochs (arXiv 2305.16264)."""
 MOST_SHARE = 0.3
-"""Of the main run's FLOPs: beyond, proxies cost so much beside it that it is said."""
+"""Proxies that take a larger share of the main run's FLOPs get a warning."""
 FAR = 2.0
 """Times another duration, within which no warning is worth its line."""
 

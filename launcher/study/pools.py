@@ -25,15 +25,15 @@ class NodeCheck:
     """What this driver has; called on a node, it lists what is otherwise there."""
 
     versions: dict[str, str]
-    """Of Python and of the libraries that decide a run's numbers."""
+    """Versions of Python and of the libraries that decide a run's numbers."""
     source_sha256: str
-    """Of our own code."""
+    """The hash of our own code."""
     corpus: str
     """Folder; empty where a command brings its own data."""
     manifest_sha256: str
     study_dir: str
     code_dir: str
-    """Of the user's own modules or trainer; empty where the plan names none."""
+    """Folder of the user's own modules or trainer; empty where the plan names none."""
 
     def __call__(self) -> list[str]:
         """The node's problems, in words; none if it can run the study."""
@@ -75,7 +75,7 @@ def node_check(study: Study) -> NodeCheck:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that decide a run's numbers, here; a missing one is left out."""
+    """Return the versions of Python and of the libraries that decide a run's numbers; a missing one is left out."""
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
@@ -86,7 +86,7 @@ def versions() -> dict[str, str]:
 
 
 def source_sha256() -> str:
-    """Of our own source files, as they lie here."""
+    """Hash our own source files as they lie here."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):

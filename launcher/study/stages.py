@@ -97,7 +97,7 @@ class Accounts:
 
 
 SPEND_ROUNDS = 3
-"""Of what verdicts ask for, each time that `--spend` is given."""
+"""Rounds of what verdicts ask for, each time that `--spend` is given."""
 STEPS_PER_CALL = 50
 """Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""
 

@@ -60,15 +60,15 @@ class HostFactory:
     study_dir: str
     """Checkpoints and a command's runs go there."""
     corpus: str
-    """Of the token shards; empty where a command has its own data."""
+    """Folder of the token shards; empty where a command has its own data."""
     weights: dict[str, float] | None = None
     """Shares of the corpus's sources, where the plan changes them."""
     code_dir: str = ""
-    """Of the user's own modules."""
+    """Folder of the user's own modules."""
     timeout_seconds: float | None = None
-    """Of one run of a command."""
+    """Longest time of one run of a command."""
     gpu_share: float = 0.0
-    """Of a GPU, for each worker; below 1 none may take more of its memory."""
+    """GPUs of each worker; with less than one, none may take more than its share of the memory."""
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
     """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
 

@@ -22,8 +22,8 @@ SAVES_PER_RUN, LEAST_SAVE_SECONDS = 10, 1.0
 LOOKED_AT = "looked at"
 """Reason in the outcome of a run that waits; whoever prunes it has a better one."""
 SAVE_SHARE, SHORT_SAVE_SHARE = 0.01, 0.05
-"""Of the time, at most, that saving may take, of long runs and short ones: where a save takes long, the next one waits
-the longer. Four slots of a tiny model take 45 ms, and their steps 40.
+"""The largest share of the time that saving may take, in long and in short runs: where a save takes long, the next one
+waits longer. Four slots of a tiny model take 45 ms, and their steps 40.
 """
 
 

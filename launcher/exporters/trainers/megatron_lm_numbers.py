@@ -48,7 +48,7 @@ class Scheduler:
     """`--lr-warmup-init` over the peak. One absolute number for all groups: nonzero only where their peaks agree."""
     total: int
     decay: int
-    """Of WSD's last part."""
+    """Steps of WSD's last part."""
     final_fraction: float
 
     def share(self, step: int) -> float:
