@@ -47,7 +47,7 @@ class Stage:
         return self.core_hours.scaled(1 / num_workers)
 
     def gpu_hours(self, peak_flops: float, measured_gpus: float = 0.0) -> Span:
-        """Return the GPU-hours of workers with so many GPUs each whose speed was measured; 0: by the peak, as assumed."""
+        """Return GPU-hours of workers with so many GPUs each whose speed was measured; 0: by the peak, as assumed."""
         if measured_gpus:
             return self.core_hours.scaled(measured_gpus)
         return gpu_hours(self.flops, peak_flops, PROXY_MFU)

@@ -278,7 +278,7 @@ def _low_ones(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def _lowest(rows_M3: Floats, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return how far parabolas (level, slope, bend) fall (M,) from 0 to their lowest point in [low, high], and where."""
+    """Return how far parabolas (level, slope, bend) fall from 0 to their lowest point in [low, high], and where (M,)."""
     import numpy as np
 
     slope, bend = rows_M3[:, 1], rows_M3[:, 2]

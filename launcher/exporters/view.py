@@ -14,7 +14,7 @@ from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.model.decoder import parameter_shapes
 
 TOLERANCE = 1e-9
-"""Relative to a number, or to a learning rate's peak: trainers multiply in other orders. A wrong rule differs by more."""
+"""Relative to a number, or to the peak of a rate: trainers multiply in other orders. A wrong rule differs by more."""
 MAX_STEPS = 4096
 """A longer run is compared at about as many steps, all those around a bend among them."""
 AROUND_BENDS = 64

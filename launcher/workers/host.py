@@ -9,7 +9,7 @@ import os
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -23,9 +23,13 @@ from sweeps.store.sites import RESUMED, WHERE, site
 if TYPE_CHECKING:
     from launcher.workers.resumable import Resumable
     from proxies.data.tokens import TokenStore
+    from proxies.external.command import CommandEngine
     from proxies.training.bank import Bank
     from proxies.training.built import BuiltModel
     from proxies.training.solo import Solo
+
+    Engine = Resumable | CommandEngine | Solo | Bank
+    """What trains: the user's own command, or a bank or one trial alone, saved now and then unless it runs again."""
 
 
 class UserCodeError(Exception):
@@ -37,20 +41,6 @@ class UserCodeError(Exception):
         """`log_tail`: the last lines of the traceback inside their files."""
         self.log_tail = log_tail
         super().__init__(said)
-
-
-class Engine(Protocol):
-    """What trains: a bank, one trial alone, or the user's own command."""
-
-    @property
-    def steps(self) -> dict[int, int]:
-        """Slot -> optimizer steps done, of the occupied slots."""
-
-    def admit(self, index: int, spec: RunSpec) -> None:
-        """Start a run in a free slot."""
-
-    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """Up to so many steps; (slot, result, curve) of the runs that end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

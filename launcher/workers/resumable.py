@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from proxies.core.spec import Curve, RunResult, RunSpec
-from proxies.training.slot_state import SlotState, StateError, newest, put_newest_aside, store
+from proxies.training.slot_state import StateError, newest, put_newest_aside, store
 from sweeps.store.checkpoints import checkpoint_dir
+
+if TYPE_CHECKING:
+    from proxies.training.bank import Bank
+    from proxies.training.solo import Solo
 
 CALL_SECONDS = 5.0
 """The longest that one call goes on beginning steps: a stop must be heard within its grace."""
@@ -27,40 +30,10 @@ waits longer. Four slots of a tiny model take 45 ms, and their steps 40.
 """
 
 
-class OwnEngine(Protocol):
-    """A bank, or one trial alone."""
-
-    @property
-    def steps(self) -> dict[int, int]:
-        """Slot -> optimizer steps done, of the occupied slots."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a state must have been written under."""
-
-    def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
-        """Start a run in a free slot, or go on from its state. Raises StateError if it is none of this run's."""
-
-    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
-        """Up to so many steps, none begun after so many seconds; (slot, result, curve) of the runs that end."""
-
-    def state(self, index: int) -> SlotState:
-        """Of an occupied slot."""
-
-    def evict(self, index: int) -> None:
-        """Free a slot."""
-
-    def pause_at(self, index: int, step: int | None) -> None:
-        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or more; None: go on."""
-
-    def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
-        """The outcome of a run if it is given up as it was after so many steps."""
-
-
 class Resumable:
     """Admits runs from their checkpoints, and writes some."""
 
-    def __init__(self, engine: OwnEngine, study_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Solo | Bank, study_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: monotonic seconds."""
         self._engine, self._study_dir, self._clock = engine, study_dir, clock
         self._saved_steps: dict[int, int] = {}
