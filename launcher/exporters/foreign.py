@@ -84,6 +84,12 @@ def names_by_group(decision: Decision, names: Mapping[str, str]) -> list[tuple[P
     ]
 
 
+def rank_sequences(decision: Decision) -> tuple[int, int]:
+    """A rank's share of a batch's sequences, and how many of them go through the model at once."""
+    share = decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
+    return share, decision.parallelism.microbatch_sequences or share
+
+
 def any_layer(name: str) -> tuple[str, str]:
     """What stands before and after the layer's number in a name; the name and nothing where there is none."""
     match = re.fullmatch(r"(\w+\.)\d+(\..+)", name)

@@ -91,7 +91,9 @@ def ask(trainer: str, python: Path, folder: Path) -> TrainerView:
             ending = _run([str(python), PROVE_FILE], folder, told, out, err)
         except OSError as error:
             raise ProofError(trainer, [f"{python} cannot be started: {error.strerror}"]) from error
-        answer, said = (_read(file).rstrip() for file in (out, err))
+        for file in (out, err):
+            file.seek(0)
+        answer, said = out.read().rstrip(), err.read().rstrip()
     if ending or not answer:
         # Of a traceback the last words: where in the trainer it happened helps nobody.
         lines = said[-MOST_SAID_BYTES:].decode(errors="replace").splitlines()
@@ -102,11 +104,6 @@ def ask(trainer: str, python: Path, folder: Path) -> TrainerView:
         return canon.decode(TrainerView, canon.parse(answer.rpartition(b"\n")[2]), "view")
     except (canon.CanonError, RecursionError) as error:
         raise ProofError(trainer, [f"{PROVE_FILE} printed no view: {_short(str(error))}"]) from error
-
-
-def _read(file: IO[bytes]) -> bytes:
-    file.seek(0)
-    return file.read()
 
 
 def _run(command: list[str], folder: Path, told: dict[str, str], out: IO[bytes], err: IO[bytes]) -> str:

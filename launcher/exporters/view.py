@@ -99,7 +99,14 @@ def compare(decision: Decision, view: TrainerView, names: Mapping[str, str], run
         FrozenError: the groups do not fit the shape's parameters.
     """
     run = run or frozen_run(decision)
-    problems = _run_differences(decision, view) + _parameter_differences(decision, view, names)
+    told = {
+        "num_steps": (view.num_steps, decision.learning_rate.schedule.num_steps),
+        "batch_tokens": (view.batch_tokens, decision.batch_tokens),
+        "clip_norm": (view.clip_norm, decision.clip_norm),
+    }
+    problems = [f"{field} is {theirs}, frozen as {ours}" for field, (theirs, ours) in told.items() if theirs != ours]
+    problems += _unequal(view.forward, dataclasses.asdict(decision.forward), "forward.")
+    problems += _parameter_differences(decision, view, names)
     for name, numbers in run.numbers.items():
         if (held := view.parameters.get(names.get(name, ""))) is not None:
             problems += _unequal(held, numbers, f"{names[name]}: ")
@@ -119,16 +126,6 @@ def marked(decision: Decision, view: TrainerView, names: Mapping[str, str], fore
     )
     problems = [said if which in untold else said + TOLD for which, said in found.items()]
     return problems + [said.replace("frozen as", "foretold as") for which, said in untold.items() if which not in found]
-
-
-def _run_differences(decision: Decision, view: TrainerView) -> list[str]:
-    told = {
-        "num_steps": (view.num_steps, decision.learning_rate.schedule.num_steps),
-        "batch_tokens": (view.batch_tokens, decision.batch_tokens),
-        "clip_norm": (view.clip_norm, decision.clip_norm),
-    }
-    problems = [f"{field} is {theirs}, frozen as {ours}" for field, (theirs, ours) in told.items() if theirs != ours]
-    return problems + _unequal(view.forward, dataclasses.asdict(decision.forward), "forward.")
 
 
 def _parameter_differences(decision: Decision, view: TrainerView, names: Mapping[str, str]) -> list[str]:

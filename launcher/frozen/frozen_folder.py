@@ -117,21 +117,13 @@ def look_through(folder: Path, digest: str) -> Found:
             export, num_files = _export(folder, path, body)
             unchanged.append(f"files of {export.trainer}: {num_files} unchanged")
             exports.append(export)
-    _check_attested(exports_dir, {export.trainer for export in exports})
-    return Found(unchanged=tuple(unchanged), exports=tuple(exports))
-
-
-def _check_attested(exports_dir: Path, attested: set[str]) -> None:
-    """See that attestations name all exports, but for what one that was stopped left.
-
-    Raises:
-        TamperedError: there is another.
-    """
     if exports_dir.exists() and not exports_dir.is_dir():
         raise TamperedError(str(exports_dir), ["it is no folder: remove it"])
+    attested = {export.trainer for export in exports}
     for entry in sorted(exports_dir.iterdir()) if exports_dir.exists() else ():
-        if entry.name not in attested and not entry.name.endswith(_PART):
+        if entry.name not in attested and not entry.name.endswith(_PART):  # which one that was stopped left
             raise TamperedError(str(entry), ["no attestation names it: `forerun export` makes it anew"])
+    return Found(unchanged=tuple(unchanged), exports=tuple(exports))
 
 
 def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Exported, int]:

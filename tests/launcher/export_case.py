@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from main_run import decision_of, spec_of
 
 from launcher.base import policy
 from launcher.exporters.fidelity import ExportError, FidelityReport
+from launcher.exporters.view import Run, TrainedWith, TrainerView, proof_steps
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import Manifest
+from proxies.model.decoder import parameter_shapes
 
 Exporter = typing.Callable[..., FidelityReport]
 SHAPE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=256, seq_len=32)
@@ -151,3 +154,30 @@ def assert_travels(export_dir: Path, corpus: Path, *modules: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=export_dir, capture_output=True, text=True, check=True)
     files = [str(export_dir / f"{name.replace('.', '/')}.py") for name in modules]
     assert done.stdout.split() == [*files, "False"]
+
+
+def planted_view(decision: Decision, names: dict[str, str], run: Run, trainer: str, version: str) -> TrainerView:
+    """What a trainer would tell that does `run`; fused matrices hold as many elements as their parts."""
+    sizes = parameter_shapes(decision.shape)
+    rows = {name: row for row, name in enumerate(dict.fromkeys(names.values()))}
+    numbers = {names[name]: held for name, held in run.numbers.items()}
+    elements = {theirs: sum(math.prod(sizes[n]) for n in names if names[n] == theirs) for theirs in rows}
+    return TrainerView(
+        trainer=trainer,
+        version=version,
+        num_steps=decision.learning_rate.schedule.num_steps,
+        batch_tokens=decision.batch_tokens,
+        clip_norm=decision.clip_norm,
+        forward=decision.forward,
+        steps=proof_steps(decision.learning_rate.schedule),
+        rates=tuple(tuple(numbers[name]["learning_rate"] * share for share in run.shares) for name in rows),
+        parameters={
+            name: TrainedWith(num_elements=elements[name], rates=row, **numbers[name]) for name, row in rows.items()
+        },
+    )
+
+
+def held(view: TrainerView, name: str, **changes: object) -> TrainerView:
+    """The view with other numbers for one parameter."""
+    changed = dataclasses.replace(view.parameters[name], **changes)
+    return dataclasses.replace(view, parameters={**view.parameters, name: changed})

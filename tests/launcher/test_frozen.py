@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from main_run import spec_of, tiny_decision, write_corpus
+from main_run import spec_of, tiny_decision
 
 from launcher.base.policy import Checkpointing
 from launcher.frozen.attestations import attest, read_attestation
@@ -35,10 +35,8 @@ GOLDENS = Path(__file__).parent / "goldens"
 
 
 @pytest.fixture(scope="module")
-def decision(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return tiny_decision(folder / "tokens")
+def decision(corpus):
+    return tiny_decision(corpus)
 
 
 def leaves(value, path=()):

@@ -6,7 +6,7 @@ import shutil
 import sys
 
 import pytest
-from main_run import tiny_decision, write_corpus
+from main_run import tiny_decision
 
 from launcher.frozen import frozen_folder
 from launcher.frozen.attestations import attest
@@ -20,10 +20,8 @@ EXPORT = {"trainer": "native", "version": "1", "out": "exports/native"}
 
 
 @pytest.fixture(scope="module")
-def decision(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return tiny_decision(folder / "tokens")
+def decision(corpus):
+    return tiny_decision(corpus)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from export_case import assert_refused, judged
 from exported_program import imported
-from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for, with_hidden_eps
+from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for
 
 from launcher.base.policy import Monitoring
 from launcher.exporters.trainers import megatron_lm
@@ -26,8 +26,8 @@ def lost(report):
 
 
 def test_what_use_mup_gives_is_written_and_nothing_of_it_is_lost(tmp_path, manifest):
-    spec = spec_for(manifest.data_id, parametrization=MEGATRON_MUP, schedule=WSD)
-    decision = with_hidden_eps(decision_for(manifest, spec), 2)
+    rules = named("mup_no_wd_scaling", decayed="two_dimensional", eps="hidden")  # as a plan's proxy.rules can say it
+    decision = decision_for(manifest, spec_for(manifest.data_id, parametrization=rules, schedule=WSD))
     report = megatron_lm.export(decision, tmp_path)
     assert lost(report) == {}
     told = arguments_in(tmp_path)
@@ -65,18 +65,6 @@ def test_numbers_that_flags_cannot_give_are_named_with_megatrons_own(tmp_path, m
     assert "embedding: frozen 0, Megatron 0.2; readout: frozen 0.1, Megatron 0.2" in said["groups.weight_decay"]
     assert "block_gain: frozen 1e-08, Megatron 2e-08" in said["groups.eps"]
     assert "hidden" not in said["groups.weight_decay"] + said["groups.eps"]  # most weights: exact
-
-
-def test_an_embedding_rate_of_its_own_is_lost(tmp_path, manifest):
-    apart = named("mup_no_wd_scaling", decayed="two_dimensional", embedding_rate="inverse_root")
-    decision = decision_for(manifest, spec_for(manifest.data_id, parametrization=apart, schedule=WSD))
-    said = lost(megatron_lm.export(with_hidden_eps(decision, 2), tmp_path))
-    rate = 2**-5 / math.sqrt(2)
-    assert said == {
-        "groups.learning_rate": (
-            f"Megatron's flags give another number to embedding: frozen {rate:.6g}, Megatron 0.03125"
-        )
-    }
 
 
 @pytest.mark.parametrize(
@@ -173,22 +161,3 @@ def test_the_seed_checkpoint_holds_the_embedded_trainers_weights(tmp_path, manif
         elif name.endswith(("w1.weight", "w3.weight")):
             there = there.chunk(2)["w3" in name]
         assert torch.equal(there, value), name
-
-
-USE_MUP = {"decayed": "two_dimensional", "eps": "hidden"}
-
-
-@pytest.mark.parametrize(
-    "of_shape", [{"width": 256, "num_heads": 16, "num_kv_heads": 8}, {"tied": True, "qk_norm": True}]
-)
-def test_a_plans_rules_can_say_what_use_mup_does(tmp_path, manifest, of_shape):
-    def lost_with(name="mup_no_wd_scaling", **changes):
-        rules = named(name, **(USE_MUP | changes))
-        spec = spec_for(manifest.data_id, of_shape=of_shape, parametrization=rules, schedule=WSD)
-        return set(lost(megatron_lm.export(decision_for(manifest, spec), tmp_path)))
-
-    assert lost_with() == set()
-    assert "--use-mup" in (tmp_path / "arguments.txt").read_text().split()
-    assert lost_with(eps="unscaled") == lost_with(eps="blocks") == lost_with(eps="all") == {"groups.eps"}
-    assert lost_with("mup") == {"groups.weight_decay"}
-    assert lost_with(decayed="matrices") == {"groups.weight_decay"}

@@ -1,25 +1,22 @@
 """A trainer's view held against the decision: equal as it stands, and every planted difference named."""
 
 import dataclasses
-import math
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from export_case import SHAPE, wide_decision
+from export_case import SHAPE, held, planted_view, wide_decision
 from exported_program import change
 from trainer_venv import interpreter
 
 from launcher.exporters import proof
 from launcher.exporters.proof import ProofError
 from launcher.exporters.trainers import torchtitan
-from launcher.exporters.view import TrainedWith, TrainerView, compare, proof_steps
-from launcher.frozen import frozen
+from launcher.exporters.view import TrainerView, compare, frozen_run, proof_steps
 from launcher.frozen.frozen import Decision
 from proxies.core import canon
 from proxies.core.schedule import Schedule, lr_multiplier
-from proxies.model.decoder import parameter_shapes
 
 NAMES = torchtitan.parameter_names(SHAPE)
 HIDDEN = "layers.1.feed_forward.w2.weight"
@@ -32,37 +29,10 @@ def decision(manifest) -> Decision:
 
 def view_of(decision: Decision, schedule: Schedule | None = None) -> TrainerView:
     """What a trainer would tell that does all as frozen, but for another schedule."""
-    steps = proof_steps(decision.learning_rate.schedule)
-    rows = {group.pattern: row for row, group in enumerate(decision.groups)}
-    ran = schedule or decision.learning_rate.schedule
-    sizes = parameter_shapes(decision.shape)
-    return TrainerView(
-        trainer="torchtitan",
-        version="0.3.0",
-        num_steps=decision.learning_rate.schedule.num_steps,
-        batch_tokens=decision.batch_tokens,
-        clip_norm=decision.clip_norm,
-        forward=decision.forward,
-        steps=steps,
-        rates=tuple(tuple(g.learning_rate * lr_multiplier(ran, step) for step in steps) for g in decision.groups),
-        parameters={
-            NAMES[name]: TrainedWith(
-                num_elements=math.prod(sizes[name]),
-                learning_rate=group.learning_rate,
-                weight_decay=group.weight_decay,
-                eps=group.eps,
-                beta1=group.beta1,
-                beta2=group.beta2,
-                rates=rows[group.pattern],
-            )
-            for name, group in frozen.assign_groups(decision.groups, list(sizes)).items()
-        },
-    )
-
-
-def held(view: TrainerView, name: str, **changes: object) -> TrainerView:
-    changed = dataclasses.replace(view.parameters[name], **changes)
-    return dataclasses.replace(view, parameters={**view.parameters, name: changed})
+    run, steps = frozen_run(decision), proof_steps(decision.learning_rate.schedule)
+    if schedule is not None:
+        run = dataclasses.replace(run, shares=tuple(lr_multiplier(schedule, step) for step in steps))
+    return planted_view(decision, NAMES, run, "torchtitan", "0.3.0")
 
 
 def test_an_equal_view_has_no_differences_and_survives_json(decision):
@@ -88,7 +58,7 @@ def differences(decision: Decision) -> dict[str, TrainerView]:
         "the optimizer lacks lm_head.weight": dataclasses.replace(view, parameters=less),
         "the optimizer trains value_head.weight": dataclasses.replace(view, parameters=more),
         f"{HIDDEN} has 7 elements": held(view, HIDDEN, num_elements=7),
-        f"{HIDDEN}: there is no row 9": held(view, HIDDEN, rates=9),
+        f"{HIDDEN}: there is no row 99": held(view, HIDDEN, rates=99),
         "num_steps is 13, frozen as 12": dataclasses.replace(view, num_steps=13),
         "batch_tokens is 512": dataclasses.replace(view, batch_tokens=512),
         "clip_norm is None, frozen as 0.5": dataclasses.replace(view, clip_norm=None),

@@ -14,6 +14,7 @@ import torch
 from export_case import SHAPE, wide_decision, wide_spec
 from exported_program import change, frozen_in, imported
 
+from launcher.exporters.foreign import rank_sequences
 from launcher.exporters.trainers import torchtitan
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision
@@ -50,19 +51,14 @@ def disagreements(folder: Path, decision: Decision) -> list[str]:
     return problems
 
 
-def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest):
-    decision = wide_decision(manifest)
-    assert exported(decision, tmp_path).FROZEN.digest == decision.digest
-    assert disagreements(tmp_path, decision) == []
-    assert decision.digest in (tmp_path / "run.sh").read_text()
-
-
-def test_the_comparison_notices_changed_numbers(tmp_path, manifest):
+def test_every_parameter_has_its_frozen_numbers_in_the_module_and_changed_ones_are_noticed(tmp_path, manifest):
     decision = wide_decision(manifest)
     for old, new in (*export_case.CHANGED_GROUPS, ('"init_std": 0.125', '"init_std": 0.02')):
-        torchtitan.export(decision, tmp_path)
+        assert exported(decision, tmp_path).FROZEN.digest == decision.digest
+        assert disagreements(tmp_path, decision) == []
         change(tmp_path, old, new)
         assert disagreements(tmp_path, decision), new
+    assert decision.digest in (tmp_path / "run.sh").read_text()
 
 
 def test_patterns_survive_checkpoint_wrappers(tmp_path, manifest):
@@ -80,12 +76,6 @@ def test_a_decay_survives_as_a_ratio():
         ratio, _ = torchtitan._scheduler(schedule)
         assert ratio is not None
         assert round(num_steps * ratio) == decay_steps
-
-
-def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
-    export_case.assert_refused(
-        torchtitan.export, export_case.unrunnable(manifest), tmp_path / "out", *export_case.UNRUNNABLE
-    )
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
@@ -138,3 +128,36 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
             types.SimpleNamespace(corpus=str(corpus)), dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=1
         )
     assert "frozen as 0000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "said"),
+    [
+        ({}, {"tensor": 4}, "tensor = 4 does not divide num_kv_heads = 2"),
+        ({"seq_len": 33}, {"tensor": 2}, "seq_len = 33 is no multiple of tensor = 2"),
+        ({"qk_norm": True}, {"tensor": 2}, "tensor = 2 with shape.qk_norm"),
+        ({}, {"pipeline": 2}, "pipeline = 2"),
+        ({}, {"microbatch_sequences": 3}, "microbatch_sequences = 3 does not divide"),
+        ({}, {"context": 2}, "context = 2"),
+    ],
+)
+def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape, mesh, said):
+    shape = dataclasses.replace(SHAPE, **shape)
+    decision = wide_decision(
+        manifest,
+        shape=shape,
+        parallelism=frozen.Parallelism(data_parallel_shard=1, **mesh),
+        batch_tokens=8 * shape.seq_len,
+        num_tokens=12 * 8 * shape.seq_len,
+    )
+    export_case.assert_refused(torchtitan.export, decision, tmp_path / "out", said)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "share", "microbatch"),
+    [({}, 16, 16), ({"data_parallel_replicate": 2, "microbatch_sequences": 2}, 8, 2)],
+)
+def test_degrees_share_out_the_batch_among_data_ranks_alone(manifest, mesh, share, microbatch):
+    degrees, tokens = frozen.Parallelism(data_parallel_shard=4, tensor=2, **mesh), 64 * SHAPE.seq_len
+    decision = wide_decision(manifest, parallelism=degrees, batch_tokens=tokens, num_tokens=12 * tokens)
+    assert rank_sequences(decision) == (share, microbatch)

@@ -1,17 +1,16 @@
 """Differences that an export foretells, on planted views of Megatron: those are marked, and no others."""
 
 import dataclasses
-import math
 
 import pytest
+from export_case import held, planted_view
 from megatron_lm_case import decision_for, spec_for
 
 from launcher.exporters.trainers import megatron_lm
-from launcher.exporters.view import TOLD, Run, TrainedWith, TrainerView, compare, frozen_run, marked, proof_steps
+from launcher.exporters.view import TOLD, Run, TrainerView, compare, frozen_run, marked
 from launcher.frozen.frozen import Decision
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
-from proxies.model.decoder import parameter_shapes
 
 READOUT, GAIN = "output_layer.weight", "decoder.final_layernorm.weight"
 
@@ -25,24 +24,7 @@ def decision(manifest) -> Decision:
 
 
 def view_of(decision: Decision, run: Run) -> TrainerView:
-    """What a trainer would tell that does `run`; fused matrices hold as many elements as their parts."""
-    names, sizes = megatron_lm.parameter_names(decision.shape), parameter_shapes(decision.shape)
-    rows = {name: row for row, name in enumerate(dict.fromkeys(names.values()))}
-    numbers = {names[name]: held for name, held in run.numbers.items()}
-    elements = {theirs: sum(math.prod(sizes[n]) for n in names if names[n] == theirs) for theirs in rows}
-    return TrainerView(
-        trainer="megatron-lm",
-        version="0.19.2",
-        num_steps=decision.learning_rate.schedule.num_steps,
-        batch_tokens=decision.batch_tokens,
-        clip_norm=decision.clip_norm,
-        forward=decision.forward,
-        steps=proof_steps(decision.learning_rate.schedule),
-        rates=tuple(tuple(numbers[name]["learning_rate"] * share for share in run.shares) for name in rows),
-        parameters={
-            name: TrainedWith(num_elements=elements[name], rates=row, **numbers[name]) for name, row in rows.items()
-        },
-    )
+    return planted_view(decision, megatron_lm.parameter_names(decision.shape), run, "megatron-lm", "0.19.2")
 
 
 def problems(decision: Decision, view: TrainerView) -> list[str]:
@@ -51,11 +33,6 @@ def problems(decision: Decision, view: TrainerView) -> list[str]:
 
 def broken(decision: Decision, view: TrainerView) -> list[str]:
     return [problem for problem in problems(decision, view) if not problem.endswith(TOLD)]
-
-
-def held(view: TrainerView, name: str, **changes: object) -> TrainerView:
-    changed = dataclasses.replace(view.parameters[name], **changes)
-    return dataclasses.replace(view, parameters={**view.parameters, name: changed})
 
 
 def test_what_megatron_does_otherwise_is_all_foretold(tmp_path, decision):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import refuse, report
+from launcher.exporters.foreign import rank_sequences, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
@@ -106,8 +106,7 @@ def model_config(decision: Decision) -> dict[str, Json]:
 
 def training_arguments(decision: Decision) -> dict[str, Json]:
     """The fields of TrainingArguments; `train.py` builds optimizer and scheduler itself."""
-    parallelism, share = decision.parallelism, _share(decision)
-    microbatch = parallelism.microbatch_sequences or share
+    parallelism, (share, microbatch) = decision.parallelism, rank_sequences(decision)
     sharded, recompute = parallelism.data_parallel_shard > 1, parallelism.activation_checkpointing != "none"
     arguments: dict[str, Json] = {
         "output_dir": f"outputs/{decision.digest[:16]}",
@@ -144,14 +143,9 @@ def training_arguments(decision: Decision) -> dict[str, Json]:
     return arguments
 
 
-def _share(decision: Decision) -> int:
-    """Sequences of a full batch that each rank takes."""
-    return decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
-
-
 def _problems(decision: Decision) -> dict[str, bool]:
-    mesh, share, stages = decision.parallelism, _share(decision), decision.learning_rate.schedule.batch_warmup_stages
-    microbatch = mesh.microbatch_sequences or share
+    mesh, stages = decision.parallelism, decision.learning_rate.schedule.batch_warmup_stages
+    share, microbatch = rank_sequences(decision)
     # The Trainer takes equally many microbatches at every step, so while the batch is small they are.
     even = share % microbatch == 0 and share // stages % (share // microbatch) == 0
     return {

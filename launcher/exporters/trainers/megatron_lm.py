@@ -8,10 +8,11 @@ embedded trainer does: Megatron's own draws would have other deviations.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import refuse, report
+from launcher.exporters.foreign import rank_sequences, refuse, report
 from launcher.exporters.trainers.megatron_lm_arguments import argument_lines
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
@@ -76,14 +77,12 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
 
 def parameter_names(shape: Shape) -> dict[str, str]:
     """Each of our parameters' name in Megatron, with its plain layers; wq, wk, wv share a matrix, and w1, w3."""
-    return {name: _their_name(name.removesuffix(".weight")) + ".weight" for name in parameter_shapes(shape)}
-
-
-def _their_name(module: str) -> str:
-    if not module.startswith("layers."):
-        return _MODULES[module]
-    _, layer, rest = module.split(".", 2)
-    return f"decoder.layers.{layer}.{_MODULES[rest]}"
+    names = {}
+    for name in parameter_shapes(shape):
+        layer = re.match(r"layers\.\d+\.", name)
+        within = name[layer.end() :] if layer else name
+        names[name] = f"{f'decoder.{layer[0]}' if layer else ''}{_MODULES[within.removesuffix('.weight')]}.weight"
+    return names
 
 
 def foretold(decision: Decision) -> Run:
@@ -102,8 +101,7 @@ def foretold(decision: Decision) -> Run:
 
 def _problems(decision: Decision) -> dict[str, bool]:
     shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
-    share = decision.batch_tokens // shape.seq_len // mesh.num_data_ranks
-    tensor, micro = mesh.tensor, mesh.microbatch_sequences or 1
+    tensor, (share, micro) = mesh.tensor, rank_sequences(decision)
     cut = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "ffn_width": shape.ffn_width}
     return {
         f"forward.residual = {decision.forward.residual:g}: Megatron's blocks have no residual multiplier": (

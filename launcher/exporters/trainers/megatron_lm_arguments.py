@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from launcher.exporters.foreign import rank_sequences
 from launcher.exporters.trainers.megatron_lm_numbers import Flags, Scheduler
 from launcher.frozen.frozen import Decision
 from proxies.model.decoder import NORM_EPS
@@ -84,10 +85,9 @@ def _optimizer(decision: Decision, flags: Flags, scheduler: Scheduler) -> Argume
 
 
 def _batch(decision: Decision, scheduler: Scheduler) -> Arguments:
-    batch, mesh = decision.batch_tokens // decision.shape.seq_len, decision.parallelism
     return {
-        "micro-batch-size": mesh.microbatch_sequences or batch // mesh.num_data_ranks,
-        "global-batch-size": batch,
+        "micro-batch-size": rank_sequences(decision)[1],
+        "global-batch-size": decision.batch_tokens // decision.shape.seq_len,
         "train-iters": scheduler.total,
         "lr-decay-iters": scheduler.total,
         "lr-warmup-iters": scheduler.warmup,

@@ -65,15 +65,6 @@ class Scheduler:
         return self.final_fraction + share * (1 - self.final_fraction)
 
 
-def sort_of(name: str, size: tuple[int, ...]) -> Sort:
-    """Megatron's sort of one of our parameters."""
-    if len(size) == 1:
-        return "vector"
-    if name.startswith("tok_embeddings"):
-        return "embedding"
-    return "output" if name.startswith("lm_head") else "matrix"
-
-
 def sorts(decision: Decision) -> dict[Sort, list[tuple[str, ParameterGroup]]]:
     """Every parameter's name and frozen numbers, by Megatron's sort.
 
@@ -83,7 +74,12 @@ def sorts(decision: Decision) -> dict[Sort, list[tuple[str, ParameterGroup]]]:
     sizes = parameter_shapes(decision.shape)
     found: dict[Sort, list[tuple[str, ParameterGroup]]] = {}
     for name, group in assign_groups(decision.groups, list(sizes)).items():
-        found.setdefault(sort_of(name, sizes[name]), []).append((name, group))
+        sort: Sort = "output" if name.startswith("lm_head") else "matrix"
+        if len(sizes[name]) == 1:
+            sort = "vector"
+        elif name.startswith("tok_embeddings"):
+            sort = "embedding"
+        found.setdefault(sort, []).append((name, group))
     return found
 
 

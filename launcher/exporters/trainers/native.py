@@ -44,17 +44,8 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     if problems := parity(decision):
         raise FrozenError("embedded trainer", problems)
     launch = canon.pretty({"digest": decision.digest, "decision": decision}).decode()
-    write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: _run_script(decision)})
-    if read_launch(out_dir / LAUNCH_FILE) != decision:
-        raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision"])
-    fields = [field.name for field in dataclasses.fields(Decision)]
-    entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
-    return FidelityReport(trainer="native", version=version, entries=entries)
-
-
-def _run_script(decision: Decision) -> str:
     head = shlex.join(torchrun_command("python", decision.parallelism.num_ranks))
-    return (
+    script = (
         "#!/bin/sh\n"
         f"# Trains the config {decision.digest}: run.sh DATA RUN_DIR [--stop-after N]\n"
         "set -eu\n"
@@ -62,6 +53,12 @@ def _run_script(decision: Decision) -> str:
         "shift 2\n"
         f'exec {head} --config "$config" --data "$data" --out "$out" "$@"\n'
     )
+    write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: script})
+    if read_launch(out_dir / LAUNCH_FILE) != decision:
+        raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision"])
+    fields = [field.name for field in dataclasses.fields(Decision)]
+    entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
+    return FidelityReport(trainer="native", version=version, entries=entries)
 
 
 def parity(decision: Decision) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import any_layer, names_by_group, refuse, report
+from launcher.exporters.foreign import any_layer, names_by_group, rank_sequences, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
@@ -44,6 +44,13 @@ NAME_PARTS = {
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader."""
     refuse("olmo-core", decision, version, VERSIONS, _problems(decision))
+    notes = f"""
+# Checkpoints go to outputs/{decision.digest[:16]} of the folder it is started in, which all nodes must share.
+# If a rank runs out of memory: `run.sh train_module.rank_microbatch_size={decision.shape.seq_len}` takes the same batch
+# a sequence at a time."""
+    launch = corpus_run_script(
+        decision, f"OLMo-core {version}", command=f'"$here/{SCRIPT}" "$@"', notes=notes, setup=" OLMO_SHARED_FS=1"
+    )
     write_export(
         out_dir,
         decision,
@@ -54,7 +61,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             "names": [[*pair] for pair in (HEAD_NAMES | NAME_PARTS).items()],
         },
         programs={f"{MODULE}.py": f"{MODULE}.py", SCRIPT: "train_olmo_core.py", PROVE_FILE: "prove_olmo_core.py"},
-        files={CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: _run_text(decision, version)},
+        files={CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: launch},
     )
     return report("olmo-core", version, decision, _JUDGEMENTS)
 
@@ -70,12 +77,11 @@ def parameter_names(shape: Shape) -> dict[str, str]:
 
 
 def _problems(decision: Decision) -> dict[str, bool]:
-    mesh = decision.parallelism
-    share = decision.batch_tokens // decision.shape.seq_len // mesh.num_data_ranks
+    mesh, (share, microbatch) = decision.parallelism, rank_sequences(decision)
     return {
         "abort.on_non_finite = false: this export never steps on NaN": decision.abort.on_non_finite,
-        f"microbatch_sequences = {mesh.microbatch_sequences} does not divide a rank's share of {share} sequences": (
-            mesh.microbatch_sequences == 0 or share % mesh.microbatch_sequences == 0
+        f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": (
+            share % microbatch == 0
         ),
     } | {
         f"{name} = {degree}: this export is data parallel only; export to torchtitan, or 1": degree == 1
@@ -202,7 +208,6 @@ def _model(decision: Decision) -> dict[str, Json]:
 
 def _train_module(decision: Decision) -> dict[str, Json]:
     mesh, seq_len = decision.parallelism, decision.shape.seq_len
-    share = decision.batch_tokens // seq_len // mesh.num_data_ranks
     overrides: list[Json] = [
         {
             **_config("optim.config.OptimGroupOverride"),
@@ -225,7 +230,7 @@ def _train_module(decision: Decision) -> dict[str, Json]:
         data_parallel |= {"num_replicas": mesh.data_parallel_replicate, "shard_degree": mesh.data_parallel_shard}
     told: dict[str, Json] = {
         **_config("train.train_module.transformer.config.TransformerTrainModuleConfig"),
-        "rank_microbatch_size": (mesh.microbatch_sequences or share) * seq_len,
+        "rank_microbatch_size": rank_sequences(decision)[1] * seq_len,
         "max_sequence_length": seq_len,
         "optim": {**_config("optim.adamw.AdamWConfig"), "foreach": True, "group_overrides": overrides},
         "scheduler": scheduler_config(decision.learning_rate.schedule),
@@ -242,15 +247,6 @@ def _train_module(decision: Decision) -> dict[str, Json]:
             "mode": {"full": "full", "selective": "selected_ops"}[mesh.activation_checkpointing],
         }
     return told
-
-
-def _run_text(decision: Decision, version: str) -> str:
-    notes = f"""
-# Checkpoints go to outputs/{decision.digest[:16]} of the folder it is started in, which all nodes must share.
-# If a rank runs out of memory: `run.sh train_module.rank_microbatch_size={decision.shape.seq_len}` takes the same batch
-# a sequence at a time."""
-    setup, command = " OLMO_SHARED_FS=1", f'"$here/{SCRIPT}" "$@"'
-    return corpus_run_script(decision, f"OLMo-core {version}", command=command, notes=notes, setup=setup)
 
 
 _JUDGEMENTS: dict[str, Judgement] = {

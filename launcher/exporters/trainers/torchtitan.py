@@ -12,11 +12,10 @@ import re
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import any_layer, names_by_group, refuse, report
+from launcher.exporters.foreign import any_layer, names_by_group, rank_sequences, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, groups_of, write_export
-from launcher.frozen.frozen import Decision, Parallelism, ParameterGroup
+from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
-from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
@@ -29,7 +28,7 @@ MODULE = "forerun_torchtitan"
 def _problems(decision: Decision) -> dict[str, bool]:
     """What torchtitan refuses or gets wrong; read in its sources and tried (docs)."""
     shape, mesh, stages = decision.shape, decision.parallelism, decision.learning_rate.schedule.batch_warmup_stages
-    share, microbatch = rank_sequences(mesh, decision.batch_tokens // shape.seq_len)
+    share, microbatch = rank_sequences(decision)
     return {
         "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
             decision.abort.on_non_finite
@@ -54,14 +53,25 @@ def _problems(decision: Decision) -> dict[str, bool]:
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into `out_dir`."""
     refuse("torchtitan", decision, version, VERSIONS, _problems(decision))
+    decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
+    notes = """
+# If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""
+    command = f'-m torchtitan.train --module {MODULE} --config main_run "$@"'
     write_export(
         out_dir,
         decision,
         trainer="torchtitan",
         version=version,
-        numbers=_numbers(decision),
+        numbers={
+            "norm_eps": NORM_EPS,
+            "rope_base": ROPE_BASE,
+            "groups": groups_of(group_patterns(decision)),
+            "decay_ratio": decay_ratio,
+            "decay_type": decay_type,
+            "rank_microbatch_sequences": rank_sequences(decision)[1],
+        },
         programs={f"{MODULE}.py": f"{MODULE}.py", PROVE_FILE: "prove_torchtitan.py"},
-        files={RUN_FILE: _run_text(decision, version)},
+        files={RUN_FILE: corpus_run_script(decision, f"torchtitan {version}", command=command, notes=notes)},
     )
     return report("torchtitan", version, decision, _JUDGEMENTS)
 
@@ -98,33 +108,6 @@ def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
     if schedule.kind == "wsd":
         return schedule.decay_steps / schedule.num_steps, "linear"  # it rounds num_steps * ratio back
     return None, schedule.kind
-
-
-def rank_sequences(parallelism: Parallelism, num_sequences: int) -> tuple[int, int]:
-    """A rank's share of `num_sequences` a step, and how many of them go through the model at once."""
-    share = num_sequences // parallelism.num_data_ranks
-    return share, parallelism.microbatch_sequences or share
-
-
-def _numbers(decision: Decision) -> dict[str, Json]:
-    """What the programs read."""
-    decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
-    _, microbatch = rank_sequences(decision.parallelism, decision.batch_tokens // decision.shape.seq_len)
-    return {
-        "norm_eps": NORM_EPS,
-        "rope_base": ROPE_BASE,
-        "groups": groups_of(group_patterns(decision)),
-        "decay_ratio": decay_ratio,
-        "decay_type": decay_type,
-        "rank_microbatch_sequences": microbatch,
-    }
-
-
-def _run_text(decision: Decision, version: str) -> str:
-    notes = """
-# If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""
-    command = f'-m torchtitan.train --module {MODULE} --config main_run "$@"'
-    return corpus_run_script(decision, f"torchtitan {version}", command=command, notes=notes)
 
 
 _JUDGEMENTS: dict[str, Judgement] = {
