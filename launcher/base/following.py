@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.metrics import METRICS_FILE
@@ -13,16 +12,6 @@ from proxies.external.growing import Growing
 _PORTION_BYTES = 8 * 2**20
 _MAX_LINE_BYTES = 64 * 2**20
 """A longer line is none: what is pending of it is dropped."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class News:
-    """What a file says that it did not say before."""
-
-    lines: list[dict[str, Json]]
-    """In the file's order."""
-    begins: bool
-    """The file was replaced, by a shorter one as a rule: these are its first lines, in place of the earlier ones."""
 
 
 class Following:
@@ -37,8 +26,8 @@ class Following:
         """Whether all that was there has been read."""
         return self._file.at_end
 
-    def read(self) -> News:
-        """The next portion of it.
+    def read(self) -> tuple[list[dict[str, Json]], bool]:
+        """The next lines, and whether they are the file's first: it was replaced, by a shorter one as a rule.
 
         Raises:
             OSError: it cannot be read; a file that is not there yet is empty.
@@ -46,13 +35,10 @@ class Following:
         data, begins = self._file.read(_PORTION_BYTES)
         if begins:
             self._pending = b""
-        return News(lines=self._whole(data), begins=begins)
-
-    def _whole(self, data: bytes) -> list[dict[str, Json]]:
         *whole, self._pending = (self._pending + data).split(b"\n")
         if len(self._pending) > _MAX_LINE_BYTES:
             self._pending = b""
-        return [value for line in whole if isinstance(value := _parsed(line), dict)]
+        return [value for line in whole if isinstance(value := _parsed(line), dict)], begins
 
 
 def _parsed(line: bytes) -> Json:

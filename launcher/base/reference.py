@@ -37,7 +37,7 @@ class Published:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Model:
     """One published model."""
 
@@ -101,34 +101,28 @@ def _gpt2(layers: int, width: int, heads: int, vocab: int, seq_len: int) -> Shap
     )  # fmt: skip
 
 
-def _dense(shape: Shape, params: float, tokens: float | None, flops: float | None, source: str) -> Model:
-    return Model(
-        shape=shape, params=params, tokens=tokens, flops_published=flops, source=source
-    )  # fmt: skip
-
-
 _L2, _L3 = "arXiv 2307.09288 and its published configs", "arXiv 2407.21783 and its published configs"
 MODELS: MappingProxyType[str, Model] = MappingProxyType(
     {
-        "gpt-2": _dense(_gpt2(12, 768, 12, 50_257, 1024), 124.44e6, None, None, "published weights"),
-        "gpt-2-xl": _dense(_gpt2(48, 1600, 25, 50_257, 1024), 1.5576e9, None, None, "published weights"),
-        "gpt-3-175b": _dense(
+        "gpt-2": Model(_gpt2(12, 768, 12, 50_257, 1024), 124.44e6, None, None, "published weights"),
+        "gpt-2-xl": Model(_gpt2(48, 1600, 25, 50_257, 1024), 1.5576e9, None, None, "published weights"),
+        "gpt-3-175b": Model(
             _gpt2(96, 12_288, 96, 50_257, 2048), 175e9, 300e9, 3.14e23, "arXiv 2005.14165, table D.1 (6ND)"
         ),
-        "opt-175b": _dense(
+        "opt-175b": Model(
             _gpt2(96, 12_288, 96, 50_272, 2048), 175e9, 180e9, None,
             "arXiv 2205.01068 (its 4.30e23 counts 300B tokens and recomputed activations: convention recompute)",
         ),
-        "chinchilla-70b": _dense(
+        "chinchilla-70b": Model(
             _gpt2(80, 8192, 64, 32_000, 2048), 70e9, 1.4e12, 5.76e23,
             "arXiv 2203.15556 (its relative positions are not counted here)",
         ),
-        "llama-2-7b": _dense(_llama(32, 4096, 32, 32, 11_008, 32_000, 4096), 6.738e9, 2e12, None, _L2),
-        "llama-2-13b": _dense(_llama(40, 5120, 40, 40, 13_824, 32_000, 4096), 13.016e9, 2e12, None, _L2),
-        "llama-2-70b": _dense(_llama(80, 8192, 64, 8, 28_672, 32_000, 4096), 68.977e9, 2e12, None, _L2),
-        "llama-3-8b": _dense(_llama(32, 4096, 32, 8, 14_336, 128_256, 8192), 8.03e9, 15e12, None, _L3),
-        "llama-3-70b": _dense(_llama(80, 8192, 64, 8, 28_672, 128_256, 8192), 70.554e9, 15e12, None, _L3),
-        "llama-3.1-405b": _dense(
+        "llama-2-7b": Model(_llama(32, 4096, 32, 32, 11_008, 32_000, 4096), 6.738e9, 2e12, None, _L2),
+        "llama-2-13b": Model(_llama(40, 5120, 40, 40, 13_824, 32_000, 4096), 13.016e9, 2e12, None, _L2),
+        "llama-2-70b": Model(_llama(80, 8192, 64, 8, 28_672, 32_000, 4096), 68.977e9, 2e12, None, _L2),
+        "llama-3-8b": Model(_llama(32, 4096, 32, 8, 14_336, 128_256, 8192), 8.03e9, 15e12, None, _L3),
+        "llama-3-70b": Model(_llama(80, 8192, 64, 8, 28_672, 128_256, 8192), 70.554e9, 15e12, None, _L3),
+        "llama-3.1-405b": Model(
             _llama(126, 16_384, 128, 8, 53_248, 128_256, 8192), 405.85e9, 15.6e12, 3.8e25, f"{_L3} (6ND)"
         ),
     }

@@ -179,12 +179,9 @@ class Job:
 def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[Job]:
     """Within, `launcher.dashboards.wandb_process` takes orders; see there for them."""
     command = ["-m", "launcher.dashboards.wandb_process"]
-    running = Job(command, data_dir, online=online, dies_with_us=dies_with_us)
-    try:
+    with contextlib.closing(Job(command, data_dir, online=online, dies_with_us=dies_with_us)) as running:
         yield running
         running.end()
-    finally:
-        running.close()
 
 
 def ask(order: dict[str, Any], *, online: bool, more_seconds: float = 0.0) -> dict[str, Any]:
@@ -198,13 +195,12 @@ def upload(folders: Collection[Path], project: str, entity: str | None, more_sec
     """`wandb sync` of runs that were logged offline. How it ended says nothing: ask the service what it has."""
     whose = ["--entity", entity] if entity else []
     command = ["-m", "wandb", "sync", "--include-synced", "--project", project, *whose, *map(str, folders)]
-    with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch:
-        running = Job(command, Path(scratch), online=True)
-        try:
-            with contextlib.suppress(DashboardError):
-                running.answer(more_seconds)
-        finally:
-            running.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch,
+        contextlib.closing(Job(command, Path(scratch), online=True)) as running,
+        contextlib.suppress(DashboardError),
+    ):
+        running.answer(more_seconds)
 
 
 def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ class Watchdog:
         self._following, self._limits, self._moved, self._stepping = Following(run_dir), limits, now, False
         self._run_dir, self._looked, self._written = run_dir, now, _written(run_dir)
         while True:  # what earlier attempts left
-            self._time(self._following.read().lines)
+            self._time(self._following.read()[0])
             if self._following.at_end:
                 break
 
@@ -80,17 +80,18 @@ class Watchdog:
 
     def _read_on(self, now: float) -> None:
         while True:
-            news = self._following.read()
-            if news.lines:  # an empty file begins at every look
+            lines, begins = self._following.read()
+            if lines:  # an empty file begins at every look
                 self._moved = now
-            self._time(news.lines)
-            for line in news.lines:
-                self._take(line, now, old=news.begins)
+            self._time(lines)
+            for line in lines:
+                self._take(line, now, old=begins)
             if self._following.at_end:
                 return
 
     def _time(self, lines: list[dict[str, Json]]) -> None:
-        self.pace.seconds.extend(s for line in lines if isinstance(s := line.get("seconds"), float) and _is_step(line))
+        steps = (line for line in lines if "train_loss_nats" in line)
+        self.pace.seconds.extend(s for line in steps if isinstance(s := line.get("seconds"), float))
 
     def _take(self, line: dict[str, Json], now: float, *, old: bool) -> None:
         """`old`: what a rewind kept of earlier attempts, or has just been followed by."""
@@ -130,7 +131,3 @@ def _written(run_dir: Path) -> frozenset[tuple[str, int]]:
             with contextlib.suppress(OSError):  # it may just be gone
                 found.add((f"{file.parent.name}/{file.name}", file.stat().st_size))
     return frozenset(found)
-
-
-def _is_step(line: dict[str, Json]) -> bool:
-    return "train_loss_nats" in line

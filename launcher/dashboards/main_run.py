@@ -106,7 +106,7 @@ class MetricsLog:
         Raises:
             OSError: the metrics cannot be read.
         """
-        return [row for line in self._following.read().lines if (row := self._row(line))]
+        return [row for line in self._following.read()[0] if (row := self._row(line))]
 
     def _row(self, line: dict[str, Json]) -> dict[str, float]:
         """Empty: it was told before, or says nothing."""
