@@ -13,7 +13,8 @@ from typing import cast
 
 from launcher.base.talk import duration, say
 from launcher.calibration.choosing import Ask, Bench, choose
-from launcher.plan.calibration_records import Asked, Calibration, Part, Work, mode_name, size_name
+from launcher.calibration.study_cost import runs_of
+from launcher.plan.calibration_records import Asked, Calibration, Part, Work, mode_name
 from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.checks import SpecError
@@ -21,7 +22,7 @@ from proxies.core.failures import Cause
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.training.calibration import Answer, Probe
-from sweeps.run.pool import Advance, Pool, Report
+from sweeps.run.pool import Advance, Pool
 from sweeps.store.errors import LedgerCorrupt, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
 
@@ -68,8 +69,6 @@ class Group:
 
 def groups_of(study: Study) -> list[Group]:
     """Every group of the plan's stages, smaller models first; checks, which run alone, are in none."""
-    from launcher.calibration.study_cost import runs_of
-
     stages: dict[tuple[Part, Shape, int], dict[str, list[RunSpec]]] = {}
     seen: set[str] = set()
     for stage in runs_of(study):
@@ -128,24 +127,26 @@ def calibrate(study: Study, ledger: Ledger, workers: Callable[[], Pool], check_s
         for found in _choices(study, missing, workers(), check_stop):
             check_stop()
             ledger.append(CALIBRATION, found.asked.key, found)
-            say(f"calibration: {told(found)}")
+            why = f": {found.why}" if found.why else ""
+            say(f"calibration: {_of(found.asked)}: {mode_name(found.chosen, found.asked.given)}{why}")
     return calibrated(study, ledger)
 
 
-def told(found: Calibration) -> str:
-    """A choice as a line: of what, what, why."""
-    asked = found.asked
-    return f"{_of(asked)}: {mode_name(found.chosen, asked.given)}" + (f": {found.why}" if found.why else "")
-
-
 def _of(asked: Asked) -> str:
-    return f"{size_name(asked.part, asked.shape.width, asked.shape.num_layers, asked.batch_tokens)} a step"
+    part, shape = "rungs of " if asked.part == "ladder" else "", asked.shape
+    return f"{part}width {shape.width}, {shape.num_layers} layers, {asked.batch_tokens} tokens a step"
 
 
 def _choices(
     study: Study, groups: Sequence[Group], pool: Pool, check_stop: Callable[[], None]
 ) -> Iterator[Calibration]:  # fmt: skip
     """The choice for each group in turn; what one measured, a later one of the same runs need not."""
+
+    def unmeasured(asked: Asked, why: str) -> Calibration:
+        return Calibration(
+            asked=asked, chosen=asked.given, why=f"not measured: {why}", device="", num_workers=pool.num_workers
+        )
+
     benches: dict[str, Bench] = {}
     threads = max(1, int(study.plan.cluster.worker_cpus))
     for group in groups:
@@ -153,8 +154,9 @@ def _choices(
         seconds = group.flops / FAST_FLOPS / pool.num_workers
         same = canon.content_id([asked.shape, asked.batch_tokens, asked.given])
         if seconds < LEAST_SECONDS and same not in benches:
-            why = f"not measured: the planned runs are some {duration(max(1.0, seconds))} of work for these workers"
-            found = Calibration(asked=asked, chosen=asked.given, why=why, device="", num_workers=pool.num_workers)
+            yield unmeasured(
+                asked, f"the planned runs are some {duration(max(1.0, seconds))} of work for these workers"
+            )
         else:
             share = min(MOST_PROBE_SECONDS, max(LEAST_PROBE_SECONDS, PROBE_SHARE * seconds))
             if same not in benches:
@@ -162,11 +164,9 @@ def _choices(
                 say(f"calibration: {_of(asked)}: measuring on {workers}")
                 benches[same] = Bench(asked.given, asking(study, group.example, pool, share, check_stop))
             try:
-                found = choose(asked, work, benches[same], threads)
+                yield choose(asked, work, benches[same], threads)
             except UnmeasurableError as error:  # when it is run, its batches may be split, and nobody waits for it
-                why = f"not measured: one run alone was too much to try ({error})"
-                found = Calibration(asked=asked, chosen=asked.given, why=why, device="", num_workers=pool.num_workers)
-        yield found
+                yield unmeasured(asked, f"one run alone was too much to try ({error})")
 
 
 def asking(
@@ -205,8 +205,10 @@ def _asked(pool: Pool, probe: Probe, check_stop: Callable[[], None]) -> tuple[li
     while busy:
         for report in pool.wait(POLL_SECONDS):
             busy.discard(report.worker)
-            problem = _taken(report, answers)
-            if problem:
+            if report.error is None and report.answer is not None:
+                answers.append(canon.decode(Answer, report.answer))
+            else:
+                problem = report.error or "it did not answer"
                 errors.append((report.cause, problem))
                 say(f"calibration: worker {report.worker}: {problem}; it starts anew")
                 pool.restart(report.worker)
@@ -217,11 +219,3 @@ def _asked(pool: Pool, probe: Probe, check_stop: Callable[[], None]) -> tuple[li
                 pool.restart(worker)
             break
     return answers, errors
-
-
-def _taken(report: Report, answers: list[Answer]) -> str:
-    """Keep a worker's answer; or why there is none."""
-    if report.error is not None or report.answer is None:
-        return report.error or "it did not answer"
-    answers.append(canon.decode(Answer, report.answer))
-    return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from launcher.calibration.speeds import Speeds
 from launcher.estimates.layout import planned_parallelism
 from launcher.estimates.main_run import MainRun
-from launcher.estimates.spans import Span, exactly, gpu_hours
+from launcher.estimates.spans import Span, added, exactly, gpu_hours
 from launcher.estimates.utilization import PROXY_MFU
 from launcher.experiments.conventions import num_tie_runs
 from launcher.experiments.ladder import ladder_runs, stage_specs
@@ -17,7 +17,6 @@ from launcher.experiments.transferred import target_guess
 from launcher.plan.calibration_records import Part
 from launcher.plan.study import Study
 from proxies.core.hyperparameters import warmup_of, with_warmup
-from proxies.core.rules import named
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from sweeps.run.cores import num_cores
@@ -76,9 +75,12 @@ def runs_of(study: Study) -> list[StageRuns]:
     """The runs of every stage in order, some standing for others of their kind."""
     point, search = study.space.lowest, study.plan.search
     least, more = _transfer(study, point)
+    # A command's activations cannot be seen, and are not checked.
+    rows = [row for runs in study.coordinate_checks.values() for row in runs] if study.plan.command is None else []
+    checks = [run for row in rows for run in row]
     trial, (ties, most_ties) = study.trial(point), num_tie_runs(study)
     return [
-        StageRuns(name="check", runs=_checks(study), more=[]),
+        StageRuns(name="check", runs=checks, more=[]),
         StageRuns(
             name="sweep", runs=[trial] * (search.num_trials + search.num_replicates + study.replays_winner + ties),
             more=[trial] * (search.max_extensions * max(search.extension_trials, PROBES) + most_ties - ties),
@@ -94,13 +96,8 @@ def stages_of(study: Study, speeds: Speeds) -> list[Stage]:
 
 
 def total_of(stages: Iterable[Stage]) -> Stage:
-    """All of them together; ends are added to ends, as if what is assumed were wrong in all of them at once."""
+    """All of them together."""
     every = list(stages)
-
-    def added(spans: Iterable[Span]) -> Span:
-        those = list(spans)
-        return Span(value=sum(s.value for s in those), low=sum(s.low for s in those), high=sum(s.high for s in those))
-
     return Stage(
         name="total", num_runs=(sum(s.num_runs[0] for s in every), sum(s.num_runs[1] for s in every)),
         flops=added(s.flops for s in every), core_hours=added(s.core_hours for s in every),
@@ -127,22 +124,12 @@ def planned_main_run(study: Study) -> MainRun:
     )  # fmt: skip
 
 
-def _checks(study: Study) -> list[RunSpec]:
-    """The coordinate checks' runs: of the parametrization, of the standard form beside it, over depth."""
-    if study.plan.command is not None:
-        return []
-    mine = study.plan.parametrization
-    rules = [mine] if mine.name == "sp" else [mine, named("sp")]
-    rows = [row for each in rules for row in study.check_runs(each)] + study.depth_runs()
-    return [run for row in rows for run in row]
-
-
 def _transfer(study: Study, point: Params) -> tuple[list[RunSpec], list[RunSpec]]:
     """The grids as the first verdicts ask for them, and what extensions of each may add."""
     target = target_guess(study)
     # At the highest values: a warmup that is long at the base is the one that two rules carry differently.
-    compared = warmup_runs(study, with_warmup(point, warmup_of(study.space.highest)), target, {})
-    first = {spec.id: spec for spec in compared.specs}
+    compared, _ = warmup_runs(study, with_warmup(point, warmup_of(study.space.highest)), target, {})
+    first = {spec.id: spec for spec in compared}
     more: list[RunSpec] = []
     for specs in first_runs(study, point, target).values():
         first |= {spec.id: spec for spec in specs}
@@ -168,11 +155,8 @@ def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:
     alike: dict[tuple[Shape, int], list[RunSpec]] = {}
     for run in runs:
         alike.setdefault((run.shape, run.batch_tokens), []).append(run)
-    each = [exactly(_flops(those)).over(speeds.of(those[0], part)) for those in alike.values()]
-    total = Span(
-        value=sum(span.value for span in each), low=sum(span.low for span in each), high=sum(s.high for s in each)
-    )  # fmt: skip
-    return total.scaled(1 / 3600.0)
+    each = (exactly(_flops(those)).over(speeds.of(those[0], part)) for those in alike.values())
+    return added(each).scaled(1 / 3600.0)
 
 
 def _flops(runs: Iterable[RunSpec]) -> float:

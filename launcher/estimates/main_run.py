@@ -70,27 +70,19 @@ def estimate_main(run: MainRun, given: Given) -> MainEstimate:
     Raises:
         SpecError: the measured throughput is more than the peak.
     """
-    machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
+    machine, memory = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION)), None
+    if not layout_problems(run.layout, run.shape, run.batch_tokens):
+        passes = microbatches(run.layout, run.shape, run.batch_tokens)
+        memory = memory_per_rank(run.shape, run.layout, run.precision, *passes)
     flops = exactly(run.flops[MFU_CONVENTION])
     share = paid_share(machine, count_params(run.shape).total)
     steps, paid = (gpu_hours(flops, machine.peak_flops, each) for each in (machine.mfu, share))
     return MainEstimate(
-        run=run, machine=machine, memory=_memory(run), utilization=share,
+        run=run, machine=machine, memory=memory, utilization=share,
         gpu_hours=paid, usd=None if machine.price_usd is None else paid.times(machine.price_usd),
         days=paid.scaled(1 / (24.0 * machine.num_gpus)),
         step_seconds=steps.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
     )  # fmt: skip
-
-
-def _undivided(run: MainRun) -> list[str]:
-    return layout_problems(run.layout, run.shape, run.batch_tokens)
-
-
-def _memory(run: MainRun) -> Memory | None:
-    """What the fullest rank holds under the run's own layout."""
-    if _undivided(run):
-        return None
-    return memory_per_rank(run.shape, run.layout, run.precision, *microbatches(run.layout, run.shape, run.batch_tokens))
 
 
 def main_body(found: MainEstimate) -> dict[str, Json]:
@@ -125,7 +117,8 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
 
 def _warnings(found: MainEstimate) -> list[str]:
     run, machine, params = found.run, found.machine, count_params(found.run.shape).total
-    said = [f"the layout does not divide a run of this size: {problem}" for problem in _undivided(run)]
+    undivided = layout_problems(run.layout, run.shape, run.batch_tokens)
+    said = [f"the layout does not divide a run of this size: {problem}" for problem in undivided]
     room = machine.memory_gb * GIGA * (1 - RESERVED)
     if found.memory is not None and found.memory.total_bytes > room:
         said.append(

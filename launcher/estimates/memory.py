@@ -48,29 +48,6 @@ class Memory:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Stage:
-    """What a rank of one pipeline stage holds, in numbers of parameters and bytes of activations."""
-
-    block: float
-    """Parameters of one block, of this tensor rank."""
-    root: float
-    """Parameters outside blocks: gathered together, by the root."""
-    table: float
-    """Parameters of one vocabulary's matrix."""
-    num_blocks: int
-    kept: float
-    """Bytes a block keeps of one micro-batch."""
-    again: float
-    """Bytes recomputed, and of gradients, during its own backward pass."""
-    end: float
-    """Bytes kept by the final norm, of one micro-batch."""
-    logits: float
-    """Elements; 0 where the stage has no readout."""
-    in_flight: int
-    """Micro-batches whose activations are held at once."""
-
-
 def kept_per_token(shape: Shape, checkpointing: Recomputed, compute_bytes: int) -> float:
     """Bytes that one block keeps of a token for its backward pass.
 
@@ -98,59 +75,50 @@ def memory_per_rank(
     From the second of `num_microbatches` passes of a step on, the shards of the gradients are held throughout.
     """
     stages = [
-        _stage(shape, degrees, precision, index, num_sequences, num_microbatches) for index in {0, degrees.pipeline - 1}
+        _moments(shape, degrees, precision, index, num_sequences, num_microbatches)
+        for index in {0, degrees.pipeline - 1}
     ]
-    return max(
-        (moment for stage in stages for moment in _moments(stage, degrees, precision, num_microbatches)),
-        key=lambda moment: moment.total_bytes,
-    )
+    return max((moment for stage in stages for moment in stage), key=lambda moment: moment.total_bytes)
 
 
-def _stage(
+def _moments(
     shape: Shape, degrees: Parallelism, precision: Precision, index: int, num_sequences: int, num_microbatches: int
-) -> _Stage:
-    """The first stage holds the embedding and most micro-batches, the last one the readout and one."""
-    tp, c = degrees.tensor, _compute_bytes(precision)
+) -> list[Memory]:
+    """The loss, the first block's backward pass, the end of the backward pass, the optimizer's step of one
+
+    The first stage holds the embedding and most micro-batches, the last one the readout and one.
+    """
+    tp, c = degrees.tensor, 2 if precision == "bfloat16" else 4
     params, first, last = count_params(shape), index == 0, index == degrees.pipeline - 1
+    # Parameters of this tensor rank: of a block, of one vocabulary's matrix, and outside blocks, gathered together.
+    block = (params.non_embedding - 2 * shape.width) / shape.num_layers / tp
+    table = shape.vocab_size * shape.width / tp
+    root = (params.embedding / tp if first else 0) + (table if last and not shape.tied else 0)
+    mine = block * (shape.num_layers // degrees.pipeline) + root
+    mine, root_shard = (each / (degrees.data_parallel_shard * degrees.context) * MASTER_BYTES for each in (mine, root))
+    held = mine if num_microbatches > 1 else 0.0
+    # Bytes of one micro-batch: kept by a block; recomputed, and of gradients, in its backward pass; kept by the end.
     tokens = num_sequences * shape.seq_len / degrees.context
     kept = kept_per_token(shape, degrees.activation_checkpointing, c)
     gradients = (3 if shape.family == "llama" else 2) * shape.ffn_width  # of the activations about the nonlinearity
-    table = shape.vocab_size * shape.width / tp
-    root = (params.embedding / tp if first else 0) + (table if last and not shape.tied else 0)
-    return _Stage(
-        block=(params.non_embedding - 2 * shape.width) / shape.num_layers / tp,
-        root=root,
-        table=table,
-        num_blocks=shape.num_layers // degrees.pipeline,
-        kept=tokens / tp * kept,
-        again=tokens / tp * (kept_per_token(shape, "none", c) - kept + c * (gradients + 2 * shape.width)),
-        end=tokens / tp * (8 + c) * shape.width if last else 0.0,
-        logits=tokens * shape.vocab_size / tp if last else 0.0,
-        in_flight=max(1, min(degrees.pipeline - index, num_microbatches)),
-    )
-
-
-def _moments(stage: _Stage, degrees: Parallelism, precision: Precision, num_microbatches: int) -> list[Memory]:
-    """The loss, the first block's backward pass, the end of the backward pass, the optimizer's step."""
-    c, shards = _compute_bytes(precision), degrees.data_parallel_shard * degrees.context
-    mine = (stage.block * stage.num_blocks + stage.root) / shards * MASTER_BYTES
-    held = mine if num_microbatches > 1 else 0.0
-    activations = stage.in_flight * (stage.num_blocks * stage.kept + stage.end)
+    again = tokens / tp * (kept_per_token(shape, "none", c) - kept + c * (gradients + 2 * shape.width))
+    end = tokens / tp * (8 + c) * shape.width if last else 0.0
+    logits = tokens * shape.vocab_size / tp if last else 0.0  # elements
+    in_flight = max(1, min(degrees.pipeline - index, num_microbatches))
+    activations = in_flight * (shape.num_layers // degrees.pipeline * (tokens / tp * kept) + end)
     return [
         Memory(
             moment="the loss's backward pass", weights_bytes=mine, optimizer_bytes=2 * mine, gradients_bytes=held,
-            gathered_bytes=c * stage.root, activations_bytes=activations, logits_bytes=12.0 * stage.logits,
+            gathered_bytes=c * root, activations_bytes=activations, logits_bytes=12.0 * logits,
         ),
         Memory(
             moment="the last block's backward pass", weights_bytes=mine, optimizer_bytes=2 * mine,
-            gradients_bytes=held + c * (bool(stage.logits) * stage.table + stage.block),
-            gathered_bytes=c * (stage.root + 2 * stage.block), activations_bytes=activations + stage.again,
-            logits_bytes=0.0,
+            gradients_bytes=held + c * (last * table + block), gathered_bytes=c * (root + 2 * block),
+            activations_bytes=activations + again, logits_bytes=0.0,
         ),
         Memory(
             moment="the end of the backward pass", weights_bytes=mine, optimizer_bytes=2 * mine,
-            gradients_bytes=max(held, mine - stage.root / shards * MASTER_BYTES)
-            + (c + MASTER_BYTES) * stage.root + c * stage.table,
+            gradients_bytes=max(held, mine - root_shard) + (c + MASTER_BYTES) * root + c * table,
             gathered_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0,
         ),
         # torch's foreach AdamW holds one more copy of what it steps.
@@ -159,7 +127,3 @@ def _moments(stage: _Stage, degrees: Parallelism, precision: Precision, num_micr
             gathered_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0,
         ),
     ]  # fmt: skip
-
-
-def _compute_bytes(precision: Precision) -> int:
-    return 2 if precision == "bfloat16" else 4

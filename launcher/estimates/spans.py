@@ -6,6 +6,7 @@ counted, dense BF16 peaks: counted otherwise, the same run has another MFU, by a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxies.core.canon import Json
@@ -39,6 +40,12 @@ class Span:
         """As verbs print it: the interval is null where nothing is in doubt, the source is there if it has one."""
         ends: Json = None if self.low == self.high else [self.low, self.high]
         return {"value": self.value, "interval": ends} | ({"source": self.source} if self.source else {})
+
+
+def added(spans: Iterable[Span]) -> Span:
+    """The sum, ends with ends, as if what is assumed were wrong in all of them at once."""
+    every = list(spans)
+    return Span(value=sum(s.value for s in every), low=sum(s.low for s in every), high=sum(s.high for s in every))
 
 
 def exactly(value: float, source: str = "") -> Span:

@@ -80,19 +80,13 @@ class Finding:
         return self.basis != "searched"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contest:
-    """Runs that are asked for, as far as outcomes tell, and what they say once all have ended."""
-
-    specs: tuple[RunSpec, ...]
-    finding: Finding | None
-
-
 def contest(
     study: Study, searched: Callable[[int], RunSpec], conventional: Callable[[float, int], RunSpec],
     offsets: Sequence[float], num_seeds: int, results: Mapping[str, RunResult],
-) -> Contest:  # fmt: skip
-    """A searched value against a convention, seed by seed, by the study's margin and level.
+) -> tuple[tuple[RunSpec, ...], Finding | None]:  # fmt: skip
+    """Compare a searched value with a convention, seed by seed, by the study's margin and level.
+
+    Returns the runs that are asked for, as far as outcomes tell, and what they say once all have ended.
 
     Args:
         study: what is asked.
@@ -106,7 +100,7 @@ def contest(
     runs = {(0, seed): searched(seed) for seed in range(num_seeds)}
     runs |= {(1 + i, seed): conventional(octaves, seed) for i, octaves in enumerate(offsets) for seed in range(scouts)}
     if any(spec.id not in results for (which, _), spec in runs.items() if which):
-        return Contest(specs=tuple(runs.values()), finding=None)
+        return tuple(runs.values()), None
 
     def lost(i: int) -> tuple[int, float]:
         losses = [results[runs[1 + i, seed].id].loss_nats for seed in range(scouts)]
@@ -116,9 +110,9 @@ def contest(
     runs |= {(1 + best, seed): conventional(offsets[best], seed) for seed in range(scouts, num_seeds)}
     specs = tuple(runs.values())
     if any(spec.id not in results for spec in specs):
-        return Contest(specs=specs, finding=None)
+        return specs, None
     outcomes = {key: results[spec.id] for key, spec in runs.items()}
-    return Contest(specs=specs, finding=_found(study, outcomes, 1 + best, offsets[best], num_seeds))
+    return specs, _found(study, outcomes, 1 + best, offsets[best], num_seeds)
 
 
 def _found(
@@ -241,9 +235,9 @@ def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str
     octaves = 0.0
 
     def tried(names: tuple[Hyperparameter, ...]) -> Finding | None:
-        found = _tried(study, best, {name: values[name] for name in names}, results)
-        specs.update((spec.id, spec) for spec in found.specs)
-        return found.finding
+        wanted, found = _tried(study, best, {name: values[name] for name in names}, results)
+        specs.update((spec.id, spec) for spec in wanted)
+        return found
 
     def ended(*, whole: bool) -> Settled:
         rate = best["learning_rate"] * 2.0**octaves
@@ -309,7 +303,9 @@ def _open(study: Study, space: SearchSpace) -> list[Hyperparameter]:
     return found
 
 
-def _tried(study: Study, best: Params, values: Params, results: Mapping[str, RunResult]) -> Contest:
+def _tried(
+    study: Study, best: Params, values: Params, results: Mapping[str, RunResult]
+) -> tuple[tuple[RunSpec, ...], Finding | None]:
     """The best trial's point against the same with these values."""
 
     def conventional(octaves: float, seed: int) -> RunSpec:
@@ -367,14 +363,6 @@ class WarmupRule:
         return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {told}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WarmupRuns:
-    """The comparison's runs, as far as outcomes tell; nothing is decided before all have ended."""
-
-    specs: tuple[RunSpec, ...]
-    decided: WarmupRule | None
-
-
 def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:
     """A warmup set at the base as a share of the steps of a run on so many tokens.
 
@@ -408,10 +396,11 @@ def comparison_log2(spec: RunSpec) -> float:
 def compare_warmup_rules(
     study: Study, point: Params, durations: tuple[int, ...], budget_flops: float, run_at: RunAt,
     results: Mapping[str, RunResult],
-) -> WarmupRuns:  # fmt: skip
+) -> tuple[tuple[RunSpec, ...], WarmupRule | None]:  # fmt: skip
     """Compare a share with a number of tokens at the longest duration that the budget allows.
 
-    The number of tokens is run at the point's learning rate and at half of it, since a shorter warmup bears less.
+    Returns the runs, as far as outcomes tell, and what is decided once all have ended. The number of tokens is run at
+    the point's learning rate and at half of it, since a shorter warmup bears less.
 
     Args:
         study: what is asked; without `search.tie_seeds` nothing is compared, and a warmup is a share.
@@ -422,10 +411,10 @@ def compare_warmup_rules(
         results: so far, by id.
     """
     if not study.plan.search.tie_seeds:
-        return WarmupRuns(specs=(), decided=WarmupRule(rule="share"))
+        return (), WarmupRule(rule="share")
     design = _design(study, point, durations, budget_flops, run_at)
     if design is None:
-        return WarmupRuns(specs=(), decided=WarmupRule(rule="tokens"))
+        return (), WarmupRule(rule="tokens")
     num_tokens, num_seeds = design
     shorter = followed(study, "tokens", point, num_tokens)
 
@@ -433,12 +422,11 @@ def compare_warmup_rules(
         return run_at(num_tokens, {**shorter, "learning_rate": point["learning_rate"] * 2.0**octaves}, seed)
 
     offsets = (0.0, LOWER_RATE)
-    found = contest(study, lambda seed: run_at(num_tokens, point, seed), tokens, offsets, num_seeds, results)
-    if found.finding is None:
-        return WarmupRuns(specs=found.specs, decided=None)
-    rule: Rule = "tokens" if found.finding.conventional else "share"
-    decided = WarmupRule(rule=rule, num_tokens=num_tokens, finding=found.finding)
-    return WarmupRuns(specs=found.specs, decided=decided)
+    specs, found = contest(study, lambda seed: run_at(num_tokens, point, seed), tokens, offsets, num_seeds, results)
+    if found is None:
+        return specs, None
+    rule: Rule = "tokens" if found.conventional else "share"
+    return specs, WarmupRule(rule=rule, num_tokens=num_tokens, finding=found)
 
 
 def _design(

@@ -59,7 +59,7 @@ def ladder_runs(
     runs = []
     for width in ladder.widths:
         for num_steps in ladder.num_steps:
-            tokens = int(batch * plan.schedule(num_steps, 0.0).num_full_batches)
+            tokens = plan.num_tokens(num_steps, batch)
             there = Sizes(width=width, depth=plan.model.num_layers, batch=batch, duration=tokens)
             rate = transferred_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
             rung = study.run(
@@ -92,7 +92,12 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
         for top in range(len(ordered) - 1, number - 2, -1):
             rungs = _spread(ordered[: top + 1], number)
             if sum(spec.flops for spec in rungs) <= limit:
-                return tuple(_checked(study, rung) for rung in rungs)
+                seeds = [ladder.seed + number for number in range(ladder.check_num_seeds)]
+                rates = sorted((*ladder.check_offsets_octaves, 0.0))
+                return tuple(
+                    CheckedRung(rung=rung, runs=tuple((x, tuple(_at(rung, x, seed) for seed in seeds)) for x in rates))
+                    for rung in rungs
+                )
     return ()
 
 
@@ -100,17 +105,6 @@ def _spread(ordered: Sequence[RunSpec], number: int) -> list[RunSpec]:
     """So many of them, evenly by rank, the first and the last among them; of one, the last."""
     top = len(ordered) - 1
     return [ordered[round(top * i / (number - 1))] for i in range(number)] if number > 1 else [ordered[top]]
-
-
-def _checked(study: Study, rung: RunSpec) -> CheckedRung:
-    ladder = study.plan.ladder
-    return CheckedRung(
-        rung=rung,
-        runs=tuple(
-            (octaves, tuple(_at(rung, octaves, ladder.seed + number) for number in range(ladder.check_num_seeds)))
-            for octaves in sorted((*ladder.check_offsets_octaves, 0.0))
-        ),
-    )
 
 
 def _at(rung: RunSpec, octaves: float, seed: int) -> RunSpec:
@@ -127,8 +121,6 @@ LEAST_OFFSETS = 3
 SHAPE_SHARE = 0.2
 """Sd of a valley about its parabola, as a share of its height: lopsidedness of the size that `transfer.basin` expects
 (an octave out, linex of slant 0.55 is 18 % above or below the parabola of the same curvature)."""
-MOST_RISE_NATS = 0.1
-"""Above the best rate: higher ones are left out where three remain, since a wall there would bend the parabola."""
 LEAST_NOISE_NATS = 1e-6
 
 
@@ -177,11 +169,6 @@ class RungCheck:
     words: str
 
     @property
-    def own(self) -> Tried:
-        """At the rung's own rate."""
-        return tried_at(self.tried, 0.0)
-
-    @property
     def best(self) -> Tried | None:
         """The rate of the lowest loss; None without any."""
         return best_of(self.tried)
@@ -206,23 +193,20 @@ def check(
     """
     if any(spec.id not in results for _, specs in checked.runs for spec in specs):
         return None
-    tried = tuple(_tried(octaves, specs, results) for octaves, specs in checked.runs)
+    tried = tuple(
+        Tried(
+            octaves=octaves, learning_rate=specs[0].hparams.learning_rate,
+            losses_nats=tuple(results[spec.id].loss_nats for spec in specs),
+            diverged=any(results[spec.id].status == "diverged" for spec in specs),
+        )
+        for octaves, specs in checked.runs
+    )  # fmt: skip
     excess = None if noise_nats is None else excess_of(tried, noise_nats, level)
     outcome, words = _judge(tried, noise_nats, excess, margin_nats, level)
     return RungCheck(
         rung=checked.rung, tried=tried, noise_nats=noise_nats, excess=excess, outcome=outcome,
         words=f"width {checked.rung.shape.width}, {checked.rung.schedule.num_steps} steps: {words}",
     )  # fmt: skip
-
-
-def _tried(octaves: float, specs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> Tried:
-    found = [results[spec.id] for spec in specs]
-    return Tried(
-        octaves=octaves,
-        learning_rate=specs[0].hparams.learning_rate,
-        losses_nats=tuple(result.loss_nats for result in found),
-        diverged=any(result.status == "diverged" for result in found),
-    )
 
 
 def excess_of(tried: Sequence[Tried], noise_nats: float, level: float) -> Excess | None:
@@ -239,7 +223,7 @@ def excess_of(tried: Sequence[Tried], noise_nats: float, level: float) -> Excess
     """
     import numpy as np
 
-    kept = _low_ones(tried)
+    kept = [one for one in tried if one.loss_nats is not None]
     if len(kept) < LEAST_OFFSETS or not kept[0].octaves < 0 < kept[-1].octaves:
         return None
     x, y = (
@@ -265,20 +249,8 @@ def excess_of(tried: Sequence[Tried], noise_nats: float, level: float) -> Excess
     )
 
 
-def _low_ones(tried: Sequence[Tried]) -> list[Tried]:
-    """Rates with a loss, ascending, less those far up the valley that a parabola can do without; the own one stays."""
-    kept = [one for one in tried if one.loss_nats is not None]
-    best = min((one.loss_nats or 0.0 for one in kept), default=0.0)
-    for high in sorted(kept, key=lambda one: one.loss_nats or 0.0, reverse=True):
-        rest = [one for one in kept if one is not high]
-        enough = len(rest) >= LEAST_OFFSETS and rest[0].octaves < 0 < rest[-1].octaves
-        if (high.loss_nats or 0.0) - best > MOST_RISE_NATS and high.octaves != 0 and enough:
-            kept = rest
-    return kept
-
-
 def _lowest(rows_M3: Floats, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return how far parabolas (level, slope, bend) fall from 0 to their lowest point in [low, high], and where (M,)."""
+    """Return how far parabolas (level, slope, bend) fall from 0 to the lowest point in [low, high], and where (M,)."""
     import numpy as np
 
     slope, bend = rows_M3[:, 1], rows_M3[:, 2]
@@ -299,7 +271,7 @@ def _judge(
     tried: Sequence[Tried], noise_nats: float | None, excess: Excess | None, margin_nats: float, level: float
 ) -> tuple[Tuned, str]:
     """Mis-tuned where a neighbour is better by more than the margin and the noise; tuned where no rate can be."""
-    own, best = tried_at(tried, 0.0), best_of(tried)
+    own, best = next(one for one in tried if one.octaves == 0), best_of(tried)
     if own.loss_nats is None:
         if own.diverged and best is not None:
             return "mis_tuned", f"it diverged at its own rate, and not at {best.octaves:+g} octaves"
@@ -308,9 +280,11 @@ def _judge(
         why = "nothing tells the noise of a run: the transfer tests found no valley, and the fit no residuals"
         return "cannot_tell", why
     assert best is not None and best.loss_nats is not None
-    if (least := _least_gain(own, best, noise_nats, level)) > margin_nats:
+    gain = own.loss_nats - best.loss_nats
+    spread = NormalDist().inv_cdf((1 + level) / 2) * noise_nats
+    if (least := gain - spread * math.sqrt(sum(1 / len(one.losses_nats) for one in (own, best)))) > margin_nats:
         return "mis_tuned", (
-            f"at {best.octaves:+g} octaves it loses {own.loss_nats - best.loss_nats:.4f} nats less ({least:.4f} at "
+            f"at {best.octaves:+g} octaves it loses {gain:.4f} nats less ({least:.4f} at "
             f"least; {margin_nats:g} are allowed): its rate is too {'low' if best.octaves > 0 else 'high'}"
         )
     if excess is None:
@@ -326,23 +300,10 @@ def _judge(
     return "cannot_tell", f"{said}; {margin_nats:g} nats are allowed: {more}"
 
 
-def tried_at(tried: Sequence[Tried], octaves: float) -> Tried:
-    """The rate at this offset."""
-    return next(one for one in tried if one.octaves == octaves)
-
-
 def best_of(tried: Sequence[Tried]) -> Tried | None:
     """The rate of the lowest loss; None where none has one."""
     finite = [one for one in tried if one.loss_nats is not None]
     return min(finite, key=lambda one: one.loss_nats or 0.0, default=None)
-
-
-def _least_gain(own: Tried, there: Tried, noise_nats: float, level: float) -> float:
-    """Lower bound, nats, of what another rate gains over the rung's own."""
-    assert own.loss_nats is not None and there.loss_nats is not None
-    counts = [len(one.losses_nats) for one in (own, there)]
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    return own.loss_nats - there.loss_nats - z * noise_nats * math.sqrt(sum(1 / count for count in counts))
 
 
 def _why_no_excess(tried: Sequence[Tried]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from launcher.experiments.conventions import Settled, settled
 from launcher.experiments.ladder import ladder_runs
 from launcher.experiments.sweep_grids import axis_sizes, run_at
 from launcher.plan.study import SEARCH_STAGE, Study
@@ -24,7 +25,6 @@ from sweeps.search.space import Params, SearchSpace
 from transfer.question import AXES
 
 if TYPE_CHECKING:
-    from launcher.experiments.conventions import Settled
     from sweeps.search.replicates import Comparison
     from sweeps.store.ledger import Ledger
 
@@ -42,17 +42,15 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
     for stage, make in makers.items():
         for point in (space.lowest, space.highest):
             try:
-                found = [problem for run in make(point) for problem in _decay_problems(run)]
+                found = [
+                    f"{problem} at width {run.shape.width} and {run.schedule.num_steps} steps"
+                    for run in make(point)  # at every size and duration, a step must leave something of a weight
+                    for problem in decay_problems(run.parametrization, run.ratios, run.hparams)
+                ]
             except SpecError as error:
                 found = error.problems
             problems.update(dict.fromkeys(f"{stage}: {problem}" for problem in found))
     return list(problems)
-
-
-def _decay_problems(run: RunSpec) -> list[str]:
-    """A step must leave something of a weight, at every size and duration."""
-    where = f"at width {run.shape.width} and {run.schedule.num_steps} steps"
-    return [f"{problem} {where}" for problem in decay_problems(run.parametrization, run.ratios, run.hparams)]
 
 
 GROWTH = "growth"
@@ -200,8 +198,6 @@ def winner(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> int 
 
 def ties(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> Settled | None:
     """What is decided between the best trial's values and conventional ones; None before there is a best trial."""
-    from launcher.experiments.conventions import settled
-
     best = winner(study, ledger, losses)
     if best is None:
         return None
@@ -212,14 +208,10 @@ def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
     """Runs of the search with an outcome, and runs asked for so far."""
     results, losses = ledger.first_results(), ended_losses(study, ledger)
     done = sum(result is not None for result in trial_results(study, ledger))
-    ids = {spec.id for spec in repeats(study, ledger, losses)} if losses is not None else set()
+    ids: set[str] = set()
+    if losses is not None:
+        again, decided = replicated(study, ledger, losses), None
+        if growth(study, ledger, losses) is None:
+            decided = ties(study, ledger, losses)
+        ids = {spec.id for found in (again, decided) if found for spec in found.specs}
     return done + sum(id in results for id in ids), phases(study, ledger)[-1].num_trials + len(ids)
-
-
-def repeats(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> list[RunSpec]:
-    """Runs of the search beyond its trials, as far as outcomes tell: repeats of the best, then against conventions."""
-    again, decided = replicated(study, ledger, losses), None
-    if growth(study, ledger, losses) is None:
-        decided = ties(study, ledger, losses)
-    specs = [*(again.specs if again else ()), *(decided.specs if decided else ())]
-    return list({spec.id: spec for spec in specs}.values())

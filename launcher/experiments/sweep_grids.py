@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from launcher.experiments.conventions import (
     WARMUP_SHARE,
     Rule,
     WarmupRule,
-    WarmupRuns,
     compare_warmup_rules,
     followed,
     power_of,
@@ -132,19 +131,16 @@ def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, the
 
 def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
     """Sizes at which the plan wants the learning rate's valley, ascending; none: not tested."""
-    transfer, base, plan = study.plan.transfer, base_sizes(study), study.plan
-    command = plan.command
-    if command is not None and not command.reaches(_TOLD[axis]):
+    plan, transfer = study.plan, study.plan.transfer
+    if plan.command is not None and not plan.command.reaches(_TOLD[axis]):
         return ()
-    if axis == "width":
-        found: tuple[int, ...] = transfer.widths
-    elif axis == "depth":
-        found = transfer.depths
-    elif axis == "batch":
-        found = tuple(round(ratio * base.batch) for ratio in transfer.batches)
-    else:
-        found = tuple(int(base.batch * plan.schedule(count, 0.0).num_full_batches) for count in _counts(study))
-    return tuple(sorted(found))
+    found: dict[Axis, Iterable[int]] = {
+        "width": transfer.widths,
+        "depth": transfer.depths,
+        "batch": (round(ratio * plan.proxy.batch_tokens) for ratio in transfer.batches),
+        "duration": map(plan.num_tokens, _counts(study)),
+    }
+    return tuple(sorted(found[axis]))
 
 
 _TOLD: dict[Axis, str] = {
@@ -187,27 +183,14 @@ def run_at(
 
 def _steps(study: Study, tokens: int) -> int:
     """Steps of a duration: the plan's own where it is one of the plan's."""
-    plan, batch = study.plan, study.plan.proxy.batch_tokens
-    for count in _counts(study):
-        if int(batch * plan.schedule(count, 0.0).num_full_batches) == tokens:
-            return count
-    return plan.steps_for(tokens / batch)
+    plan = study.plan
+    own = [count for count in _counts(study) if plan.num_tokens(count) == tokens]
+    return own[0] if own else plan.steps_for(tokens / plan.proxy.batch_tokens)
 
 
 def _counts(study: Study) -> list[int]:
     """Steps of the plan's durations."""
     return [max(1, round(ratio * study.plan.proxy.num_steps)) for ratio in study.plan.transfer.durations]
-
-
-def built_in(study: Study, name: Hyperparameter, axis: Axis) -> float:
-    """The power by which the plan's parametrization moves a value, of every kind of parameter, along an axis."""
-    powers = scaling(study.plan.parametrization, name)
-    return {"batch": powers.batch, "duration": powers.duration}.get(axis, 0.0)
-
-
-def measured(study: Study, axis: Axis) -> bool:
-    """Whether the exponent of the learning rate over an axis is measured and used."""
-    return axis in study.plan.transfer.measured_rules
 
 
 def base_value(study: Study, name: Hyperparameter, point: Params) -> float:
@@ -231,13 +214,16 @@ class Setting:
     """How often a verdict may ask for more."""
     warmup: Rule = "share"
     """How the warmup is carried over duration."""
+    foreseen: bool = False
+    """Whether larger sizes' grids are asked for without the smaller ones' optima, as if these lay at the base's."""
 
 
-def learning_rate_test(setting: Setting, axis: Axis) -> TransferTest:
-    """The learning rate over an axis; over width with its control condition."""
-    study = setting.study
-    control = _control(setting) if axis == "width" and study.has_control else None
-    return TransferTest(hyperparameter="learning_rate", axis=axis, condition=_rates(setting, axis), control=control)
+def transfer_test(setting: Setting, name: Hyperparameter, axis: Axis) -> TransferTest:
+    """A hyperparameter over an axis; the learning rate over width with its control condition."""
+    rate = name == "learning_rate"
+    condition = _rates(setting, axis) if rate else _values(setting, name, axis)
+    control = _control(setting) if rate and axis == "width" and setting.study.has_control else None
+    return TransferTest(hyperparameter=name, axis=axis, condition=condition, control=control)
 
 
 def _rates(setting: Setting, axis: Axis) -> Condition:
@@ -261,9 +247,9 @@ def _rates(setting: Setting, axis: Axis) -> Condition:
         if size in full:
             continue
         known = _condition(setting, "learning_rate", axis, cells)
-        if not known.done(setting.results):
+        if not setting.foreseen and not known.done(setting.results):
             return known
-        predicted = _predicted(setting, known, axis, base, size)
+        predicted = centre if setting.foreseen else _predicted(setting, known, axis, base, size)
         if predicted is None:
             grid(size, centre, transfer.offsets_octaves)
         else:
@@ -295,19 +281,17 @@ def _control(setting: Setting) -> Condition:
     return _extended(setting, "learning_rate", "width", cells, control=True)
 
 
-def other_test(setting: Setting, name: Hyperparameter, axis: Axis) -> TransferTest:
+def _values(setting: Setting, name: Hyperparameter, axis: Axis) -> Condition:
     """Another hyperparameter over an axis, around the value that the search settled on."""
     study, transfer = setting.study, setting.study.plan.transfer
-    sizes = axis_sizes(study, axis)
-    if axis == "width":
-        sizes = study.plan.hyperparameter_widths
+    sizes = study.plan.hyperparameter_widths if axis == "width" else axis_sizes(study, axis)
     here = to_log2(name, base_value(study, name, setting.best))
     cells = {
         (size, here + offset): transfer.axis_num_seeds
         for size in sizes
         for offset in transfer.hyperparameter_offsets_octaves
     }
-    return TransferTest(hyperparameter=name, axis=axis, condition=_extended(setting, name, axis, cells))
+    return _extended(setting, name, axis, cells)
 
 
 def _extended(
@@ -336,14 +320,6 @@ def _extended(
     return _condition(setting, name, axis, cells, control=control)
 
 
-def value_at(study: Study, name: Hyperparameter, start: Params, log2_value: float) -> float:
-    """A value by its octaves, as it is run: the point's own exactly, others to some digits."""
-    own = base_value(study, name, start)
-    if log2_value == to_log2(name, own):
-        return own
-    return HYPERPARAMETERS[name].from_log2(log2_value, DIGITS)
-
-
 def _judged_so_far(setting: Setting, name: Hyperparameter, axis: Axis, condition: Condition) -> Verdict:
     """The verdict that says which runs are still wanted."""
     from transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
@@ -361,26 +337,22 @@ def _judged_so_far(setting: Setting, name: Hyperparameter, axis: Axis, condition
 def question_of(setting: Setting, name: Hyperparameter, axis: Axis, transferred: float | None) -> Question:
     """What is asked of a test's runs."""
     study, base = setting.study, base_sizes(setting.study)
-    rate = name == "learning_rate"
+    powers, power = scaling(study.plan.parametrization, name), 0.0
+    if name == WarmupRule.HYPERPARAMETER and axis == "duration":
+        power = power_of(study, setting.warmup, setting.best, setting.target.duration)
+    measured = name == "learning_rate" and axis in study.plan.transfer.measured_rules
     return Question(
         axis=axis,
         hyperparameter=name,
         base_size=base.along(axis),
         target_size=setting.target.along(axis),
         transferred_log2=transferred,
-        power=None if rate and measured(study, axis) else _power(setting, name, axis),
-        built_in=built_in(study, name, axis),
+        power=None if measured else power,
+        built_in={"batch": powers.batch, "duration": powers.duration}.get(axis, 0.0),
         margin_nats=study.plan.transfer.margin_nats,
         level=study.plan.transfer.level,
         untrained_nats=math.log(study.manifest.vocab_size),
     )
-
-
-def _power(setting: Setting, name: Hyperparameter, axis: Axis) -> float:
-    """By which a rule that is not measured moves a value to the target."""
-    if name != WarmupRule.HYPERPARAMETER or axis != "duration":
-        return 0.0
-    return power_of(setting.study, setting.warmup, setting.best, setting.target.duration)
 
 
 def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value: float) -> bool:
@@ -398,13 +370,18 @@ def _condition(
     setting: Setting, name: Hyperparameter, axis: Axis, cells: Mapping[tuple[int, float], int], *, control: bool = False
 ) -> Condition:  # fmt: skip
     study, base = setting.study, base_sizes(setting.study).along(axis)
-    specs: list[tuple[RunSpec, float]] = []
+    own, specs = base_value(study, name, setting.best), list[tuple[RunSpec, float]]()
     for (size, log2_value), num_seeds in sorted(cells.items()):
         if not _fits(study, name, axis, size, log2_value):
             continue
-        value = 2.0**log2_value if name == "learning_rate" else value_at(study, name, setting.best, log2_value)
+        value = own  # exactly; others to some digits
+        if name == "learning_rate":
+            value = 2.0**log2_value
+        elif log2_value != to_log2(name, own):
+            value = HYPERPARAMETERS[name].from_log2(log2_value, DIGITS)
         rules = study.control if control and size != base else None
-        point = {**point_at(setting, size if axis == "duration" else None), name: value}
+        start = followed(study, setting.warmup, setting.best, size) if axis == "duration" else setting.best
+        point = {**start, name: value}
         runs = [run_at(study, axis, size, point, seed, rules) for seed in range(num_seeds)]
         # Two warmups may round to the same number of steps: one run is one point.
         known = {spec.id for spec, _ in specs}
@@ -412,39 +389,19 @@ def _condition(
     return Condition(axis=axis, specs=tuple(specs))
 
 
-def point_at(setting: Setting, num_tokens: int | None) -> Params:
-    """The point of runs on so many tokens, None: as many as the base's."""
-    if num_tokens is None:
-        return setting.best
-    return followed(setting.study, setting.warmup, setting.best, num_tokens)
-
-
 def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:
     """By test, the runs that its first verdict asks for, before anything has ended."""
-    setting, found = Setting(study=study, results={}, best=point, target=target, rounds=0), {}
-    for name, axis in wanted_tests(study):
-        test = learning_rate_test(setting, axis) if name == "learning_rate" else other_test(setting, name, axis)
-        found[test.name] = test.specs + (_later(study, axis, point) if name == "learning_rate" else [])
-    return found
+    setting = Setting(study=study, results={}, best=point, target=target, rounds=0, foreseen=True)
+    tests = [transfer_test(setting, name, axis) for name, axis in wanted_tests(study)]
+    return {test.name: test.specs for test in tests}
 
 
-def _later(study: Study, axis: Axis, point: Params) -> list[RunSpec]:
-    """Sizes whose grid waits for the smaller ones' optima: narrower, about where these put it."""
-    transfer, base = study.plan.transfer, base_sizes(study).along(axis)
-    sizes, count = axis_sizes(study, axis), transfer.num_seeds if axis == "width" else transfer.axis_num_seeds
-    return [
-        run_at(study, axis, size, {**point, "learning_rate": point["learning_rate"] * 2.0**offset}, seed)
-        for size in sizes
-        if size not in {base, *sizes[:FIRST_SIZES]}
-        for offset in transfer.narrow_offsets_octaves
-        for seed in range(count)
-    ]
-
-
-def warmup_runs(study: Study, point: Params, target: Sizes, results: Mapping[str, RunResult]) -> WarmupRuns:
+def warmup_runs(
+    study: Study, point: Params, target: Sizes, results: Mapping[str, RunResult]
+) -> tuple[tuple[RunSpec, ...], WarmupRule | None]:
     """The comparison of a warmup's share with its number of tokens, within its part of what all tests take."""
     if study.plan.command is not None and not study.plan.command.reaches("warmup_steps"):
-        return WarmupRuns(specs=(), decided=WarmupRule(rule="share"))
+        return (), WarmupRule(rule="share")
     tests = {spec.id: spec.flops for specs in first_runs(study, point, target).values() for spec in specs}
     return compare_warmup_rules(
         study, point, axis_sizes(study, "duration"), WARMUP_SHARE * sum(tests.values()),

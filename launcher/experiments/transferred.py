@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.experiments.conventions import Tie, WarmupRule, WarmupRuns, comparison_log2, followed, ties_body
+from launcher.experiments.conventions import Tie, WarmupRule, comparison_log2, followed, ties_body
 from launcher.experiments.searching import Replicated, ended_losses, growth, replicated, ties, trial_points, winner
 from launcher.experiments.sweep_grids import (
     Condition,
@@ -21,9 +21,7 @@ from launcher.experiments.sweep_grids import (
     base_sizes,
     base_value,
     judged,
-    learning_rate_test,
-    measured,
-    other_test,
+    transfer_test,
     transferred_rate,
     wanted_tests,
     warmup_runs,
@@ -34,7 +32,7 @@ from proxies.core.flops import count_params
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import scaled, scaling
-from proxies.core.spec import RunResult
+from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.growth import ranked
 from sweeps.search.space import Params
 from transfer.question import Axis, Hyperparameter, to_log2
@@ -166,9 +164,8 @@ def target_guess(study: Study) -> Sizes:
     plan, width = study.plan, study.target_width_guess
     params = count_params(study.shape(width).at_depth(plan.target_num_layers)).total
     batch = plan.target_batch_tokens
-    num_steps = plan.steps_for(plan.target.budget_flops / (6.0 * params * batch))
-    tokens = batch * plan.schedule(num_steps, 0.0).num_full_batches
-    return Sizes(width=width, depth=plan.target_num_layers, batch=batch, duration=int(tokens))
+    tokens = plan.num_tokens(plan.target_steps(params), batch)
+    return Sizes(width=width, depth=plan.target_num_layers, batch=batch, duration=tokens)
 
 
 def _setting(study: Study, ledger: Ledger, won: Searched, target: Sizes | None = None) -> Setting:
@@ -181,21 +178,23 @@ def _setting(study: Study, ledger: Ledger, won: Searched, target: Sizes | None =
     )
 
 
-def _tests(setting: Setting) -> tuple[Setting, WarmupRuns, tuple[TransferTest, ...]]:
+def _tests(
+    setting: Setting,
+) -> tuple[Setting, tuple[RunSpec, ...], WarmupRule | None, tuple[TransferTest, ...]]:
     """The setting with the warmup's rule, its comparison, and the tests as far as results tell.
 
     Runs of other durations follow the rule, so tests over duration wait for it.
     """
     study, wanted = setting.study, wanted_tests(setting.study)
-    warmup = warmup_runs(study, setting.best, target_guess(study), setting.results)
-    if warmup.decided is not None:
-        setting = dataclasses.replace(setting, warmup=warmup.decided.rule)
+    compared, warmup = warmup_runs(study, setting.best, target_guess(study), setting.results)
+    if warmup is not None:
+        setting = dataclasses.replace(setting, warmup=warmup.rule)
     tests = tuple(
-        learning_rate_test(setting, axis) if name == "learning_rate" else other_test(setting, name, axis)
+        transfer_test(setting, name, axis)
         for name, axis in wanted
-        if (warmup.decided is not None or axis != "duration") and base_value(study, name, setting.best) > 0
+        if (warmup is not None or axis != "duration") and base_value(study, name, setting.best) > 0
     )
-    return setting, warmup, tests
+    return setting, compared, warmup, tests
 
 
 def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
@@ -204,10 +203,10 @@ def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
     Raises:
         StageMissingError: the search has not ended.
     """
-    _, warmup, tests = _tests(_setting(study, ledger, searched(study, ledger)))
-    if not warmup.specs:
+    _, compared, _, tests = _tests(_setting(study, ledger, searched(study, ledger)))
+    if not compared:
         return tests
-    condition = Condition(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in warmup.specs))
+    condition = Condition(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in compared))
     return (TransferTest(hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition), *tests)
 
 
@@ -218,31 +217,20 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
         StageMissingError: their runs have not ended.
     """
     won = searched(study, ledger)
-    setting, warmup, tests = _tests(_setting(study, ledger, won))
-    if warmup.decided is None or not all(test.done(setting.results) for test in tests):
+    setting, _, warmup, tests = _tests(_setting(study, ledger, won))
+    if warmup is None or not all(test.done(setting.results) for test in tests):
         raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
-    return _rates_found(setting, won.ties, warmup.decided, tests)
-
-
-def _rates_found(
-    setting: Setting, ties: tuple[Tie, ...], warmup: WarmupRule, tests: Sequence[TransferTest]
-) -> Transferred:  # fmt: skip
-    """The base's optimum, and the measured exponents."""
-    study, base = setting.study, base_sizes(setting.study)
-    first = judged(setting, tests[0], None)
-    log2_lr = next((o.log2_value for o in first.verdict.optima if o.size == base.width), None)
-    at_optimum = log2_lr is not None
-    if log2_lr is None:
-        log2_lr = math.log2(setting.best["learning_rate"])
+    optima = judged(setting, tests[0], None).verdict.optima
+    log2_lr = next((o.log2_value for o in optima if o.size == study.plan.proxy.base_width), None)
     powers: dict[Axis, float] = {}
     for test in tests:
-        if test.hyperparameter == "learning_rate" and measured(study, test.axis):
+        if test.hyperparameter == "learning_rate" and test.axis in study.plan.transfer.measured_rules:
             found = judged(setting, test, None)
             if found.at_target is not None:
                 powers[test.axis] = round(found.at_target.power, POWER_DIGITS)
     return Transferred(
-        tests=tuple(tests), best=setting.best, ties=ties, warmup=warmup, log2_lr=log2_lr, at_optimum=at_optimum,
-        powers=powers,
+        tests=tests, best=won.best, ties=won.ties, warmup=warmup, at_optimum=log2_lr is not None, powers=powers,
+        log2_lr=math.log2(won.best["learning_rate"]) if log2_lr is None else log2_lr,
     )  # fmt: skip
 
 
@@ -272,6 +260,7 @@ def transfer_body(
     """Tests with their verdicts and runs, the learning rate over all axes, and the table of values."""
     from transfer.verdict.summary import together_summary, verdict_summary
 
+    told = {*_USUAL, *found.best, *(test.hyperparameter for test, _ in verdicts.tests)}
     return {
         "tests": [
             {
@@ -283,7 +272,7 @@ def transfer_body(
             for test, judged in verdicts.tests
         ],
         "together": together_summary(verdicts.together),
-        "values": _values(study, found, verdicts),
+        "values": [_value(study, found, verdicts, name) for name in WITH_OPTIMUM if name in told],
         "learning_rate": found.learning_rate,
         "at_base_optimum": found.at_optimum,
     }
@@ -305,14 +294,8 @@ def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) ->
     ]
 
 
-def _values(study: Study, found: Transferred, verdicts: Verdicts) -> list[Json]:
-    """One row a hyperparameter: at the base, at the target, by which rule, and how far that was tested."""
-    tested = [test.hyperparameter for test, _ in verdicts.tests]
-    names = [name for name in WITH_OPTIMUM if name in (*_USUAL, *found.best, *tested)]
-    return [_value(study, found, verdicts, name) for name in names]
-
-
 def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperparameter) -> dict[str, Json]:
+    """A hyperparameter's row: at the base, at the target, by which rule, and how far that was tested."""
     from transfer.verdict.summary import estimate_summary, verdict_summary
     from transfer.verdict.together import differs
 

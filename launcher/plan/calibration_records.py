@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from dataclasses import dataclass
 from typing import Literal
 
 from proxies.core import canon
-from proxies.core.checks import Checks
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
 
 Part = Literal["proxy", "ladder"]
 Open = Literal["num_slots", "compiled"]
-CHOSEN: dict[Open, tuple[str, ...]] = {
-    "num_slots": ("num_slots", "num_threads", "cuda_graphs", "fused_loss"),
-    "compiled": ("compiled",),
-}
-"""What of the numerics an open key leaves to the calibration."""
 MOST_SLOTS = 4096
 """The most that a plan or a calibration may ask for of one bank."""
 
@@ -97,25 +90,10 @@ class Calibration:
     num_workers: int
     figures: tuple[Figure, ...] = ()
 
-    def __post_init__(self) -> None:
-        checks, asked, chosen = Checks(self), self.asked, self.chosen
-        allowed = {field for name in asked.open for field in CHOSEN[name]}
-        fields = [field.name for field in dataclasses.fields(Numerics)]
-        moved = [name for name in fields if getattr(chosen, name) != getattr(asked.given, name)]
-        wrong = [name for name in moved if name not in allowed]
-        checks.that(not wrong, f"{', '.join(wrong)} chosen, which the plan gives")
-        checks.that(chosen.num_slots <= MOST_SLOTS, f"num_slots = {chosen.num_slots}: {MOST_SLOTS} at most")
-        checks.done()
-
     @property
     def figure(self) -> Figure | None:
         """What was measured of the mode that was chosen; None where nothing was."""
         return next((figure for figure in self.figures if figure.mode == self.chosen), None)
-
-
-def size_name(part: str, width: int, num_layers: int, batch_tokens: int) -> str:
-    """Which runs a choice is for, in words."""
-    return f"{'rungs of ' if part == 'ladder' else ''}width {width}, {num_layers} layers, {batch_tokens} tokens"
 
 
 def mode_name(mode: Numerics, plain: Numerics) -> str:

@@ -75,7 +75,11 @@ def with_values(section: type[_SomeSection]) -> type[_SomeSection]:
 
 def with_ranges(section: type[_SomeSection]) -> type[_SomeSection]:
     """The section with a key for the range of each hyperparameter that every search varies."""
-    return _with_keys(section, {one: (_range(one), one.range) for one in SET_BY["search"]})
+    keys: dict[Hyperparameter, tuple[Any, Any]] = {}
+    for one in SET_BY["search"]:
+        end = _number(one)
+        keys[one] = Annotated[tuple[end, end], RISING], one.range  # type: ignore[valid-type]
+    return _with_keys(section, keys)
 
 
 def with_rules(section: type[_SomeSection]) -> type[_SomeSection]:
@@ -104,11 +108,6 @@ def _made(section: type[_SomeSection], fields: dict[str, Any]) -> type[_SomeSect
         section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
     )
     return made
-
-
-def _range(one: Hyperparameter) -> Any:
-    end = _number(one)
-    return Annotated[tuple[end, end], RISING]  # type: ignore[valid-type]
 
 
 def _number(one: Hyperparameter) -> Any:

@@ -121,6 +121,14 @@ class Plan(Section):
             num_steps = max(num_steps, round(num_full_batches / share))
         return num_steps
 
+    def num_tokens(self, num_steps: int, batch_tokens: int | None = None) -> int:
+        """Tokens of a run; the batch is the proxies' unless another is given."""
+        return int((batch_tokens or self.proxy.batch_tokens) * self.schedule(num_steps, 0.0).num_full_batches)
+
+    def target_steps(self, params: float) -> int:
+        """Steps of a main run with so many parameters: the budget over 6 N D."""
+        return self.steps_for(self.target.budget_flops / (6.0 * params * self.target_batch_tokens))
+
     @property
     def hyperparameter_widths(self) -> tuple[int, ...]:
         """Widths at which hyperparameters other than the learning rate are tested, ascending."""

@@ -4,9 +4,10 @@ is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from launcher.plan.cluster import ClusterSection
 from launcher.plan.plan import Plan
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
@@ -18,20 +19,25 @@ from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
 
 MIN_RUNGS = 6
+_SIZES = {"duration": "durations", "batch": "batches", "depth": "depths"}
+"""The key of `[transfer]` that has an axis's sizes."""
 
 
 def problems_of(plan: Plan) -> list[str]:
     """Everything that does not hold together, at once."""
-    problems = _width_problems(plan) + _proxy_problems(plan) + _cluster_problems(plan)
-    problems += _transfer_problems(plan)
+    problems = [
+        *_width_problems(plan),
+        *_proxy_problems(plan),
+        *_cluster_problems(plan.cluster),
+        *_transfer_problems(plan),
+    ]
     if any(problem.startswith("proxy.command: ") for problem in problems):
         return problems  # the others ask what the command can be told
-    return problems + _search_problems(plan) + _ladder_problems(plan)
+    return [*problems, *_search_problems(plan), *_pruner_problems(plan), *_ladder_problems(plan)]
 
 
-def _width_problems(plan: Plan) -> list[str]:
+def _width_problems(plan: Plan) -> Iterator[str]:
     """Every width gives a whole shape."""
-    problems: list[str] = []
     widths = {
         "proxy.base_width": (plan.proxy.base_width,),
         "transfer.widths": plan.transfer.widths,
@@ -42,8 +48,16 @@ def _width_problems(plan: Plan) -> list[str]:
     }
     for name, values in widths.items():
         for width in values:
-            problems += [f"{name}: {problem}" for problem in _refusals(partial(plan.shape, width, vocab_size=2))]
-    return problems
+            yield from _refusals(name, partial(plan.shape, width, vocab_size=2))
+
+
+def _refusals(where: str, make: Callable[[], object]) -> list[str]:
+    """What a record says against itself, behind the key that it is made from."""
+    try:
+        make()
+    except SpecError as error:
+        return [f"{where}: {problem}" for problem in error.problems]
+    return []
 
 
 def _proxy_problems(plan: Plan) -> list[str]:
@@ -55,11 +69,11 @@ def _proxy_problems(plan: Plan) -> list[str]:
         "proxy.command": lambda: plan.command,
         "proxy.factory": lambda: proxy.factory and Factory(target=proxy.factory, source_sha256="0" * 64),
     }
-    problems = [f"{where}: {problem}" for where, make in made.items() for problem in _refusals(make)]
+    problems = [problem for where, make in made.items() for problem in _refusals(where, make)]
     if proxy.factory and proxy.command:
         problems.append("proxy.factory and proxy.command: one or the other")
     problems += [] if problems else _decay_problems(plan)
-    problems += _batch_problems(plan) + _data_problems(plan)
+    problems += [*_batch_problems(plan), *_data_problems(plan)]
     problems += [] if problems else _told_problems(plan)
     if plan.model.tied and not problems and plan.parametrization.output == "absorbed":
         problems.append(
@@ -69,28 +83,20 @@ def _proxy_problems(plan: Plan) -> list[str]:
     return problems
 
 
-def _refusals(make: Callable[[], object]) -> list[str]:
-    try:
-        make()
-    except SpecError as error:
-        return list(error.problems)
-    return []
-
-
 def _decay_problems(plan: Plan) -> list[str]:
     """A step must leave something of a weight."""
-    try:
-        hparams = Hparams.at({LEARNING_RATE: plan.search.learning_rate[1]}, plan.proxy.hyperparameters)
-    except SpecError as error:
-        return [f"proxy: {problem}" for problem in error.problems]
+    point = {LEARNING_RATE: plan.search.learning_rate[1]}
+    if refused := _refusals("proxy", lambda: Hparams.at(point, plan.proxy.hyperparameters)):
+        return refused
+    hparams = Hparams.at(point, plan.proxy.hyperparameters)
     return [f"proxy.{problem}" for problem in decay_problems(plan.parametrization, Ratios(), hparams)]
 
 
-def _told_problems(plan: Plan) -> list[str]:
+def _told_problems(plan: Plan) -> Iterator[str]:
     """What a study varies or sets, its own trainer must be told."""
     command = plan.command
     if command is None:
-        return []
+        return
     told = [
         (HYPERPARAMETERS[name].told_as, f"search.{name} varies it; name it, or set both ends alike")
         for name, (low, high) in plan.search.ranges.items()
@@ -105,194 +111,150 @@ def _told_problems(plan: Plan) -> list[str]:
     if plan.proxy.batch_warmup_fraction:
         said = f"the trainer is not told proxy.batch_warmup_fraction = {plan.proxy.batch_warmup_fraction}"
         told.append(("batch_warmup_steps", said))
-    problems = [f"proxy.command lacks {{{name}}}: {said}" for name, said in told if not command.reaches(name)]
-    changed = [
-        f"proxy.{name}"
-        for name in ("rules", "dtype", "compiled", "matmul_precision", "microbatch_tokens", "activation_checkpointing")
-        if getattr(plan.proxy, name) not in (getattr(plain, name), "auto")
-    ]
-    problems += [
-        f"{name} is set, and only {{run_json}} tells a trainer of it: name that, or leave {name} alone"
-        for name in changed
-        if not command.reaches("run_json")
-    ]
+    yield from (f"proxy.command lacks {{{name}}}: {said}" for name, said in told if not command.reaches(name))
+    for name in ("rules", "dtype", "compiled", "matmul_precision", "microbatch_tokens", "activation_checkpointing"):
+        if getattr(plan.proxy, name) not in (getattr(plain, name), "auto") and not command.reaches("run_json"):
+            key = f"proxy.{name}"
+            yield f"{key} is set, and only {{run_json}} tells a trainer of it: name that, or leave {key} alone"
     if "{data}" in plan.proxy.command and not plan.data.path:
-        problems.append("proxy.command names {data}, and data.path is empty: there is no corpus folder")
-    return problems
+        yield "proxy.command names {data}, and data.path is empty: there is no corpus folder"
 
 
-def _batch_problems(plan: Plan) -> list[str]:
+def _batch_problems(plan: Plan) -> Iterator[str]:
     """Batches are whole sequences, and split evenly."""
     proxy, seq_len, stages = plan.proxy, plan.model.seq_len, plan.batch_stages
-    smallest = proxy.batch_tokens // stages
-    problems = []
-    if proxy.batch_tokens % (stages * seq_len):
-        said = f" times proxy.batch_warmup_stages = {stages}" if stages > 1 else ""
-        problems.append(f"proxy.batch_tokens = {proxy.batch_tokens}: no multiple of model.seq_len = {seq_len}{said}")
+    smallest, whole = proxy.batch_tokens // stages, stages * seq_len
     micro = proxy.microbatch_tokens or smallest
-    if not problems and (micro % seq_len or smallest % micro):
-        problems.append(
+    ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
+    ours = not (proxy.command or proxy.factory)
+    target, rest = divmod(plan.target_batch_tokens, whole)
+    if proxy.batch_tokens % whole:
+        said = f" times proxy.batch_warmup_stages = {stages}" if stages > 1 else ""
+        yield f"proxy.batch_tokens = {proxy.batch_tokens}: no multiple of model.seq_len = {seq_len}{said}"
+    elif micro % seq_len or smallest % micro:
+        yield (
             f"proxy.microbatch_tokens = {micro}: whole sequences of {seq_len} tokens that divide {smallest}, the "
             "smallest batch, are wanted"
         )
-    ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
-    ours = not (proxy.command or proxy.factory)
-    if ours and not problems and smallest // seq_len % ranks:
-        problems.append(f"launch: {ranks} ranks do not divide the {smallest // seq_len} sequences of a batch")
-    target = plan.target_batch_tokens // stages // seq_len
-    whole = plan.target_batch_tokens % (stages * seq_len) == 0
-    if ours and not problems and whole and target % ranks:
-        problems.append(f"target.batch_tokens: {ranks} ranks do not divide the {target} sequences of a batch")
+    elif ours and smallest // seq_len % ranks:
+        yield f"launch: {ranks} ranks do not divide the {smallest // seq_len} sequences of a batch"
+    elif ours and not rest and target % ranks:
+        yield f"target.batch_tokens: {ranks} ranks do not divide the {target} sequences of a batch"
     shortest = min(proxy.num_steps, *plan.ladder.num_steps)
     if stages - 1 > shortest:
-        problems.append(f"proxy.batch_warmup_stages = {stages}: more than the {shortest} steps of the shortest run")
-    return problems
+        yield f"proxy.batch_warmup_stages = {stages}: more than the {shortest} steps of the shortest run"
 
 
-def _data_problems(plan: Plan) -> list[str]:
+def _data_problems(plan: Plan) -> Iterator[str]:
     data = plan.data
     if data.path:
-        known = {"data.external": data.external, "data.vocab_size": data.vocab_size}
-        return [
-            f'{name} = {value!r}: for data without a corpus (data.path = "")' for name, value in known.items() if value
-        ]
-    if not plan.proxy.command:
-        return ['data.path = "": a corpus folder is wanted (only proxy.command may bring its own data)']
-    problems = [] if data.external else ['data.external = "": a name for the data of your own trainer is wanted']
-    problems += [] if data.vocab_size >= 2 else [f"data.vocab_size = {data.vocab_size}: 2 or more is wanted"]
-    return problems + (["data.weights: only a corpus has sources"] if data.weights else [])
+        for name, value in (("data.external", data.external), ("data.vocab_size", data.vocab_size)):
+            if value:
+                yield f'{name} = {value!r}: for data without a corpus (data.path = "")'
+    elif not plan.proxy.command:
+        yield 'data.path = "": a corpus folder is wanted (only proxy.command may bring its own data)'
+    else:
+        if not data.external:
+            yield 'data.external = "": a name for the data of your own trainer is wanted'
+        if data.vocab_size < 2:
+            yield f"data.vocab_size = {data.vocab_size}: 2 or more is wanted"
+        if data.weights:
+            yield "data.weights: only a corpus has sources"
 
 
-def _cluster_problems(plan: Plan) -> list[str]:
-    cluster = plan.cluster
-    problems = []
+def _cluster_problems(cluster: ClusterSection) -> Iterator[str]:
     if cluster.address and cluster.backend != "ray":
-        problems.append(f'cluster.address = {cluster.address!r} wants cluster.backend = "ray"')
+        yield f'cluster.address = {cluster.address!r} wants cluster.backend = "ray"'
     if cluster.max_usd and not cluster.usd_per_device_hour:
-        problems.append(f"cluster.max_usd = {cluster.max_usd}: cluster.usd_per_device_hour is wanted with it")
-    return problems
+        yield f"cluster.max_usd = {cluster.max_usd}: cluster.usd_per_device_hour is wanted with it"
 
 
-def _transfer_problems(plan: Plan) -> list[str]:
+def _transfer_problems(plan: Plan) -> Iterator[str]:
     """Every axis has the base and something else on it, in runs that can be made; every value has octaves."""
     transfer, proxy = plan.transfer, plan.proxy
-    problems = [
-        f"transfer.{name} = {list(widths)}: must hold proxy.base_width = {proxy.base_width}, whose optimum is the one "
-        "transferred"
-        for name, widths in (("widths", transfer.widths), ("hyperparameter_widths", plan.hyperparameter_widths))
-        if proxy.base_width not in widths
-    ]
+    for name, widths in (("widths", transfer.widths), ("hyperparameter_widths", plan.hyperparameter_widths)):
+        if proxy.base_width not in widths:
+            yield (
+                f"transfer.{name} = {list(widths)}: must hold proxy.base_width = {proxy.base_width}, whose optimum is "
+                "the one transferred"
+            )
     axes: dict[str, tuple[Sequence[float], float]] = {
-        "durations": (transfer.durations, 1.0),
-        "batches": (transfer.batches, 1.0),
-        "depths": (transfer.depths, plan.model.num_layers),
+        "duration": (transfer.durations, 1.0),
+        "batch": (transfer.batches, 1.0),
+        "depth": (transfer.depths, plan.model.num_layers),
     }
-    problems += [
-        f"transfer.{name} = {list(values)}: must hold {base:g}, the proxies' own, and at least one more"
-        for name, (values, base) in axes.items()
-        if values and (base not in values or len(values) < 2)
-    ]
+    for axis, (values, base) in axes.items():
+        if values and (base not in values or len(values) < 2):
+            held = f"must hold {base:g}, the proxies' own, and at least one more"
+            yield f"transfer.{_SIZES[axis]} = {list(values)}: {held}"
     whole = plan.model.seq_len * plan.batch_stages
     for ratio in transfer.batches:
         batch = ratio * proxy.batch_tokens
         if proxy.batch_tokens % whole == 0 and batch % whole:
-            problems.append(
-                f"transfer.batches: {ratio:g} times proxy.batch_tokens = {batch:g} tokens, no multiple of {whole}"
-            )
-    problems += [
-        f"transfer: a run of {ratio * proxy.num_steps:.3g} steps is too short"
-        for ratio in (*transfer.durations, *(1 / ratio for ratio in transfer.batches))
-        if round(ratio * proxy.num_steps) < max(1, plan.batch_stages - 1)
-    ]
+            yield f"transfer.batches: {ratio:g} times proxy.batch_tokens = {batch:g} tokens, no multiple of {whole}"
+    for ratio in (*transfer.durations, *(1 / ratio for ratio in transfer.batches)):
+        if round(ratio * proxy.num_steps) < max(1, plan.batch_stages - 1):
+            yield f"transfer: a run of {ratio * proxy.num_steps:.3g} steps is too short"
     steps = [round(ratio * proxy.num_steps) for ratio in transfer.durations]
     if len(set(steps)) < len(steps):
-        problems.append(
-            f"transfer.durations = {list(transfer.durations)}: of {proxy.num_steps} steps, {steps}: each once"
-        )
+        yield f"transfer.durations = {list(transfer.durations)}: of {proxy.num_steps} steps, {steps}: each once"
     if plan.target.batch_tokens % whole:
-        problems.append(f"target.batch_tokens = {plan.target.batch_tokens}: no multiple of {whole} tokens")
-    values = plan.proxy.hyperparameters
+        yield f"target.batch_tokens = {plan.target.batch_tokens}: no multiple of {whole} tokens"
     for name, over in transfer.hyperparameters.items():
-        problems += [
-            f"transfer.hyperparameters.{name}: over {axis}, and transfer.{sizes} is empty"
-            for axis, sizes in (("depth", "depths"), ("batch", "batches"), ("duration", "durations"))
-            if axis in over and not axes[sizes][0]
-        ]
-        if values.get(name) == 0 and name not in {*plan.search.axes, *plan.search.choices}:
-            problems.append(f"transfer.hyperparameters.{name}: tested by factors of 2, and proxy.{name} is 0")
-    return problems
+        for axis in over:
+            if axis in axes and not axes[axis][0]:
+                yield f"transfer.hyperparameters.{name}: over {axis}, and transfer.{_SIZES[axis]} is empty"
+        if proxy.hyperparameters.get(name) == 0 and name not in {*plan.search.axes, *plan.search.choices}:
+            yield f"transfer.hyperparameters.{name}: tested by factors of 2, and proxy.{name} is 0"
 
 
 def _search_problems(plan: Plan) -> list[str]:
+    """Check single axes; if these are fine all together, and what the trainer can be told of them."""
     search = plan.search
-    problems = _axis_problems(search)
-    if not problems:
-        problems += _space_problems(plan, search)
-    return problems + _pruner_problems(plan, search)
-
-
-def _axis_problems(search: SearchSection) -> list[str]:
-    """Check single axes."""
-    ends = {f"axes.{name}": (name, list(ends)) for name, ends in search.axes.items()}
-    ends |= {f"choices.{name}": (name, list(values)) for name, values in search.choices.items()}
-    problems = [
-        f"search.{key} = {values}: must be below {below:g}"
-        for key, (name, values) in ends.items()
-        if (below := HYPERPARAMETERS[name].below) is not None and max(values) >= below
-    ]
-    problems += [
-        f"search.choices.{name}: search.axes has a range for it: one or the other"
-        for name in search.choices
-        if name in search.axes
-    ]
-    return problems + [
-        f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for where it is on"
-        for name in search.can_be_off
-        if name not in {*search.ranges, *search.axes, *search.choices}
-    ]
-
-
-def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
-    """Check all axes together: what the sampler and the trainer can do with them."""
-    try:
-        space = search.space
-    except SpecError as error:
-        return [f"search: {problem}" for problem in error.problems]
-    command = plan.command
-    varied = [
-        HYPERPARAMETERS[axis.name].told_as
-        for axis in space.axes
-        if axis.can_be_off or (not axis.fixed and (axis.choices or axis.name not in search.ranges))
-    ]
+    if problems := list(_axis_problems(search)):
+        return problems
+    if refused := _refusals("search", lambda: search.space):
+        return refused
     return [
         f"proxy.command lacks {{{name}}}: the search varies it; name it, or do not search it"
-        for name in varied
-        if command is not None and not command.reaches(name)
+        for axis in search.space.axes
+        if axis.can_be_off or (not axis.fixed and (axis.choices or axis.name not in search.ranges))
+        for name in [HYPERPARAMETERS[axis.name].told_as]
+        if plan.command is not None and not plan.command.reaches(name)
     ]
 
 
-def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
-    """Where no trial could ever be looked at, or compared with another."""
-    if search.pruner == "none":
-        return []
-    said, steps = f"search.pruner = {search.pruner!r}", plan.proxy.num_steps
-    problems = []
+def _axis_problems(search: SearchSection) -> Iterator[str]:
+    for key, given in (("axes", search.axes), ("choices", search.choices)):
+        for name, values in given.items():
+            if (below := HYPERPARAMETERS[name].below) is not None and max(values) >= below:
+                yield f"search.{key}.{name} = {list(values)}: must be below {below:g}"
+    for name in search.choices:
+        if name in search.axes:
+            yield f"search.choices.{name}: search.axes has a range for it: one or the other"
+    for name in search.can_be_off:
+        if name not in {*search.ranges, *search.axes, *search.choices}:
+            yield f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for where it is on"
+
+
+def _pruner_problems(plan: Plan) -> Iterator[str]:
+    """Name what no trial could ever be looked at by, or compared with."""
+    if plan.search.pruner == "none":
+        return
+    said, steps = f"search.pruner = {plan.search.pruner!r}", plan.proxy.num_steps
     if plan.command:
-        problems.append(f"{said}: a command trains by itself, and cannot be looked at: 'none' is wanted")
+        yield f"{said}: a command trains by itself, and cannot be looked at: 'none' is wanted"
     if not rungs(steps):
-        problems.append(f"{said}: proxy.num_steps = {steps} leaves no step at which to look: 'none', or more steps")
-    return problems
+        yield f"{said}: proxy.num_steps = {steps} leaves no step at which to look: 'none', or more steps"
 
 
-def _ladder_problems(plan: Plan) -> list[str]:
+def _ladder_problems(plan: Plan) -> Iterator[str]:
     ladder, whole = plan.ladder, plan.model.seq_len * plan.batch_stages
     num_rungs = len(ladder.widths) * len(ladder.num_steps)
-    problems = []
     if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
-        problems.append(
+        yield (
             f"ladder: {len(ladder.widths)} widths, {len(ladder.num_steps)} durations, {num_rungs} rungs: "
             f"a law has five parameters, so at least 2 of each and {MIN_RUNGS} rungs are wanted"
         )
     if ladder.batch_tokens % whole:
-        problems.append(f"ladder.batch_tokens = {ladder.batch_tokens}: no multiple of {whole} tokens")
-    return problems
+        yield f"ladder.batch_tokens = {ladder.batch_tokens}: no multiple of {whole} tokens"

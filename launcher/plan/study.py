@@ -18,7 +18,7 @@ from launcher.plan.plan import Plan
 from proxies.core import canon
 from proxies.core.hyperparameters import LEARNING_RATE, Hparams, warmup_of, with_warmup
 from proxies.core.programs import Factory
-from proxies.core.rules import Parametrization
+from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
@@ -34,6 +34,8 @@ SEMANTICS = 5
 model from the same spec raises it, so that no study mixes the two.
 """
 SEARCH_STAGE = "search"
+DEPTH = "depth"
+"""The coordinate check over depths; those over widths bear their parametrization's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,12 +160,18 @@ class Study:
         """The coordinate check's runs, by width."""
         return self._check_runs(parametrization, [self.shape(width) for width in self.plan.transfer.check_widths])
 
-    def depth_runs(self) -> list[list[RunSpec]]:
-        """The check's second part, by depth at the base width; empty where the parametrization has no depth rule."""
+    @property
+    def coordinate_checks(self) -> dict[str, list[list[RunSpec]]]:
+        """The runs of every coordinate check by its name: the parametrization's, the standard form's beside it, and,
+        where the parametrization has a depth rule, those over `depth` at the base width.
+        """
         rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
-        if rules.depth_alpha is None or len(depths) < 2:
-            return []
-        return self._check_runs(rules, [self.base_shape.at_depth(depth) for depth in depths])
+        found: dict[str, list[list[RunSpec]]] = {
+            each.name: self.check_runs(each) for each in (rules, *([] if rules.name == "sp" else [named("sp")]))
+        }
+        if rules.depth_alpha is not None and depths:
+            found[DEPTH] = self._check_runs(rules, [self.base_shape.at_depth(depth) for depth in depths])
+        return found
 
     def _check_runs(self, parametrization: Parametrization, shapes: list[Shape]) -> list[list[RunSpec]]:
         """Constant rate, no warmup, no clipping that could hide a blow-up; each run alone."""
@@ -184,8 +192,7 @@ class Study:
 
 def base_duration(study: Study) -> int:
     """Tokens of a run of the search."""
-    proxy = study.plan.proxy
-    return int(proxy.batch_tokens * study.plan.schedule(proxy.num_steps, 0.0).num_full_batches)
+    return study.plan.num_tokens(study.plan.proxy.num_steps)
 
 
 def moved(rate: float, ratio: float, power: float) -> float:

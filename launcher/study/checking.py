@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from launcher.base.talk import Meter, say
-from launcher.plan.study import Study
-from launcher.study.gates import DEPTH, GateError, coordinate_gate
+from launcher.plan.study import DEPTH, Study
+from launcher.study.gates import GateError, coordinate_gate
 from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
 from proxies.core.flops import flops_per_token
-from proxies.core.rules import named
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.external.description import describe
@@ -35,21 +34,16 @@ def checks_of(
     """
     if store is None or study.plan.command is not None:
         raise UnseenError("a command's activations cannot be seen: its coordinates are for its own trainer to check")
-    mine = study.plan.parametrization
-    wanted: dict[str, list[list[RunSpec]]] = {mine.name: study.check_runs(mine)}
-    if mine.name != "sp":
-        wanted["sp"] = study.check_runs(named("sp"))
-    wanted[DEPTH] = study.depth_runs()
+    wanted, own = study.coordinate_checks, study.plan.proxy.parametrization
     if study.factory is not None:  # what cannot be built is said before anything trains
         for runs in wanted.values():
-            if runs:
-                describe(load(study.plan.proxy.factory, study.code_dir)[0], runs[-1][0])
+            describe(load(study.plan.proxy.factory, study.code_dir)[0], runs[-1][0])
     for name, runs in wanted.items():
-        if runs and ledger.find("coordinates", name) is None:
+        if ledger.find("coordinates", name) is None:
             found = _check(study, name, runs, store, check_stop)
             torch.cuda.empty_cache()  # the workers' now: this process keeps none of it through the study
             ledger.append("coordinates", name, found)
-            expected = ", as it should" if name == "sp" and mine.name != "sp" and found.outcome == "blows_up" else ""
+            expected = ", as it should" if name == "sp" != own and found.outcome == "blows_up" else ""
             say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
     return {record.key: record.body for record in ledger.records("coordinates")}
 

@@ -7,23 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.base import policy
+from launcher.estimates.layout import planned_parallelism
 from launcher.experiments.ladder import ladder_runs
 from launcher.experiments.sweep_grids import Sizes
 from launcher.experiments.transferred import StageMissingError, Transferred, Verdicts
+from launcher.frozen import frozen
+from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
 from launcher.plan.study import Study
 from launcher.study.history import Concluded
 from proxies.core import canon
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
+from sweeps.store.curves import load_curve
+from sweeps.store.ledger import Ledger
+from transfer.verdict.rules import rule_of
 
 if TYPE_CHECKING:
-    from launcher.frozen.frozen import Decision, PredictedLoss
     from scaling_fits.allocation.allocate import Allocation
     from scaling_fits.forecast.loss_curves import FinishedRun
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
     from scaling_fits.laws.table import RunTable
-    from sweeps.store.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,19 +114,16 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
     from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
     from scaling_fits.forecast.uncertainty import predict
 
-    budget_flops = study.plan.target.budget_flops
-    allocation = allocate(fit, budget_flops)
+    plan = study.plan
+    allocation = allocate(fit, plan.target.budget_flops)
     option = choose_shape(ShapeRequest(params=allocation.params, template=study.shape_template)).option
-    shape, params = option.shape, option.params
-    batch_tokens = study.plan.target_batch_tokens
-    num_steps = study.plan.steps_for(budget_flops / (6.0 * params * batch_tokens))
-    num_tokens = int(batch_tokens * study.plan.schedule(num_steps, 0.0).num_full_batches)
+    num_steps, batch_tokens = plan.target_steps(option.params), plan.target_batch_tokens
     return Choice(
         allocation=allocation,
-        shape=shape,
+        shape=option.shape,
         num_steps=num_steps,
         batch_tokens=batch_tokens,
-        prediction=predict(fit, params, num_tokens),
+        prediction=predict(fit, option.params, plan.num_tokens(num_steps, batch_tokens)),
     )
 
 
@@ -139,7 +141,6 @@ def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
 def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunResult]) -> list[FinishedRun]:
     """Rungs that ended well, with their curves."""
     from scaling_fits.forecast.loss_curves import FinishedRun
-    from sweeps.store.curves import load_curve
 
     return [
         FinishedRun(
@@ -156,7 +157,6 @@ def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunRe
 
 def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLoss:
     """The forecast of the end, and the way there as the rungs' curves went."""
-    from launcher.frozen.frozen import CurvePoint, PredictedLoss
     from scaling_fits.forecast.loss_curves import expected_curve, memory_octaves
 
     end = choice.prediction
@@ -186,11 +186,7 @@ def decision(
     study: Study, found: Transferred, verdicts: Verdicts, choice: Choice, rungs: Sequence[FinishedRun]
 ) -> Decision:
     """Everything the main run computes with, as plain numbers."""
-    from launcher.base import policy
-    from launcher.estimates.layout import planned_parallelism
-    from launcher.frozen import frozen
     from proxies.parametrization.parametrization import forward_numbers, parameter_table
-    from transfer.verdict.rules import rule_of
 
     plan, shape, base = study.plan, choice.shape, study.base_shape
     run = main_spec(study, found, choice)

@@ -16,6 +16,7 @@ from launcher.experiments.transferred import (
     transferred,
     verdicts_at,
 )
+from launcher.frozen.frozen import Decision
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
@@ -28,7 +29,6 @@ from proxies.core.spec import RunResult, RunSpec
 from sweeps.store.ledger import Ledger
 
 if TYPE_CHECKING:
-    from launcher.frozen.frozen import Decision
     from scaling_fits.forecast.uncertainty import FittedRuns
     from scaling_fits.laws.table import RunTable
 
@@ -55,7 +55,9 @@ class Findings:
 
 
 def gather(study: Study, ledger: Ledger) -> Findings:
-    """What the ledger's records say, up to the first stage that has not ended."""
+    """What the ledger's records say, up to the first stage that has not ended; no choice where the fit finds none."""
+    from scaling_fits.laws.law import CannotTellError
+
     coordinates = {record.key: record.body for record in ledger.records("coordinates")}
     found = Findings(coordinates=coordinates)
     try:
@@ -72,20 +74,13 @@ def gather(study: Study, ledger: Ledger) -> Findings:
     checks = ladder_checks(study, specs, results, verdicts, fit)
     rungs = tuple(results[spec.id] for spec in specs)
     found = dataclasses.replace(found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks)
-    return _chosen(study, ledger, found, moved, fit)
-
-
-def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, fit: FittedRuns) -> Findings:
-    """The same with choice, verdicts at the chosen sizes, and gates; as it is where the fit identifies nothing."""
-    from scaling_fits.laws.law import CannotTellError
-
     try:
         choice = decide.choose(study, fit)
     except CannotTellError:
         return found
     verdicts = verdicts_at(study, ledger, moved, choice.sizes)
-    lost = [rung for rung in found.rungs if rung.loss_nats is None]
-    closed = gates(study, found.coordinates, verdicts, fit, choice, lost, found.checks)
+    lost = [rung for rung in rungs if rung.loss_nats is None]
+    closed = gates(study, coordinates, verdicts, fit, choice, lost, checks)
     closed += replay_gates(study, ledger) + failed_gates(ledger, study.study_dir)
     return dataclasses.replace(found, choice=choice, verdicts=verdicts, gates=closed)
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from launcher.base.reference import UnknownNameError, gpu
+from launcher.calibration.speeds import Speeds
+from launcher.calibration.study_cost import planned_main_run, stages_of
+from launcher.estimates.machine import Given, machine_of
+from launcher.estimates.spans import MFU_CONVENTION, Span, exactly, gpu_hours
+from launcher.estimates.utilization import paid_share
+from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
-
-if TYPE_CHECKING:
-    from launcher.estimates.spans import Span
-    from launcher.plan.plan import Plan
-    from launcher.plan.study import Study
-    from proxies.core.canon import Json
-    from proxies.data.tokens import Manifest
+from launcher.plan.study import Study
+from launcher.study.opening import unnamed
+from proxies.core.canon import Json
+from proxies.core.checks import Checks, SpecError
+from proxies.core.flops import count_params, flops_per_token
+from proxies.data.tokens import MANIFEST, Manifest, read_manifest
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
 """Until a corpus is there to say: on GPUs GPT-2's, rounded up to a multiple of 64; else bytes, as `tokenize` makes."""
@@ -33,9 +38,6 @@ class Request:
     usd_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
-        from launcher.base.reference import UnknownNameError, gpu
-        from proxies.core.checks import Checks
-
         checks = Checks(self)
         if self.budget_usd is not None:
             checks.number("budget_usd", least=0.01, most=1e12)
@@ -70,8 +72,6 @@ def first_plan(request: Request, data: str) -> FirstPlan:
 
     A budget in dollars is not FLOPs yet: `priced` makes it so.
     """
-    from launcher.base.reference import gpu
-
     on_gpus = request.gpu is not None or request.num_gpus is not None or request.budget_usd is not None
     name = request.preset
     if name is None and on_gpus:
@@ -104,17 +104,12 @@ def manifest_of(plan: Plan, folder: Path) -> Manifest | None:
     Raises:
         DataError: it is there, and no corpus.
     """
-    from proxies.data.tokens import MANIFEST, read_manifest
-
     corpus = folder / plan.data.path
     return read_manifest(corpus) if plan.data.path and (corpus / MANIFEST).is_file() else None
 
 
 def sketched(plan: Plan, manifest: Manifest | None) -> Study:
     """The study a plan asks for, to be counted and not run: without a corpus, on an assumed vocabulary."""
-    from launcher.plan.study import Study
-    from launcher.study.opening import unnamed
-
     assumed = plan.data.vocab_size or (ASSUMED_VOCAB_SIZE if plan.launch.gpu else BYTES)
     manifest = manifest or unnamed("unnamed", assumed)
     return Study(plan=plan, study_dir=Path(), corpus=None, manifest=manifest, code_dir=Path(), factory=None)
@@ -126,13 +121,6 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
     Raises:
         SpecError: no price is known.
     """
-    from launcher.calibration.study_cost import planned_main_run
-    from launcher.estimates.machine import Given, machine_of
-    from launcher.estimates.spans import MFU_CONVENTION, exactly, gpu_hours
-    from launcher.estimates.utilization import paid_share
-    from proxies.core.checks import SpecError
-    from proxies.core.flops import count_params, flops_per_token
-
     plan = study.plan
     assert request.budget_usd is not None
     ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
@@ -163,10 +151,6 @@ def _whence(span: Span) -> str:
 
 def summary(study: Study) -> dict[str, Json]:
     """What a plan comes to: its main run and its proxies."""
-    from launcher.calibration.speeds import Speeds
-    from launcher.calibration.study_cost import planned_main_run, stages_of
-    from proxies.core.flops import count_params
-
     run, stages = planned_main_run(study), stages_of(study, Speeds())
     flops = sum(stage.flops.value for stage in stages)
     return {

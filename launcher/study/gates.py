@@ -74,13 +74,9 @@ def gates(
     )
 
 
-DEPTH = "depth"
-"""The coordinate check over depths; those over widths bear their parametrization's name."""
-
-
 def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     """The coordinate check's: every layer keeps its size at every width, and at every depth if there is a rule."""
-    mine = [checks[name] for name in (parametrization, DEPTH) if name in checks]
+    mine = [checks[name] for name in (parametrization, "depth") if name in checks]
     if parametrization not in checks:
         return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: `forerun check PLAN` does")
     outcomes: dict[str, CheckOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
@@ -93,10 +89,11 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     if parametrization != "sp" and control is not None and control["outcome"] == "passes":
         found.append("cannot_tell")
         said.append("the standard form passes too: this check sees no mistake, more widths or steps are wanted")
-    return Gate(name="coordinates", outcome=_worst(found), reason="; ".join(said))
+    return Gate(name="coordinates", outcome=worst(found), reason="; ".join(said))
 
 
-def _worst(outcomes: Sequence[CheckOutcome]) -> CheckOutcome:
+def worst(outcomes: Sequence[CheckOutcome]) -> CheckOutcome:
+    """One outcome for several: what failed first, then what cannot tell."""
     return "failed" if "failed" in outcomes else "cannot_tell" if "cannot_tell" in outcomes else "passed"
 
 
@@ -111,7 +108,7 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
         if test.hyperparameter != "learning_rate":
             found.append(outcomes[judged.verdict.outcome])
             said.append(f"{test.name}: {judged.verdict.reasons[0]}")
-    return Gate(name="transfer", outcome=_worst(found), reason="; ".join(said))
+    return Gate(name="transfer", outcome=worst(found), reason="; ".join(said))
 
 
 def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:
@@ -123,7 +120,13 @@ def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) 
     if fit.status != "converged" or fit.backtest is None:
         return Gate(name="fit", outcome="cannot_tell", reason="; ".join(fit_doubts(fit)))
     said, wrong = backtested(fit.backtest, fit.level)
-    doubts = _reach_doubts(choice)
+    prediction, doubts = choice.prediction, list(choice.allocation.warnings)
+    excess = prediction.loss_nats / choice.allocation.loss_nats - 1
+    if excess > SHAPE_EXCESS:
+        doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower "
+                      "target.width_multiple or launch.tensor")  # fmt: skip
+    interval = None if prediction.low is None or prediction.high is None else (prediction.low, prediction.high)
+    doubts += reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)
     outcome: CheckOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
     return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *doubts, *fit.warnings]))
 
@@ -133,18 +136,6 @@ def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
     fits = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["name"] == "fit"]
     closed = [gate for gate in fits if gate["outcome"] != "passed"]
     return inconclusive(tuple(f"the fit gate {g['outcome'].replace('_', ' ')}: {g['reason']}" for g in closed))
-
-
-def _reach_doubts(choice: Choice) -> list[str]:
-    """Why the prediction at the target may say little."""
-    prediction = choice.prediction
-    doubts = list(choice.allocation.warnings)
-    excess = prediction.loss_nats / choice.allocation.loss_nats - 1
-    if excess > SHAPE_EXCESS:
-        doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower "
-                      "target.width_multiple or launch.tensor")  # fmt: skip
-    interval = None if prediction.low is None or prediction.high is None else (prediction.low, prediction.high)
-    return [*doubts, *reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)]
 
 
 def tuned_gate(checks: LadderChecks | None) -> Gate:
@@ -163,7 +154,7 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
             "what carries the rate does not hold there: test it up to that size (transfer.widths, transfer.durations), "
             "and the ladder follows"
         )
-    return Gate(name="ladder_tuned", outcome=_worst(found), reason="; ".join(said))
+    return Gate(name="ladder_tuned", outcome=worst(found), reason="; ".join(said))
 
 
 def _data_gate(study: Study, choice: Choice) -> Gate:
@@ -231,29 +222,19 @@ def by_role(check: Any) -> list[tuple[str, list[Any]]]:
 
 def points(check: Any) -> list[int]:
     """The widths, or depths, that were compared."""
-    found: list[int] = check["depths"] if check["axis"] == "depth" else check["widths"]
-    return found
+    return list(check[f"{check['axis']}s"])
 
 
 def findings(check: Any) -> list[str]:
     """What keeps a check from passing, in sentences; nothing for one that passes."""
     said = list(check["mistakes"])
     if not said and check["not_finite_step"] is not None:
-        said.append(f"{check['axis']} {_lost(check)} left the finite numbers at step {check['not_finite_step']}")
+        axis = check["axis"]
+        said.append(f"{axis} {check[f'not_finite_{axis}']} left the finite numbers at step {check['not_finite_step']}")
     flagged = [layer for layer in check["layers"] if layer["outcome"] != "passes"]
-    said += (
-        []
-        if check["mistakes"]
-        else [
-            f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f})"
-            + (f": {layer['cause']}" if layer["cause"] else "")
-            for layer in worst_first(flagged)[:NUM_NAMED]
-        ]
-    )
+    for layer in worst_first(flagged)[:NUM_NAMED] if not check["mistakes"] else ():
+        cause = f": {layer['cause']}" if layer["cause"] else ""
+        said.append(f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f}){cause}")
     if len(flagged) > NUM_NAMED or (flagged and check["mistakes"]):
         said.append(f"{len(flagged)} of {len(check['layers'])} layers do not pass")
     return said
-
-
-def _lost(check: Any) -> int:
-    return int(check["not_finite_depth" if check["axis"] == "depth" else "not_finite_width"])

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxies.core import canon
-from proxies.core.checks import Checks
+from scaling_fits.forecast.conclusive import Foretold, interval_scale
 
 if TYPE_CHECKING:
-    from scaling_fits.forecast.conclusive import Foretold
     from scaling_fits.forecast.uncertainty import FittedRuns
     from sweeps.store.ledger import Ledger
 
@@ -38,17 +37,9 @@ class Concluded:
     actual_nats: float
     """Validation loss at the end."""
 
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.whole("params", "tokens")
-        checks.number("extrapolation", above=0)
-        checks.done()
-
     @property
     def foretold(self) -> Foretold:
         """The forecast and the outcome alone."""
-        from scaling_fits.forecast.conclusive import Foretold
-
         return Foretold(
             predicted_nats=self.predicted_nats, low_nats=self.low_nats, high_nats=self.high_nats, level=self.level,
             actual_nats=self.actual_nats,
@@ -64,8 +55,6 @@ def concluded(ledger: Ledger) -> list[Concluded]:
 
 def scaled(fit: FittedRuns, runs: Sequence[Concluded]) -> FittedRuns:
     """The fit with its intervals at the scale that earlier forecasts ask for, and what must be said of it."""
-    from scaling_fits.forecast.conclusive import interval_scale
-
     if not runs:
         return fit
     misses = [run.foretold.z for run in runs]

@@ -18,6 +18,7 @@ from proxies.core import canon
 from proxies.core.programs import Factory
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
 from sweeps.store.errors import StudyMissing
+from sweeps.store.fork import import_runs, read_parent
 from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
 
 
@@ -124,8 +125,6 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
         SweepError: see `Ledger.open`, and for the parent `sweeps.store.fork`.
         LinksOutError: see `refuse_links_out`.
     """
-    from sweeps.store.fork import read_parent
-
     refuse_links_out(study.study_dir)
     if (study.study_dir / LEDGER_NAME).exists():
         with contextlib.suppress(StudyMissing):  # its driver was killed before the first record
@@ -148,8 +147,6 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
 
 def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
     """Import the parent's runs, and say how many."""
-    from sweeps.store.fork import import_runs
-
     found = import_runs(ledger, study.study_dir, parent, parent_dir)
     say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
     for sentence in found.damaged:

@@ -6,12 +6,14 @@ import shlex
 from pathlib import Path
 
 from launcher.experiments.transferred import Transferred
+from launcher.frozen.frozen import groups_of
 from launcher.plan.study import Study
 from launcher.study.decide import Choice, main_spec
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.external.command import filled, placeholder_values
 
 
 class OwnProgramError(ValueError):
@@ -34,11 +36,8 @@ def own_run(study: Study, found: Transferred, choice: Choice) -> Json:
     """The main run's command line, or the numbers that a factory's parameters are to be trained with."""
     spec = main_spec(study, found, choice)
     if spec.command is not None:
-        from proxies.external.command import filled, placeholder_values
-
         values = placeholder_values(spec, Path("RUN_DIR"), study.corpus)
         return {"kind": "command", "line": shlex.join(filled(spec.command.template, values))}
-    from launcher.frozen.frozen import groups_of
     from proxies.external.construction import FactoryError
     from proxies.external.description import trained_with
     from proxies.external.factory import load
@@ -48,7 +47,8 @@ def own_run(study: Study, found: Transferred, choice: Choice) -> Json:
         numbers = trained_with(load(study.plan.proxy.factory, study.code_dir)[0], spec)
     except FactoryError as error:  # the study stands without its code
         return {"kind": "factory", "factory": study.plan.proxy.factory, "groups": [], "problem": str(error)}
-    groups = [{key: value for key, value in _plain(group).items() if key != "init_std"} for group in groups_of(numbers)]
+    names = ("pattern", "kind", *GROUP_NUMBERS)
+    groups = [{name: getattr(group, name) for name in names} for group in groups_of(numbers)]
     return {
         "kind": "factory",
         "factory": study.plan.proxy.factory,
@@ -59,12 +59,6 @@ def own_run(study: Study, found: Transferred, choice: Choice) -> Json:
         "batch_tokens": spec.batch_tokens,
         "seed": spec.seed,
     }
-
-
-def _plain(record: object) -> dict[str, Json]:
-    value = canon.to_json(record)
-    assert isinstance(value, dict)
-    return value
 
 
 def own_model(study: Study) -> dict[str, Json]:

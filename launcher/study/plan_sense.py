@@ -1,5 +1,6 @@
-"""Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise, and
-what would make rungs of the ladder differ from the main run in more than size. Nothing is run, no torch.
+"""Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise.
+
+Nothing is run, no torch.
 """
 
 from __future__ import annotations
@@ -9,29 +10,25 @@ import shlex
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from launcher.plan.plan import Plan
+from launcher.plan.study import Study
+from launcher.study.first_plan import manifest_of
+from proxies.core.canon import Json
 from proxies.core.checks import SpecError
 from proxies.core.flops import flops_per_token
-
-if TYPE_CHECKING:
-    from launcher.plan.plan import Plan
-    from launcher.plan.study import Study
-    from proxies.core.canon import Json
+from proxies.data.tokens import MANIFEST, shard_problems
+from proxies.external.command import CommandError, find_program
 
 MOST_EPOCHS = 4.0
 """Repeated data are as good as new ones up to so many epochs (arXiv 2305.16264)."""
 MOST_SHARE = 0.3
 """Proxies that take a larger share of the main run's FLOPs get a warning."""
-FAR = 2.0
-"""Times another duration, within which no warning is worth its line."""
 
 
 def missing(plan: Plan, here: Path) -> list[str]:
     """What a plan in a folder names and is not there: corpus, program, module."""
-    from launcher.study.first_plan import manifest_of
-    from proxies.data.tokens import MANIFEST, shard_problems
-
     corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
     if plan.data.path and not (corpus / MANIFEST).is_file():
         problems.append(
@@ -39,8 +36,6 @@ def missing(plan: Plan, here: Path) -> list[str]:
         )
     with contextlib.suppress(SpecError):  # said already
         if plan.command is not None:
-            from proxies.external.command import CommandError, find_program
-
             try:
                 find_program(shlex.split(plan.command.template)[0], code_dir)
             except CommandError as error:
@@ -55,24 +50,27 @@ def missing(plan: Plan, here: Path) -> list[str]:
 
 def problems(study: Study) -> list[str]:
     """What nothing can come of: each key with its value, what is wanted, and why."""
-    plan, said = study.plan, []
-    shape = study.shape(plan.proxy.base_width)
+    plan, shape = study.plan, study.base_shape
     step = flops_per_token(shape) * plan.proxy.batch_tokens
-    if plan.target.budget_flops < step:
-        said.append(
-            f"target.budget_flops = {plan.target.budget_flops:g}: at least {step:.2g} is wanted, one step of the model "
-            f"of width {shape.width}: with less there is no main run"
-        )
-    return said
+    said = (
+        f"target.budget_flops = {plan.target.budget_flops:g}: at least {step:.2g} is wanted, one step of the model "
+        f"of width {shape.width}: with less there is no main run"
+    )
+    return [said] if plan.target.budget_flops < step else []
 
 
 def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
-    """What is unwise: too little data, proxies that cost too much, or teach too little.
+    """What is unwise: another batch than the forecast's, too little data, proxies that cost too much, or teach little.
 
     `found` is what the plan comes to (`first_plan.summary`).
     """
-    plan = study.plan
-    said = ladder_warnings(plan)
+    plan, said = study.plan, []
+    batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
+    if batch != plan.target_batch_tokens:
+        said.append(
+            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} tokens, and the "
+            "forecast is for those (ladder.batch_tokens)"
+        )
     tokens, width = cast(float, found["tokens"]), cast(int, found["width"])
     share = cast(float, found["share_of_main_run"])
     there = study.manifest.num_tokens("train")
@@ -93,37 +91,3 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
             "anything to transfer; a larger target.budget_flops, or a smaller preset"
         )
     return said
-
-
-def ladder_warnings(plan: Plan) -> list[str]:
-    """What would make rungs differ from the main run in more than size; the plan is sound all the same."""
-    return _duration_warnings(plan) + _batch_warnings(plan)
-
-
-def _duration_warnings(plan: Plan) -> list[str]:
-    """Whether a rule carries the rate to every rung's duration."""
-    transfer, ladder = plan.transfer, plan.ladder
-    told = plan.command is None or plan.command.reaches("num_steps")
-    measured = transfer.durations and "duration" in transfer.measured_rules and told
-    if measured or plan.parametrization.rate_duration_power or max(ladder.num_steps) <= FAR * min(ladder.num_steps):
-        return []
-    said = f"ladder.num_steps = {list(ladder.num_steps)}: one learning rate for all, since no rule over duration is"
-    return [f"{said} measured (transfer.durations, transfer.measured_rules): long or short rungs may be mis-tuned"]
-
-
-def _batch_warnings(plan: Plan) -> list[str]:
-    """Whether the rungs' batch is the main run's, and a rule carries the rate to it."""
-    batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
-    warnings = []
-    if batch != plan.target_batch_tokens:
-        warnings.append(
-            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} tokens, and the "
-            "forecast is for those (ladder.batch_tokens)"
-        )
-    measured = plan.transfer.batches and "batch" in plan.transfer.measured_rules
-    if batch != plan.proxy.batch_tokens and not (measured or plan.parametrization.rate_batch_power):
-        warnings.append(
-            f"ladder.batch_tokens = {batch}: the rate is that of {plan.proxy.batch_tokens} tokens, since no rule over "
-            "batch is measured (transfer.batches, transfer.measured_rules): rungs may be mis-tuned"
-        )
-    return warnings

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.base.talk import say
 from launcher.plan.study import Study
+from proxies.core import canon
 from proxies.data.tokens import MANIFEST, read_manifest, shard_problems
 from sweeps.run.pool import InlinePool, Pool
 from sweeps.store.ledger import LEDGER_NAME
@@ -56,7 +57,7 @@ class NodeCheck:
             return []
         if not (folder / MANIFEST).is_file():
             return [f"the corpus is not there: no {folder / MANIFEST}"]
-        if _sha256(folder / MANIFEST) != self.manifest_sha256:
+        if canon.file_sha256(folder / MANIFEST) != self.manifest_sha256:
             return [f"another corpus is there: {folder / MANIFEST} differs"]
         return [f"the corpus is not whole: {problem}" for problem in shard_problems(folder, read_manifest(folder))]
 
@@ -68,7 +69,7 @@ def node_check(study: Study) -> NodeCheck:
         versions=versions(),
         source_sha256=source_sha256(),
         corpus=str(study.corpus or ""),
-        manifest_sha256=_sha256(study.corpus / MANIFEST) if study.corpus else "",
+        manifest_sha256=canon.file_sha256(study.corpus / MANIFEST) if study.corpus else "",
         study_dir=str(study.study_dir.resolve()),
         code_dir=str(study.code_dir) if own else "",
     )
@@ -90,12 +91,8 @@ def source_sha256() -> str:
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0{_sha256(path)}\n".encode())
+        digest.update(f"{path.relative_to(root).as_posix()}\0{canon.file_sha256(path)}\n".encode())
     return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:

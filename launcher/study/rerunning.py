@@ -14,7 +14,7 @@ from launcher.base.talk import say
 from launcher.experiments.transferred import searched
 from launcher.frozen.attestations import CheckOutcome
 from launcher.plan.study import Study
-from launcher.study.gates import Gate
+from launcher.study.gates import Gate, worst
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import RunSpec
@@ -76,8 +76,8 @@ def replay_search(
             body = cast(dict[str, Json], canon.to_json(compare(spec, first, again)))
         ledger.append(REPLAYED, spec.id, {"run_id": spec.id, **body})
         say(f"replays: {_sentence(ledger.records(REPLAYED)[-1].body)}")
-    differing = [_sentence(record.body) for record in ledger.records(REPLAYED) if _outcome(record.body) == "differs"]
-    if differing:
+    made: Any = [record.body for record in ledger.records(REPLAYED)]
+    if differing := [_sentence(body) for body in made if body["outcome"] == "differs"]:
         raise ReplayDiffersError("\n".join([*differing, _ADVICE]))
 
 
@@ -89,10 +89,6 @@ def _elsewhere(first: Mapping[str, str], pool: Pool, sites: Mapping[int, Mapping
     if sites[worker][PROCESS] == first.get(PROCESS):
         pool.restart(worker)
     return worker
-
-
-def _outcome(body: Any) -> str:
-    return str(body["outcome"])
 
 
 def _sentence(body: Any) -> str:
@@ -121,12 +117,10 @@ def sentences(body: Any) -> list[str]:
 
 def replay_gates(study: Study, ledger: Ledger) -> tuple[Gate, ...]:
     """The gate of the replay: none where none was ever asked for."""
-    body: Any = replays_body(ledger)
-    if not study.replays_winner and body is None:
+    made: Any = [record.body for record in ledger.records(REPLAYED)]
+    if not study.replays_winner and not made:
         return ()
-    outcomes = {each["outcome"] for each in body["replays"]} if body else {"cannot_tell"}
-    found: CheckOutcome = (
-        "failed" if "differs" in outcomes else "cannot_tell" if "cannot_tell" in outcomes else "passed"
-    )
-    said = sentences(body) or ["the winning trial was not run again yet: `forerun sweep PLAN` does"]
+    outcomes: dict[str, CheckOutcome] = {"agrees": "passed", "differs": "failed", "cannot_tell": "cannot_tell"}
+    found = worst([outcomes[body["outcome"]] for body in made] or ["cannot_tell"])
+    said = sentences({"replays": made}) or ["the winning trial was not run again yet: `forerun sweep PLAN` does"]
     return (Gate(name=GATE, outcome=found, reason="; ".join(said)),)

@@ -66,12 +66,6 @@ class HostFactory:
         """A host with no engine yet."""
         return Host(self)
 
-    def store(self) -> TokenStore:
-        """The corpus, opened."""
-        from proxies.data.tokens import TokenStore
-
-        return TokenStore(Path(self.corpus), trusted=True, weights=self.weights)
-
 
 class Host:
     """One engine at a time, rebuilt when the key changes."""
@@ -180,11 +174,14 @@ class Host:
 
     def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank:
         """An empty engine of ours for runs like this one."""
-        self._store = self._store or self._where.store()
-        if 0 < self._where.gpu_share < 1:
+        from proxies.data.tokens import TokenStore
+
+        where = self._where
+        self._store = self._store or TokenStore(Path(where.corpus), trusted=True, weights=where.weights)
+        if 0 < where.gpu_share < 1:
             from launcher.base.gpu_share import cap_memory
 
-            cap_memory(self._where.gpu_share)
+            cap_memory(where.gpu_share)
         if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
             from proxies.training.solo import Solo
 

@@ -25,6 +25,16 @@ from sweeps.store.ledger import Ledger
 
 
 @pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of the module's own that holds the tiny study's corpus; its plans and studies go beside that."""
+    import tiny_study
+
+    made = tmp_path_factory.mktemp("module")
+    tiny_study.write_corpus(made)
+    return made
+
+
+@pytest.fixture(scope="module")
 def one_rank():
     """A process group of this process alone, so that a rank's whole life runs here."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from tiny_study import SENTENCE, ask, plan_with, write_corpus
+from tiny_study import SENTENCE, ask, plan_with
 
 from launcher.frozen.launch_file import read_launch
 from launcher.study.opening import recorded_study
@@ -86,45 +86,3 @@ def test_it_is_launched_and_verified(frozen):
     assert code == 0, body
     assert body["step"] == 3
     assert ask("verify", frozen)[0] == 0
-
-
-TIMED = """
-[proxy]
-parametrization = "completedp"
-rules = { rate_duration_power = -0.3 }
-schedule = "wsd"
-decay_fraction = 0.4
-dtype = "bfloat16"
-weight_decay = 0.1
-"""
-
-
-def read_rate(study):
-    """The transferred rate at the base, from the report."""
-    return ask("status", study)[1]["transfer"]["learning_rate"]
-
-
-def test_rules_of_duration_reach_the_frozen_numbers(tmp_path):
-    write_corpus(tmp_path)
-    plan = plan_with(tmp_path, TIMED)
-    code, body = ask("run", plan, "--study", tmp_path / "study")
-    assert code == 0, body
-    (test,) = [t for t in body["transfer"]["tests"] if t["axis"] == "duration"]
-    measured = test["verdict"]["power"]  # the rule given, and what the runs say beyond it
-    power = -0.3 if measured is None else measured  # a toy may say nothing: then the rule given stands
-    assert test["verdict"]["power_is_measured"]
-    closed = [part for gate in body["gates"] if gate["outcome"] != "passed" for part in ("--accept", gate["name"])]
-    code, body = ask("freeze", tmp_path / "study", *closed, "--reason", "a toy")
-    assert code == 0, body
-    decision = read_launch(tmp_path / "study" / "frozen" / body["digest"])
-    ratio = decision.learning_rate.schedule.num_steps / 6  # over the steps of a trial
-    group = next(group for group in decision.groups if group.kind == "block_gain")
-    assert ratio > 2
-    (rule,) = [rule for rule in decision.transfer if rule.axis == "duration"]
-    assert rule.power == pytest.approx(power, abs=1e-4)
-    base = read_rate(tmp_path / "study")
-    assert group.learning_rate == pytest.approx(base * ratio**power, rel=2e-3)
-    assert group.beta1 == pytest.approx(1 - 0.1 / ratio)
-    assert group.eps == pytest.approx(1e-8 * ratio**0.5 * 8 / decision.shape.width)
-    assert decision.learning_rate.schedule.decay_steps == round(0.4 * decision.learning_rate.schedule.num_steps)
-    assert decision.forward.output == 1.0  # absorbed

@@ -63,17 +63,9 @@ def every_group_is_worth_it(monkeypatch):
     monkeypatch.setattr(calibrating, "LEAST_SECONDS", 0.0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("calibrating")
-    plan_with(made, AUTO)
-    write_corpus(made)
-    return made
-
-
 @pytest.fixture
 def study(folder, tmp_path):
-    return plan_study(folder / "plan.toml", tmp_path / "study")
+    return plan_study(plan_with(folder, AUTO), tmp_path / "study")
 
 
 def run(study, pool, check_stop=lambda: None):
@@ -92,17 +84,6 @@ def test_what_workers_measure_at_once_is_chosen_and_recorded(study):
     trial = found.trial(study.space.lowest)
     assert trial.numerics == by_size["proxy", 8].chosen != study.trial(study.space.lowest).numerics
     assert all(not json.dumps(record.body).count("NaN") for record in ledger.records(CALIBRATION))
-
-
-def test_it_is_never_made_again_whatever_the_machine(study):
-    first = run(study, PlantedPool(doubling(4)))
-    before = Ledger.read(study.study_dir).records()
-    again = run(study, PlantedPool(doubling(64), failing=lambda worker, modes: pytest.fail("measured again")))
-    assert dict(again.chosen) == dict(first.chosen) != {}
-    after = Ledger.read(study.study_dir).records()[len(before) :]
-    assert [record.kind for record in after] == ["driver"]
-    point = study.space.lowest
-    assert recorded(study.study_dir)[0].trial(point).id == again.trial(point).id == first.trial(point).id
 
 
 def test_a_stop_keeps_what_is_recorded_and_the_rest_is_measured_later(study):

@@ -53,26 +53,14 @@ def test_memory_ends_the_climb_before_it_is_full():
     assert max(figure.mode.num_slots for figure in found.figures) == 16, "more was not even tried"
 
 
-def test_a_mode_that_kills_its_workers_is_refused():
-    def ask(modes):
-        return [] if any(mode.num_slots > 4 for mode in modes) else machine(modes)
-
-    machine = Machine(lambda mode: 10.0 * mode.num_slots)
-    found = choose(asked("num_slots"), LONG, Bench(PLAIN, ask))
-    assert found.chosen.num_slots == 4
-    assert found.figures[-1].refused == "no worker survived it"
-
-
 def compiler(mode):
     return 15.0 if mode.compiled else 10.0
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "is_compiled", "is_tried"), [(100, False, False), (3_000, True, True), (30_000, True, True)]
-)
+@pytest.mark.parametrize(("num_steps", "is_compiled", "is_tried"), [(100, False, False), (3_000, True, True)])
 def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
     machine = Machine(compiler, first=40.0, again=2.0)
-    work = Work(num_workers=2, phases=((8, (num_steps,) * 8),))  # 40 s, 20 min and 200 min one by one
+    work = Work(num_workers=2, phases=((8, (num_steps,) * 8),))  # 40 s and 20 min one by one
     found = chosen(machine, work, ("compiled",))
     assert found.chosen.compiled is is_compiled
     assert any(figure.mode.compiled for figure in found.figures) is is_tried

@@ -74,7 +74,6 @@ def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, 
     ("fit", "outcome", "reason"),
     [
         (fit_of(), "passed", "largest rungs held out (3) predicted with 1.23% error at most, 3 of 3 inside the 90%"),
-        (fit_of(num_covered=2), "passed", "largest rungs held out (3)"),
         (fit_of(num_covered=1), "failed", "largest rungs held out (3)"),
         (fit_of(error=0.06), "failed", "largest rungs held out (3) predicted with 6.00% error"),
         (fit_of(status="at_bound"), "cannot_tell", "at_bound: w"),

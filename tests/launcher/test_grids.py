@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from tiny_study import plan_with, write_corpus
+from tiny_study import ended, plan_with
 
 from launcher.experiments.sweep_grids import (
     Setting,
@@ -13,12 +13,10 @@ from launcher.experiments.sweep_grids import (
     base_sizes,
     base_value,
     judged,
-    learning_rate_test,
-    other_test,
     run_at,
+    transfer_test,
 )
 from launcher.study.opening import plan_study
-from proxies.core.spec import RunResult
 from transfer.question import to_log2
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
@@ -38,9 +36,7 @@ hyperparameters = { clip_norm = ["width", "duration"], weight_decay = ["width"],
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("grids")
-    write_corpus(folder)
+def study(folder):
     return plan_study(plan_with(folder, EVERYTHING), folder / "study")
 
 
@@ -54,19 +50,11 @@ def setting(study, results=(), rounds=0, **changes):
     return Setting(study=study, results=dict(results), best=best, target=TARGET, rounds=rounds)
 
 
-def outcome(spec, loss_nats):
-    status = "diverged" if loss_nats is None else "finished"
-    return RunResult(
-        id=spec.id, status=status, loss_nats=loss_nats, num_steps=6, last_train_loss_nats=None, curve_id="0" * 64,
-        flops=0.0, tokens=0, seconds=0.0, environment={}, reason="" if loss_nats else "planted",
-    )  # fmt: skip
-
-
 def valley(arm, optimum, drift=0.0):
     """Losses of a planted parabola whose optimum moves by `drift` octaves per doubling, a little noisy."""
     smallest = min(arm.size(spec) for spec, _ in arm.specs)
     return {
-        spec.id: outcome(
+        spec.id: ended(
             spec,
             3.0 + 0.05 * (x - optimum - drift * math.log2(arm.size(spec) / smallest)) ** 2
             + 0.001 * math.sin(7 * spec.seed + 3 * x + arm.size(spec)),
@@ -78,7 +66,7 @@ def valley(arm, optimum, drift=0.0):
 def grown(study, axis, optimum, drift=0.0, rounds=0):
     """A test as it stands when nothing is left to ask, and its results."""
     results = {}
-    while not (test := learning_rate_test(setting(study, results, rounds), axis)).condition.done(results):
+    while not (test := transfer_test(setting(study, results, rounds), "learning_rate", axis)).condition.done(results):
         results |= valley(test.condition, optimum, drift)
     return test, results
 
@@ -116,9 +104,9 @@ def test_every_axis_varies_itself_and_nothing_else(study):
 def test_the_control_arm_grows_to_bracket_its_optimum_and_no_further(study):
     narrow = with_transfer(study, margin_nats=1e-6, widths=(8, 16))
     for optimum, grows in ((-1.0, True), (-5.5, False)):
-        first = learning_rate_test(setting(narrow), "width")
+        first = transfer_test(setting(narrow), "learning_rate", "width")
         results = valley(first.condition, optimum) | valley(first.control, optimum)
-        again = learning_rate_test(setting(narrow, results, rounds=1), "width")
+        again = transfer_test(setting(narrow, results, rounds=1), "learning_rate", "width")
         assert (again.control != first.control) == grows
 
 
@@ -129,13 +117,14 @@ def test_other_hyperparameters_run_around_the_searchs_best_trial(study):
         ("beta2", "batch"),
         ("clip_norm", "duration"),
     ):
-        arm = other_test(setting(study), name, axis).condition
+        arm = transfer_test(setting(study), name, axis).condition
         assert {spec.hparams.learning_rate for spec, _ in arm.specs} == {BEST["learning_rate"]}
         own = base_value(study, name, BEST)
         assert {getattr(spec.hparams, name) for spec, x in arm.specs if x == to_log2(name, own)} == {own}
         for spec, x in arm.specs:
             assert to_log2(name, getattr(spec.hparams, name)) == pytest.approx(x, abs=1e-4)
-    assert {spec.shape.width for spec, _ in other_test(setting(study), "clip_norm", "width").condition.specs} == {8, 64}
+    specs = transfer_test(setting(study), "clip_norm", "width").condition.specs
+    assert {spec.shape.width for spec, _ in specs} == {8, 64}
 
 
 def test_the_exponent_over_duration_is_measured_and_over_width_is_not(study):

@@ -4,14 +4,12 @@ import dataclasses
 import json
 
 import pytest
-import torch
 from main_run import spec_of, write_corpus
 
 from launcher.study.stages import bank_key
 from launcher.workers.host import HostFactory
 from proxies.core import canon
 from proxies.core.spec import Curve, Numerics, RunResult
-from proxies.data.tokens import CorruptCorpusError
 from proxies.external.factory import load
 from sweeps.run.pool import Advance, carry_out
 
@@ -119,25 +117,6 @@ def test_an_error_in_the_users_model_names_their_line(tmp_path):
     lines = report.log_tail.splitlines()
     assert lines[0] == "failing.py, line 15, in forward: return self.head(self.broken(x))"
     assert lines[-1] == "KeyError: 'rope'" and "Traceback" not in report.log_tail
-
-
-def test_too_little_memory_and_bad_data_are_told_apart(tmp_path, monkeypatch):
-    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics())
-    factory = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"))
-
-    def report(error):
-        def fail(*arguments):
-            raise error
-
-        monkeypatch.setattr("proxies.training.solo.Solo.advance", fail)
-        return carry_out(0, call(spec, [(0, canon.to_json(spec))]), factory)
-
-    allocator = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
-    for error in (torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError(allocator), MemoryError()):
-        assert report(error).cause == "out_of_memory"
-    assert report(RuntimeError("shapes differ")).cause == "error"
-    bad = report(CorruptCorpusError("train-00000.bin is short"))
-    assert (bad.cause, bad.refused, bad.error) == ("bad_data", True, "train-00000.bin is short")
 
 
 def looked_at(host, spec, admit, hold):

@@ -88,11 +88,3 @@ def test_a_curve_that_is_no_parabola_counts_as_noise():
               for one in smooth]  # fmt: skip
     widths = [np.ptp(excess_of(tried, 0.001, LEVEL).interval) for tried in (smooth, kinked)]
     assert widths[1] > 2.5 * widths[0]
-
-
-def test_a_wall_two_octaves_up_does_not_bend_the_parabola():
-    """As measured at width 128 and 1,000 steps: the rate beyond the best was the first of a wall."""
-    near = {-1.0: 1.5084, 0.0: 1.4829, 1.0: 1.4768}
-    plain, walled = judged(near).excess, judged({**near, 2.0: 1.6827}).excess
-    assert (walled.nats, walled.interval, walled.reach) == (plain.nats, plain.interval, (-1.0, 1.0))
-    assert judged({**near, 2.0: 1.4868}).excess.reach == (-1.0, 2.0), "what is low counts"

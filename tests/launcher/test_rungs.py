@@ -4,7 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from tiny_study import plan_with, write_corpus
+from tiny_study import plan_with
 
 from launcher.experiments.conventions import WarmupRule
 from launcher.experiments.ladder import checked_rungs, ladder_runs, stage_specs
@@ -16,13 +16,6 @@ from proxies.parametrization.parametrization import parameter_table
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.25, "clip_norm": 1.0}
 POWERS = {"duration": -0.3, "batch": 0.4}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rungs")
-    write_corpus(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,14 @@ import math
 import random
 
 import pytest
-from tiny_study import ask, plan_with, replay, write_corpus
+from tiny_study import ask, ended, plan_with, replay
 
 from launcher.experiments.searching import GROWTH, num_asked, phases, trial_points
 from launcher.experiments.transferred import searched
 from launcher.study.opening import open_ledger, plan_study
 from launcher.study.stages import bank_key
 from launcher.study.sweeping import run_search
-from launcher.views.search import search_body, sentences
-from proxies.core.spec import RunResult
+from launcher.views.search import search_body
 from sweeps.search.source import Signal
 from sweeps.store.ledger import Ledger
 
@@ -44,12 +43,7 @@ def outcome(spec, optimum=OPTIMUM):
     octaves = math.log2(spec.hparams.learning_rate) - optimum
     clip = spec.hparams.clip_norm
     loss = 2.0 + 0.05 * octaves**2 + (0.2 if clip is None else 0.02 * math.log2(clip) ** 2) + noise(spec)
-    diverged = octaves > 1.2
-    return RunResult(
-        id=spec.id, status="diverged" if diverged else "finished", loss_nats=None if diverged else loss, num_steps=6,
-        last_train_loss_nats=None, curve_id="0" * 64, flops=0.0, tokens=0, seconds=0.0, environment={},
-        reason="planted" if diverged else "",
-    )  # fmt: skip
+    return ended(spec, None if octaves > 1.2 else loss)
 
 
 class StopError(Exception):
@@ -77,13 +71,6 @@ def driver(ledger, seed, stop_after=None, tell=outcome):
                 running[answer.id] = answer
 
     return drive
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("searching")
-    write_corpus(folder)
-    return folder
 
 
 def study_of(folder, name, part=GROWING):
@@ -119,8 +106,6 @@ def test_the_range_grows_until_it_brackets_the_optimum(whole):
     assert [math.log2(point["learning_rate"]) for point in points[12:16]] == [-2.5, -2, -1.5, -1]
     body = search_body(study, ledger, searched(study, ledger))
     assert abs(math.log2(body["best"]["learning_rate"]) - OPTIMUM) < 1
-    said = sentences(body)
-    assert any("the best trials lay at an end: learning_rate from [0.00195" in line for line in said)
     assert num_asked(study, ledger) == (len(points) + 8, len(points) + 8)
 
 
@@ -135,7 +120,6 @@ def test_repeats_choose_the_best(whole):
     assert found.best == study.space.rounded(found.points[found.best_trial])
     body = search_body(study, ledger, found)["replicates"]
     assert body["num_runs"] == sum(one["num_repeats"] for one in body["standings"]) == 8
-    assert any("loses to it by" in line for line in sentences(search_body(study, ledger, found)))
 
 
 @pytest.mark.parametrize("stop_after", [0, 15, 25])
@@ -160,17 +144,6 @@ def test_growths_that_a_repair_lost_are_found_again(whole, tmp_path, first_lost)
     assert what_was_found(again, Ledger.read(again.study_dir)) == what_was_found(study, ledger)
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        ('sampler = "zzz"', "must be 'tpe', 'gp' or 'random'"),
-        ('can_be_off = ["warmup_fraction"]', "must be 'clip_norm' or 'weight_decay'"),
-        ("axes = { eps = [1e-6, 1e-9] }", "the lower end first"),
-        ("choices = { eps = [1e-9, 1e-8] }\naxes = { eps = [1e-9, 1e-8] }", "one or the other"),
-        ("axes = { weight_decay = [0.1, 100.0] }", "a step would take"),
-    ],
-)  # fmt: skip
-def test_what_does_not_hold_together_is_said_at_validate(folder, part, said):
-    code, body = ask("validate", plan_with(folder, f"[search]\n{part}"))
-    assert code == 2
-    assert said in "\n".join(body["problems"])
+def test_a_decay_that_would_leave_nothing_of_a_weight_is_said_at_validate(folder):
+    code, body = ask("validate", plan_with(folder, "[search]\naxes = { weight_decay = [0.1, 100.0] }"))
+    assert code == 2 and "a step would take" in "\n".join(body["problems"])

@@ -4,16 +4,15 @@ import dataclasses
 import math
 
 import pytest
-from tiny_study import write_plan
+from tiny_study import plan_with
 
 from launcher.study.opening import plan_study
 from proxies.core.flops import count_params
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study")
-    return plan_study(write_plan(folder), folder / "study")
+def study(folder):
+    return plan_study(plan_with(folder, ""), folder / "study")
 
 
 def test_the_coordinate_check_hides_nothing(study):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 from test_searching import StopError, driver, noise, study_of
-from tiny_study import write_corpus
+from tiny_study import ended
 
 from launcher.experiments.conventions import WARMUP_SHARE, contest
 from launcher.experiments.sweep_grids import base_sizes, first_runs, warmup_runs
@@ -15,7 +15,6 @@ from launcher.study.decide import ladder_specs
 from launcher.study.opening import open_ledger
 from launcher.study.stages import bank_key
 from launcher.study.sweeping import run_search
-from proxies.core.spec import RunResult
 from sweeps.search.source import StaticSource
 from sweeps.store.ledger import Ledger
 
@@ -37,13 +36,6 @@ max_extensions = 0
 BEST = {"learning_rate": 2.0**-5, "warmup_fraction": 0.42, "clip_norm": 0.546}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ties")
-    write_corpus(folder)
-    return folder
-
-
 def planted(clip=0.0, warmup=0.0, spread=0.004):
     """A trainer's outcomes: nats lost an octave of clip above 0.35, and an octave of warmup steps below 84."""
 
@@ -51,10 +43,7 @@ def planted(clip=0.0, warmup=0.0, spread=0.004):
         octaves = math.log2(spec.hparams.learning_rate) + 5
         short = max(0.0, math.log2(84 / max(1, spec.schedule.warmup_steps)))
         loss = 2.0 + 0.05 * octaves**2 + clip * abs(math.log2(spec.hparams.clip_norm / 0.35)) + warmup * short
-        return RunResult(
-            id=spec.id, status="finished", loss_nats=loss + spread / 0.01 * noise(spec), num_steps=6,
-            last_train_loss_nats=None, curve_id="0" * 64, flops=0.0, tokens=0, seconds=0.0, environment={}, reason="",
-        )  # fmt: skip
+        return ended(spec, loss + spread / 0.01 * noise(spec))
 
     return tell
 
@@ -109,13 +98,6 @@ def test_an_interrupted_comparison_asks_for_the_same_runs(folder, stop_after):
     assert searched(study, again) == searched(whole_study, whole)
 
 
-def result(spec, loss, status="finished"):
-    return RunResult(
-        id=spec.id, status=status, loss_nats=loss, num_steps=6, last_train_loss_nats=None, curve_id="0" * 64,
-        flops=0.0, tokens=0, seconds=0.0, environment={}, reason="" if status == "finished" else "planted",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("worse", "basis"),
     [
@@ -135,27 +117,27 @@ def test_each_reason_has_its_runs(folder, worse, basis):
     results = {}
     for seed, loss in enumerate(worse):
         level, one, two = 2 + 0.1 * seed, study.trial(BEST, seed + 1), other(0.0, seed)
-        results[one.id] = result(one, level)
-        results[two.id] = result(two, None, "diverged") if loss is None else result(two, level + loss)
-    found = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, results)
-    assert found.finding.basis == basis
-    assert found.finding.conventional == (basis != "searched")
-    waiting = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, {})
-    assert waiting.finding is None and len(waiting.specs) == 8
+        results[one.id] = ended(one, level)
+        results[two.id] = ended(two, None if loss is None else level + loss)
+    _, found = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, results)
+    assert found.basis == basis and found.conventional == (basis != "searched")
+    specs, waiting = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, {})
+    assert waiting is None and len(specs) == 8
 
 
 def compared(study, tell):
-    results = {}
-    while (found := warmup_runs(study, BEST, target_guess(study), results)).decided is None:
-        results |= {spec.id: tell(spec) for spec in found.specs}
-    return found
+    results, decided = {}, None
+    while decided is None:
+        specs, decided = warmup_runs(study, BEST, target_guess(study), results)
+        results |= {spec.id: tell(spec) for spec in specs}
+    return specs, decided
 
 
 def test_the_runs_over_duration_decide_how_a_warmup_is_carried(folder):
     study = study_of(folder, "carried", LONG)
-    tied = compared(study, planted())
-    assert tied.decided.rule == "tokens" and tied.decided.finding.basis in ("margin", "noise", "undetermined")
-    steps = {(spec.schedule.num_steps, spec.schedule.warmup_steps) for spec in tied.specs}
+    specs, tied = compared(study, planted())
+    assert tied.rule == "tokens" and tied.finding.basis in ("margin", "noise", "undetermined")
+    steps = {(spec.schedule.num_steps, spec.schedule.warmup_steps) for spec in specs}
     assert steps == {(400, 168), (400, 84)}
 
     def by_share(spec):
@@ -163,11 +145,11 @@ def test_the_runs_over_duration_decide_how_a_warmup_is_carried(folder):
         found = planted(spread=0.0005)(spec)
         return dataclasses.replace(found, loss_nats=found.loss_nats + 0.1 * abs(math.log2(share / 0.42)))
 
-    clear = compared(study, by_share)
-    assert clear.decided.rule == "share" and clear.decided.finding.basis == "searched"
+    _, clear = compared(study, by_share)
+    assert clear.rule == "share" and clear.finding.basis == "searched"
     point = {**BEST, "warmup_fraction": 0.42}
     tests = {spec.id: spec for specs in first_runs(study, point, target_guess(study)).values() for spec in specs}
-    cost = sum(spec.flops for spec in tied.specs)
+    cost = sum(spec.flops for spec in specs)
     assert 0 < cost <= WARMUP_SHARE * sum(spec.flops for spec in tests.values())
 
 

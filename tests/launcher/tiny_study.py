@@ -12,6 +12,7 @@ import shutil
 
 from launcher.cli.cli import main
 from launcher.study.opening import recorded_study
+from proxies.core.spec import RunResult
 from proxies.data.corpus import tokenize
 from sweeps.store.ledger import Ledger
 
@@ -120,6 +121,16 @@ def ask(*arguments):
     body = json.loads(out)
     assert isinstance(body, dict)
     return code, body
+
+
+def ended(spec, loss_nats):
+    """A run's outcome, planted; None: it diverged."""
+    diverged = loss_nats is None
+    return RunResult(
+        id=spec.id, status="diverged" if diverged else "finished", loss_nats=loss_nats, num_steps=6,
+        last_train_loss_nats=None, curve_id="0" * 64, flops=0.0, tokens=0, seconds=0.0, environment={},
+        reason="planted" if diverged else "",
+    )  # fmt: skip
 
 
 def replay(study_dir, to, keep, edit=lambda record: record.body):

@@ -28,25 +28,6 @@ def table():
     return module
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "hours"),
-    [
-        ("llama-3-8b", 15e12, (1.3e6, 1.46e6)),  # its card, and that of 3.1
-        ("llama-3-70b", 15e12, (6.4e6, 7.0e6)),
-        ("llama-3.1-405b", 15.6e12, (30.84e6,)),
-    ],
-)
-def test_llama_3_lies_inside_an_interval_of_at_most_a_factor_of_three(name, tokens, hours):
-    run = MainRun(
-        shape=MODELS[name].shape, num_tokens=int(tokens), batch_tokens=2**24, precision="bfloat16", layout=ONE
-    )
-    told = main_body(estimate_main(run, Given(num_gpus=1024)))
-    low, high = told["gpu_hours"]["interval"]
-    assert high / low <= 3
-    assert all(low < published < high for published in hours)
-    assert told["days"]["value"] == pytest.approx(told["gpu_hours"]["value"] / 1024 / 24)
-
-
 def test_most_published_runs_lie_inside_their_intervals_by_the_others(table):
     """Each left out in turn, and each with its whole series; small models and fast chips reach less."""
     assert len(table.PUBLISHED_RUNS) >= 12
