@@ -40,8 +40,8 @@ CHANGED_GROUPS = (
     ('"learning_rate": 0.015625', '"learning_rate": 0.0156250001'),
     ('"weight_decay": 0.2', '"weight_decay": 0.1'),
 )
-# Ranks, and the nodes and ranks per node that run.sh makes of them.
-LAYOUTS = ((1, ("1", "1")), (8, ("1", "8")), (12, ("2", "6")))
+# Ranks, and the nodes and ranks per node that run.sh makes of them, as told.
+LAYOUTS = ((1, ("1", "1"), {}), (12, ("2", "6"), {}), (64, ("16", "4"), {"RANKS_PER_NODE": "4"}))
 
 
 def wide_spec(data_id: str, **changes: Any) -> RunSpec:
@@ -126,7 +126,7 @@ def assert_judges_every_leaf(export: Exporter, manifest: Manifest, out: Path) ->
     assert report.lost == ()
 
 
-def launch_words(export_dir: Path, layout: tuple[str, str], *options: str) -> list[str]:
+def launch_words(export_dir: Path, layout: tuple[str, str], *options: str, **told: str) -> list[str]:
     """What run.sh starts on so many nodes and ranks per node, told by a torchrun that starts nothing.
 
     Without a corpus folder it must refuse.
@@ -138,7 +138,7 @@ def launch_words(export_dir: Path, layout: tuple[str, str], *options: str) -> li
     refused = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "the corpus folder" in refused.stderr
-    env = {**path, "FORERUN_DATA": "x"}
+    env = {**path, **told, "FORERUN_DATA": "x"}
     words = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
     return words

@@ -21,10 +21,10 @@ def test_fidelity_judges_every_leaf_field_once_and_loses_none(tmp_path, manifest
 
 @EACH
 def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, trainer):
-    for num_ranks, layout in export_case.LAYOUTS:
+    for num_ranks, layout, told in export_case.LAYOUTS:
         out = tmp_path / str(num_ranks)
         fidelity.exporter(trainer).export(export_case.one_sequence_each(manifest, num_ranks), out)
-        words = " ".join(export_case.launch_words(out, layout, "x=1"))
+        words = " ".join(export_case.launch_words(out, layout, "x=1", **told))
         assert words.endswith(COMMANDS[trainer].format(out))
 
 

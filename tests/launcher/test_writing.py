@@ -1,10 +1,7 @@
-"""What exports share: numbers that their programs read or refuse, and a launch script, run by a made-up torchrun."""
+"""What exports share: numbers that their programs read or refuse."""
 
 import importlib.metadata
-import os
-import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from export_case import wide_decision
@@ -12,31 +9,7 @@ from exported_program import imported
 from trainer_venv import in_trainer
 
 from launcher.exporters.trainers import torchtitan
-from launcher.exporters.writing import run_script, write_files
-from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
-
-
-def launched(tmp_path, num_ranks, **env):
-    decision = SimpleNamespace(digest="d", parallelism=SimpleNamespace(num_ranks=num_ranks))
-    script = run_script(decision, "it 1.0", notes="Needs nothing.", setup="export SET=1", command='"$here/x" "$@"')
-    write_files(tmp_path, {RUN_FILE: script, "sub/torchrun": '#!/bin/sh\necho "$SET" "$@"\n'})
-    (tmp_path / "sub" / "torchrun").chmod(0o755)
-    path = {"PATH": f"{tmp_path / 'sub'}:{os.environ['PATH']}"}
-    return subprocess.run(
-        [tmp_path / RUN_FILE, "a b"], env={**path, **env}, capture_output=True, text=True, check=False, timeout=30
-    )
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "env", "nodes", "per_node"),
-    [(12, {}, 2, 6), (64, {"RANKS_PER_NODE": "4"}, 16, 4)],
-)
-def test_ranks_are_dealt_to_nodes(tmp_path, num_ranks, env, nodes, per_node):
-    done = launched(tmp_path, num_ranks, **env)
-    head = f"1 --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint localhost:0 "
-    assert done.stdout == f"{head}{tmp_path}/x a b\n"
-
 
 NUMBERS_IN = "from forerun_numbers import read_numbers; print(read_numbers().seed)"
 
