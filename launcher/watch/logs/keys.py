@@ -3,12 +3,12 @@
 A name that is asked for by option takes the place of all of a column's, and is in the units of `launcher.base.metrics`.
 Names change between versions. Each was read in the trainer's own sources, at these commits:
 
-- torchtitan b5bcd76 (2026-08-21), components/metrics.py, components/optimizer/lr_scheduler.py: tokens/s of one device,
-  MFU in percent; wandb's own step.
+- torchtitan b5bcd76 (2026-08-21), components/metrics.py, components/optimizer/lr_scheduler.py: tokens/s of one device;
+  wandb's own step.
 - Megatron-LM d98e8a6 (2026-08-22), training/training.py; Megatron-Bridge 067f987 (2026-08-22), training/utils/
   train_utils.py, training/eval.py: `iteration-time` in seconds, `lm loss`; its `throughput` is TFLOP/s, no tokens.
 - OLMo-core fa6c501 (2026-06-22), train/common.py, train/callbacks/speed_monitor.py: TPS of one device, batches per
-  second in place of seconds, MFU in percent; an evaluator's loss has its label in the name: --validation-loss-key.
+  second in place of seconds; an evaluator's loss has its label in the name: --validation-loss-key.
 - Hugging Face transformers 0101dc0, integrations/integration_utils.py (`rewrite_logs`, WandbCallback): `train/` or
   `eval/` before a name; plain in its own logs, where `train_loss` is the mean of the run, of its end alone.
 Any other trainer's names are given by option.
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Set
 UNASKED_STEP, TIME = "_step", "_timestamp"
 """Of every row of W&B, also of those that hold nothing of ours; the time is in seconds since 1970."""
 STEP, LOSS, VALIDATION = "step", "train_loss_nats", "validation_loss_nats"
-TOKENS_PER_SECOND, MFU = "tokens_per_second", "mfu"
+TOKENS_PER_SECOND = "tokens_per_second"
 NAMES: Mapping[str, tuple[str, ...]] = {
     STEP: ("step", "train/global_step", "iteration", UNASKED_STEP),
     LOSS: ("train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss"),
@@ -34,11 +34,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "tokens_per_second", "throughput(tps)", "throughput/tokens_per_sec", "throughput/device/TPS",
     ),
     "seconds": ("seconds", "time_metrics/end_to_end(s)", "iteration-time", "throughput/device/BPS"),
-    MFU: ("mfu", "mfu(%)", "throughput/device/MFU"),
+    "mfu": ("mfu",),
 }  # fmt: skip
 """By column: what it may be called, the first that a source has counting."""
-FACTORS: Mapping[str, float] = {"mfu(%)": 1e-2, "throughput/device/MFU": 1e-2}
-"""What makes a value one of `launcher.base.metrics`: shares."""
 RECIPROCALS = frozenset({"throughput/device/BPS"})
 """Steps a second, in place of seconds."""
 PER_DEVICE = frozenset({"throughput(tps)", "throughput/device/TPS"})
@@ -67,10 +65,6 @@ class Keys:
         """Column -> the name it has among these; a column that has none of them is not there."""
         found = {column: next((name for name in names if name in there), "") for column, names in self._names.items()}
         return {column: name for column, name in found.items() if name}
-
-    def factor(self, column: str, name: str) -> float:
-        """What the values of a column that has this name are multiplied by."""
-        return 1.0 if column in self._asked else FACTORS.get(name, 1.0)
 
 
 def number(value: object) -> float | None:

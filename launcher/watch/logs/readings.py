@@ -4,7 +4,8 @@ config is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,9 +13,8 @@ from launcher.base import metrics
 from launcher.base.metrics import Ending
 from launcher.watch.logs.columns import Columns
 from launcher.watch.logs.gathering import Gathered, gather
-from launcher.watch.logs.keys import LOSS, PER_DEVICE, STEP, TIME, TOKENS_PER_SECOND, Keys
-from launcher.watch.logs.sources import Source
-from launcher.watch.logs.table import Table
+from launcher.watch.logs.keys import LOSS, PER_DEVICE, STEP, TIME, TOKENS_PER_SECOND, Keys, number
+from launcher.watch.logs.sources import Log, Source
 from proxies.core import canon
 
 _SENTENCES = {
@@ -60,26 +60,25 @@ class Readings:
             OSError: what is there cannot be read.
             DashboardError: W&B was asked online, and did not answer.
         """
-        tables: dict[str, Table] = {}
-        for name, rows in self._source.rows(last=last):
-            tables.setdefault(name, Table(self._keys.wanted)).extend(rows)
-        self._check(tables)
+        log = self._source.read(last=last)
+        self._check(log)
         # By the rows' own time where they have one: a file may be a copy.
-        times = [at for table in tables.values() if (at := table.newest(TIME)) is not None]
-        newest_at = max(times, default=self._source.newest_at())
-        found = gather([*tables.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
+        times = [number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
+        known = [at for at in times if at is not None and math.isfinite(at)]
+        newest_at = max(known, default=log.newest_at)
+        found = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
         names_digest = any(event["event"] == "started" for event in found.columns.events)
-        notes = [*self._source.notes(), *self._notes(found)]
-        if any(table.num_rows for table in tables.values()) and not names_digest:
+        notes = [*log.notes, *self._notes(found, log.there)]
+        if any(log.files.values()) and not names_digest:
             notes.append("it does not say of which config it is: it is taken to be of this one")
         return Reading(
             columns=found.columns, notes=tuple(notes), names_digest=names_digest,
             ending=_ending(found.columns.events),
         )  # fmt: skip
 
-    def _check(self, tables: Mapping[str, Table]) -> None:
-        for name, table in tables.items():
-            started = [str(event.get("digest")) for event in table.events.values() if event["event"] == "started"]
+    def _check(self, log: Log) -> None:
+        for name, rows in log.files.items():
+            started = [str(row.get("digest")) for row in rows if row.get("event") == "started"]
             others = dict.fromkeys(digest for digest in started if digest != self._digest)
             if others:
                 raise OtherRunError(
@@ -87,9 +86,9 @@ class Readings:
                     f"{self._digest[:16]}...: nothing of it is judged; name this run's own with --metrics"
                 )
 
-    def _notes(self, found: Gathered) -> list[str]:
+    def _notes(self, found: Gathered, there: Collection[str]) -> list[str]:
         """What a reader must know of the log, in sentences."""
-        names, there, odd = found.names, sorted(self._source.there()), found.odd
+        names, odd = found.names, found.odd
         said = [
             text.format(n=odd[what], top=self._num_steps)
             for what, text in _SENTENCES.items() if odd[what]
@@ -104,7 +103,7 @@ class Readings:
         return said
 
 
-def _missing(column: str, keys: Keys, there: Sequence[str]) -> str:
+def _missing(column: str, keys: Keys, there: Collection[str]) -> str:
     option = {STEP: "--step-key", LOSS: "--train-loss-key"}[column]
     held = ", ".join(sorted(there)[:20])
     return f"it has no {column}, looked for as {keys.told(column)}: it holds {held}; name it with {option}"

@@ -5,11 +5,13 @@ Files are read whole at every look, so that what was cut, replaced, rewound or c
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections import deque
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,67 +24,42 @@ from proxies.external.metric_files import rows_of
 READ_BYTES = 2**20
 LEAST_SECONDS = 30.0
 """Between two looks at W&B online: each asking starts a process and takes seconds."""
+NUM_RANK_LINES = 1024
+"""Of the newest lines the times of all ranks are kept; of all lines of a large run they would fill the memory."""
+_RANKS = "rank_seconds"
 _EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "reason", "exit_code")
-_OURS = frozenset({
-    *_EVENT_FIELDS, "rank_seconds", *(field.name for field in fields(metrics.Header))
-})  # fmt: skip
+_OURS = frozenset({*_EVENT_FIELDS, _RANKS, *(field.name for field in fields(metrics.Header))})
 _ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
+Row = dict[str, Any]
+"""What was logged together, by the names that its writer gave."""
 
-_Rows = Sequence[Mapping[str, Any]]
+
+@dataclass(kw_only=True, slots=True)
+class Log:
+    """What there is of a run's log now."""
+
+    files: dict[str, list[Row]] = field(default_factory=dict)
+    """By the name of a file its rows, in order, wanted names only."""
+    there: set[str] = field(default_factory=set)
+    """Names of what was logged, as many as are kept."""
+    notes: list[str] = field(default_factory=list)
+    """What of it could not be read."""
+    newest_at: float | None = None
+    """When the last row came, in seconds since 1970, where that is known."""
 
 
 class Source(Protocol):
-    """Where rows come from."""
+    """Where a log comes from."""
 
-    def rows(self, *, last: bool) -> Iterator[tuple[str, _Rows]]:
-        """Whatever there is, in order, with the name of its file; `last`: a last line without its end counts.
+    def read(self, *, last: bool) -> Log:
+        """Read all there is; `last`: a last line without its end counts.
 
         Raises:
             OSError: something is there and cannot be read.
+            DashboardError: W&B does not answer.
         """
         ...
-
-    def there(self) -> set[str]:
-        """Names of what was logged, as many as are kept."""
-        ...
-
-    def notes(self) -> list[str]:
-        """What of it could not be read."""
-        ...
-
-    def newest_at(self) -> float | None:
-        """When the last row came, in seconds since 1970, where that is known."""
-        ...
-
-
-class _File:
-    """One file, read once."""
-
-    def __init__(self, path: Path, name: str, wanted: frozenset[str]) -> None:
-        self.name, self.notes, self.num_rows = name, list[str](), 0
-        self.written_at = path.stat().st_mtime
-        self.reader = rows_of(path, wanted, "step")
-
-    def rows(self, *, last: bool) -> Iterator[_Rows]:
-        """See `Source`."""
-        reader = self.reader
-        try:
-            while True:
-                yield reader.read(READ_BYTES)
-                if reader.at_end:
-                    break
-        except MetricsError as error:
-            self.notes.append(f"{self.name}: {error}; what comes after is not read")
-            return
-        if complaint := reader.complaint:
-            self.notes.append(f"{self.name}: {complaint}: left out")
-        if last:
-            yield reader.end()
-            if reader.complaint != complaint:
-                self.notes.append(
-                    f"{self.name}: its last line is cut short (it is being written, or its writer was killed)"
-                )
 
 
 class Files:
@@ -90,51 +67,55 @@ class Files:
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.path, self._wanted = path, wanted
-        self._files: list[_File] = []
-        self._ambiguous: list[Path] = []
 
-    def rows(self, *, last: bool) -> Iterator[tuple[str, _Rows]]:
+    def read(self, *, last: bool) -> Log:
         """See `Source`."""
-        self._files = []
-        for path in self._found():
-            try:
-                file = _File(path, self._name(path), self._wanted)
-                self._files.append(file)
-                for rows in file.rows(last=last):
-                    file.num_rows += len(rows)
-                    yield file.name, rows
-            except FileNotFoundError:  # since it was found
-                continue
+        log, paths = Log(), self._found()
+        if len(paths) > 1 and paths[0].suffix == ".jsonl":
+            held = ", ".join(map(self._name, paths[:8]))
+            log.notes.append(f"{self.path} holds {len(paths)} JSONL files ({held}): name the run's with --metrics")
+            return log
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):  # since it was found
+                self._add(log, path, last=last)
+        if not log.files:
+            log.notes.append(f"there is nothing at {self.path} yet")
+        elif not log.notes and not any(log.files.values()):
+            log.notes.append(f"there is nothing in {', '.join(log.files)} yet")
+        return log
 
-    def there(self) -> set[str]:
-        """See `Source`."""
-        return {name for file in self._files for name in file.reader.names}
-
-    def notes(self) -> list[str]:
-        """See `Source`."""
-        if self._ambiguous:
-            held = ", ".join(self._name(path) for path in self._ambiguous[:8])
-            return [f"{self.path} holds {len(self._ambiguous)} JSONL files ({held}): name the run's with --metrics"]
-        if not self._files:
-            return [f"there is nothing at {self.path} yet"]
-        said = [note for file in self._files for note in file.notes]
-        if not said and not any(file.num_rows for file in self._files):
-            said.append(f"there is nothing in {', '.join(file.name for file in self._files)} yet")
-        return said
-
-    def newest_at(self) -> float | None:
-        """See `Source`."""
-        return max((file.written_at for file in self._files), default=None)
+    def _add(self, log: Log, path: Path, *, last: bool) -> None:
+        name, reader = self._name(path), rows_of(path, self._wanted, "step")
+        log.newest_at = max(log.newest_at or 0.0, path.stat().st_mtime)
+        rows, with_ranks = log.files.setdefault(name, []), deque[Row]()
+        try:
+            while not reader.at_end:
+                # A line's names are its own: as many copies would take more room than the numbers.
+                portion = [{sys.intern(key): row[key] for key in row} for row in reader.read(READ_BYTES)]
+                rows += portion
+                with_ranks += (row for row in portion if _RANKS in row)
+                while len(with_ranks) > NUM_RANK_LINES:
+                    del with_ranks.popleft()[_RANKS]
+        except MetricsError as error:
+            log.notes.append(f"{name}: {error}; what comes after is not read")
+            return
+        finally:
+            log.there |= reader.names
+        if complaint := reader.complaint:
+            log.notes.append(f"{name}: {complaint}: left out")
+        if last:
+            rows += reader.end()
+            if reader.complaint != complaint:
+                log.notes.append(f"{name}: its last line is cut short (it is being written, or its writer was killed)")
 
     def _name(self, path: Path) -> str:
-        """Of a file in the folder its way there: two may have one name."""
+        """The name of a file, in a folder its way there: two may have one name."""
         if path == self.path:
             return path.name
         home = next((home for home in (self.path, self.path.resolve()) if path.is_relative_to(home)), None)
         return str(path.relative_to(home) if home else path)
 
     def _found(self) -> list[Path]:
-        self._ambiguous = []
         if not self.path.is_dir():
             if self.path.exists() and not self.path.is_file():
                 raise OSError(errno.EINVAL, "neither a file nor a folder, and cannot be read twice", str(self.path))
@@ -145,50 +126,30 @@ class Files:
             return [own]
         for pattern in ("*.wandb", "*tfevents*", "*.jsonl"):
             paths = (path for path in sorted(self.path.rglob(pattern)) if path.is_file())
-            found = list({path.resolve(): path for path in paths}.values())
-            if pattern == "*.jsonl" and len(found) > 1:
-                self._ambiguous, found = found, []
-            if found:
+            if found := list({path.resolve(): path for path in paths}.values()):
                 return found
         return []
 
 
 class OnlineRun:
-    """A run of W&B, whose history never shrinks. See `Source`."""
+    """A run of W&B, whose history never shrinks: it is read on from where the last look ended."""
 
     def __init__(self, run_path: str, wanted: frozenset[str]) -> None:
         """`run_path` is `entity/project/run`."""
         self._run_path, self._wanted = run_path, wanted
-        self._names: set[str] = set()
-        self._rows: list[Mapping[str, Any]] = []
-        self._after, self._asked_at = 0, -LEAST_SECONDS
+        self._rows: list[Row] = []
+        self._asked_at = -LEAST_SECONDS
 
-    def rows(self, *, last: bool) -> Iterator[tuple[str, _Rows]]:
-        """See `Source`.
-
-        Raises:
-            DashboardError: it does not answer.
-        """
+    def read(self, *, last: bool) -> Log:
+        """See `Source`. When the newest row came the rows themselves say."""
         now = time.monotonic()
         if last or now - self._asked_at >= LEAST_SECONDS:
-            rows = fetch_history(self._run_path, self._wanted, self._after)
+            after = self._rows[-1][UNASKED_STEP] + 1 if self._rows else 0
+            self._rows += fetch_history(self._run_path, self._wanted, after)
             self._asked_at = now
-            self._names.update(*rows)
-            self._after = rows[-1][UNASKED_STEP] + 1 if rows else self._after
-            self._rows += rows
-        yield self._run_path, self._rows
-
-    def there(self) -> set[str]:
-        """See `Source`."""
-        return set(self._names)
-
-    def notes(self) -> list[str]:
-        """See `Source`."""
-        return [] if self._names else [f"W&B has logged nothing of {self._run_path} under the names looked for"]
-
-    def newest_at(self) -> float | None:
-        """See `Source`: the rows themselves say."""
-        return None
+        there = {name for row in self._rows for name in row}
+        notes = [] if there else [f"W&B has logged nothing of {self._run_path} under the names looked for"]
+        return Log(files={self._run_path: self._rows}, there=there, notes=notes)
 
 
 def source_of(where: str, keys: Keys) -> Source:

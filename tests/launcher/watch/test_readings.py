@@ -17,7 +17,7 @@ from watched_case import (
 )
 
 from launcher.base import metrics
-from launcher.watch.logs import table
+from launcher.watch.logs import sources
 from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import OtherRunError, Readings
 from launcher.watch.logs.sources import source_of
@@ -202,7 +202,7 @@ def test_a_run_that_began_again_is_read_as_it_is_now(tmp_path):
 
 
 def test_times_of_ranks_are_kept_of_the_newest_lines_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "NUM_RANK_LINES", 5)
+    monkeypatch.setattr(sources, "NUM_RANK_LINES", 5)
     rows = [line(step, rank_seconds=[step, 1.0]) for step in range(1, 21)]
     columns = read(write_lines(tmp_path / "log.jsonl", rows)).columns
     assert columns.rank_steps.tolist() == columns.rank_seconds[:, 0].tolist() == [16, 17, 18, 19, 20]
