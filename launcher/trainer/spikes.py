@@ -48,7 +48,9 @@ class Detector:
 
         A spike's losses do not enter the window: they must not become the level that it is compared with.
         """
-        if loss_nats > self.limit_nats:
+        # No median is below the window's least: few losses of a healthy run are worth one.
+        least = min(self.window, default=math.inf)
+        if loss_nats > least + self._policy.least_nats and loss_nats > self.limit_nats:
             self.num_above += 1
         else:
             self.num_above = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,17 +15,6 @@ GRAD_NORM_FACTOR = 2.0
 _GRAD_LINES = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
-    """The gradient norm grew out of line."""
-
-    first_step: int
-    """At which it had."""
-    before: float
-    """Median about half the steps ago."""
-    now: float
-
-
 @alert(
     "gradients_grow", "notice", next_command="look",
     when="the gradient norm doubled against half the steps before, in the same part of the schedule",
@@ -35,11 +23,7 @@ def gradients_grow(run: Run) -> Iterator[Finding]:
     """The norm of the whole gradient."""
     found = gradient_growth(run.columns.steps, run.columns.grad_norm, run.schedule)
     if found is not None:
-        yield Finding(
-            first_step=found.first_step,
-            seen=f"gradient norm is {found.now / found.before:.2f} times what it was half the steps before",
-            evidence={"before": found.before, "now": found.now},
-        )
+        yield found
 
 
 def part_starts(schedule: Schedule) -> list[int]:
@@ -50,7 +34,7 @@ def part_starts(schedule: Schedule) -> list[int]:
     return sorted(starts)
 
 
-def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Growth | None:
+def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Finding | None:
     """Where the gradient norm first was `GRAD_NORM_FACTOR` times its own past."""
     there = np.isfinite(grad_norm) & (grad_norm > 0)
     at, norms = steps[there], grad_norm[there]
@@ -61,7 +45,11 @@ def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Gro
             continue
         before, now = float(np.median(norms[past])), float(np.median(norms[recent]))
         if now > GRAD_NORM_FACTOR * before:
-            return Growth(first_step=int(at[end - 1]), before=before, now=now)
+            return Finding(
+                first_step=int(at[end - 1]),
+                seen=f"gradient norm is {now / before:.2f} times what it was half the steps before",
+                evidence={"before": before, "now": now},
+            )
     return None
 
 

@@ -166,12 +166,7 @@ def training_stands_still(run: Run) -> Iterator[Finding]:
     """Nothing trains, or nothing measures it."""
     found = frozen_loss(run.columns, run.schedule.warmup_steps, run.schedule.num_steps)
     if found is not None:
-        yield Finding(
-            first_step=found.first_step,
-            seen=f"training loss is {found.nats:.10g} nats {found.num_equal} times in a row, since step "
-            f"{found.first_step}: given the noise and the rounding before, {found.allowed} may come about",
-            evidence={"nats": found.nats, "num_equal": found.num_equal, "num_allowed": found.allowed},
-        )
+        yield found
 
 
 @alert(
@@ -181,10 +176,4 @@ def training_stands_still(run: Run) -> Iterator[Finding]:
 )  # fmt: skip
 def metrics_stop(run: Run) -> Iterator[Finding]:
     """Losses that come no more while steps go on."""
-    for each in stopped(run.columns):
-        yield Finding(
-            first_step=each.last_step,
-            seen=f"steps go on, {each.num_lines} lines of them, without a {each.name} loss (last at step "
-            f"{each.last_step})",
-            evidence={"loss": each.name, "num_lines": each.num_lines},
-        )
+    yield from stopped(run.columns)

@@ -22,7 +22,6 @@ from launcher.watch.noise import learn
 
 _SURPRISE_SDS, _ORIGINS = 5.0, 8
 """Of the predictions from the lines before a spike: noise that wanders reached 4.5, planted spikes 5.7 and more."""
-_CHUNK = 4096  # lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,28 +81,11 @@ def _within(
 
 
 def _above(losses: Floats, policy: SpikePolicy) -> NDArray[np.bool_]:
-    """What the detector says of each loss. Where the window is the lines right before, of many lines at once."""
-    size, at = policy.window_steps, policy.window_steps
-    above = np.zeros(len(losses), dtype=bool)
-    while at < len(losses):
-        end = min(at + _CHUNK, len(losses))
-        windows = np.lib.stride_tricks.sliding_window_view(losses, size)[at - size : end - size]
-        # No median is below its window's least: few lines of a healthy run are worth a median.
-        high = np.flatnonzero(losses[at:end] > windows.min(axis=1) + policy.least_nats)
-        medians = np.median(windows[high], axis=1)
-        sigmas = MAD_TO_SIGMA * np.median(np.abs(windows[high] - medians[:, None]), axis=1)
-        above_limit = losses[at:end][high] > medians + np.maximum(policy.threshold * sigmas, policy.least_nats)
-        hits = high[above_limit]
-        if not len(hits):
-            at = end
-            continue
-        at += int(hits[0])
-        detector, num_fine = Detector(policy, tuple(losses[at - size : at].tolist())), 0
-        while at < len(losses) and num_fine < size:
-            detector.see(float(losses[at]))
-            above[at] = detector.num_above > 0
-            num_fine = 0 if above[at] else num_fine + 1
-            at += 1
+    """What the detector says of each loss."""
+    detector, above = Detector(policy), np.zeros(len(losses), dtype=bool)
+    for line, loss in enumerate(losses.tolist()):
+        detector.see(loss)
+        above[line] = detector.num_above > 0
     return above
 
 

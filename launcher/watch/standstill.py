@@ -14,10 +14,10 @@ somewhere in the N lines of a run with probability N p^(r - 1) at most, and r is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.watch.alerts import Finding
 from launcher.watch.course import FALSE_ALARMS
 from launcher.watch.logs.columns import Columns, Floats
 from launcher.watch.noise import noise_of_differences, resolution
@@ -30,28 +30,7 @@ _COARSE_NATS = 0.01  # a number that never changed and is rounded more coarsely 
 GAPS_MISSED, LEAST_MISSED = 3, 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Frozen:
-    """The newest values of a loss are one number."""
-
-    first_step: int
-    nats: float
-    num_equal: int
-    allowed: int
-    """So many equal ones may come about."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stopped:
-    """A loss that came, and comes no more."""
-
-    name: str
-    last_step: int
-    num_lines: int
-    """Since."""
-
-
-def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Frozen | None:
+def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Finding | None:
     """Whether the training loss stands still; lines that are no number are left out."""
     there = np.isfinite(columns.train_loss_nats)
     steps, losses = columns.steps[there], columns.train_loss_nats[there]
@@ -69,10 +48,16 @@ def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Frozen |
             return None
     if num_equal <= allowed:
         return None
-    return Frozen(first_step=int(steps[start]), nats=float(losses[-1]), num_equal=num_equal, allowed=int(allowed))
+    first, nats = int(steps[start]), float(losses[-1])
+    return Finding(
+        first_step=first,
+        seen=f"training loss is {nats:.10g} nats {num_equal} times in a row, since step {first}: given the noise and "
+        f"the rounding before, {int(allowed)} may come about",
+        evidence={"nats": nats, "num_equal": num_equal, "num_allowed": int(allowed)},
+    )
 
 
-def stopped(columns: Columns) -> list[Stopped]:
+def stopped(columns: Columns) -> list[Finding]:
     """Losses without a value for three of their longest gaps before and 16 lines, while steps go on."""
     found = []
     for name, at in (("training", columns.steps), ("validation", columns.validation_steps)):
@@ -81,7 +66,11 @@ def stopped(columns: Columns) -> list[Stopped]:
         lines = columns.line_steps[columns.line_steps > at[-1]]
         missed = len(lines) and lines[-1] - at[-1] > GAPS_MISSED * np.diff(at).max()
         if missed and len(lines) >= LEAST_MISSED:
-            found.append(Stopped(name=name, last_step=int(at[-1]), num_lines=len(lines)))
+            found.append(Finding(
+                first_step=int(at[-1]),
+                seen=f"steps go on, {len(lines)} lines of them, without a {name} loss (last at step {int(at[-1])})",
+                evidence={"loss": name, "num_lines": len(lines)},
+            ))  # fmt: skip
     return found
 
 

@@ -27,7 +27,7 @@ def test_a_healthy_gradient_norm_does_not_grow_out_of_line(seed):
 def test_a_gradient_norm_that_doubles_again_and_again_is_found():
     found = gradient_growth(STEPS, norms(start=800, octaves=1.5), COSINE)
     assert 950 < found.first_step < 1350
-    assert found.now > 2 * found.before
+    assert found.evidence["now"] > 2 * found.evidence["before"]
 
 
 def test_what_a_part_of_the_schedule_does_is_not_growth():

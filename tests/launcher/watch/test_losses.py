@@ -5,7 +5,6 @@ import pytest
 from planted_watch import losses_of
 
 from launcher.base.policy import SpikePolicy
-from launcher.trainer.spikes import Detector
 from launcher.watch.rises import RISE_SDS, rise
 from launcher.watch.spikes import spikes
 
@@ -53,20 +52,3 @@ def test_neither_a_spike_nor_the_warmup_is_a_rise():
     losses[:150] = np.linspace(1.0, 5.0, 150)
     assert rise(steps, losses, 150) is None
     assert rise(steps, losses, 0) is not None
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_many_lines_at_once_are_judged_as_the_trainer_judges_them_one_by_one(seed):
-    rng = np.random.default_rng(seed)
-    losses = 2.0 + 0.1 * rng.standard_normal(6000)
-    for start in rng.integers(0, 6000, 12):
-        losses[start : start + int(rng.integers(1, 40))] += rng.choice([0.5, 1.0, 3.0])
-    losses[4000:] += 1.0 * (seed % 2)  # a level that the window never takes up
-    detector, above = Detector(POLICY), []
-    for loss in losses:
-        detector.see(loss)
-        above.append(detector.num_above > 0)
-    found = np.zeros(6000, dtype=bool)
-    for spike in spikes(np.arange(1.0, 6001), losses, POLICY):
-        found[spike.first_step - 1 : spike.last_step] = True
-    assert found.tolist() == above and any(above)

@@ -63,7 +63,7 @@ def test_losses_that_stop_while_steps_go_on_are_told(tmp_path):
     lines = [{"step": step, "loss": losses[step - 1], "grad_norm": 1.0} for step in range(1, 401)]
     silent = [{"step": step, "grad_norm": 1.0} for step in range(401, 421)]
     columns = read(lines + silent)
-    assert [(each.name, each.last_step, each.num_lines) for each in stopped(columns)] == [("training", 400, 20)]
+    assert [(each.evidence["loss"], each.first_step) for each in stopped(columns)] == [("training", 400)]
     assert alarms(columns) == ["metrics_stop"]
     assert alarms(read(lines + silent[:10])) == []
     bare = [{"step": step, "loss": losses[step - 1]} for step in range(401, 450)]
