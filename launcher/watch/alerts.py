@@ -90,7 +90,7 @@ class Run:
 
     @property
     def schedule(self) -> Schedule:
-        """Of the decision."""
+        """The schedule of the decision."""
         return self.decision.learning_rate.schedule
 
     @functools.cached_property

@@ -43,12 +43,6 @@ class Conclusion:
     run: Concluded
     study: Path | None
     """Whose ledger keeps it; None where there is none."""
-    num_concluded: int
-    """Main runs that this study knows of, this one among them."""
-    num_inside: int
-    """Of those, within their intervals."""
-    next_scale: float
-    """What the half-widths of later intervals are multiplied by."""
 
     @property
     def body(self) -> dict[str, Json]:
@@ -60,8 +54,7 @@ class Conclusion:
             "z": run.foretold.z, "error_nats": actual - run.predicted_nats,
             "error_share": actual / run.predicted_nats - 1, "extrapolation": run.extrapolation,
             "params": run.params, "tokens": run.tokens,
-            "coverage": {"num_concluded": self.num_concluded, "num_inside": self.num_inside},
-            "next_interval_scale": self.next_scale, "in_ledger": self.study is not None,
+            "in_ledger": self.study is not None,
         }  # fmt: skip
 
 
@@ -114,14 +107,12 @@ def conclude(decision: Decision, folder: Path, run_dir: Path, reading: Reading, 
         ConcludedOtherwiseError: it was concluded before, with another loss.
         SweepError, PlanError, DataError: of the study, if its ledger cannot be written.
     """
-    if study_dir is None:
-        found = _scored(concluded_run(decision, reading), [], None)
-    else:
-        found = _kept(decision, reading, study_dir)
+    run = concluded_run(decision, reading) if study_dir is None else _kept(decision, reading, study_dir)
+    found = Conclusion(run=run, study=study_dir)
     path, body = path_of(folder, CONCLUSION), cast(dict[str, Json], canon.to_json(found.body))
     known = read_attestation(path, decision.digest) if path.exists() else None
     if known is not None:
-        _check_same(found.run, known.get("actual_nats"), path)
+        _check_same(run, known.get("actual_nats"), path)
     if known != body:
         attest(folder, CONCLUSION, decision.digest, body)
     if known is None:
@@ -140,35 +131,22 @@ def _check_same(run: Concluded, known_nats: object, where: Path) -> None:
         )
 
 
-def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
-    """The conclusion, with the run in the study's ledger."""
+def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Concluded:
+    """The run as the study's ledger has it from now on."""
     from launcher.study.opening import open_ledger, recorded_study
 
-    ledger = Ledger.read(study_dir)
     run = concluded_run(decision, reading)
-    known = ledger.find(history.CONCLUDED, run.digest)
-    if known is None:
-        study = recorded_study(study_dir)
-        if study.manifest.data_id != decision.data.data_id:
-            raise NotConcludedError(f"{study_dir} is of other data than this config: name its own study with --study")
-        with open_ledger(study) as writing:
-            writing.append(history.CONCLUDED, run.digest, run)
-    else:
+    known = Ledger.read(study_dir).find(history.CONCLUDED, run.digest)
+    if known is not None:
         before = canon.decode(Concluded, known.body)
         _check_same(run, before.actual_nats, study_dir)
-        run = before
-    others = [one for one in history.concluded(ledger) if one.digest != run.digest]
-    return _scored(run, others, study_dir)
-
-
-def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> Conclusion:
-    from scaling_fits.forecast.conclusive import interval_scale
-
-    runs = [*others, run]
-    return Conclusion(
-        run=run, study=study_dir, num_concluded=len(runs), num_inside=sum(one.foretold.covered for one in runs),
-        next_scale=interval_scale([one.foretold.z for one in runs], run.level),
-    )  # fmt: skip
+        return before
+    study = recorded_study(study_dir)
+    if study.manifest.data_id != decision.data.data_id:
+        raise NotConcludedError(f"{study_dir} is of other data than this config: name its own study with --study")
+    with open_ledger(study) as writing:
+        writing.append(history.CONCLUDED, run.digest, run)
+    return run
 
 
 def sentence(found: Conclusion) -> str:
@@ -183,12 +161,9 @@ def sentence(found: Conclusion) -> str:
 
 
 def next_lines(found: Conclusion) -> list[str]:
-    """What the outcome means for later forecasts, and the commands that use it."""
-    counted = f"{found.num_inside} of {found.num_concluded} main runs ended inside their interval"
-    scale = f"later intervals are {found.next_scale:.3g} times as wide as a fit's own"
-    lines = [f"so far {counted} (expected: {found.run.level:.0%}): {scale}"]
+    """The commands that use the outcome."""
     if found.study is None:
-        return [*lines, "no study lies around the config, so no ledger keeps the run: name one with --study STUDY"]
+        return ["no study lies around the config, so no ledger keeps the run: name one with --study STUDY"]
     study = shlex.quote(str(found.study))
     used = f"`forerun fit {study}`, and in a new study begun with `forerun run PLAN --study NEW --fork {study}`"
-    return [*lines, f"kept in the ledger of {found.study}: it joins the ladder in {used}"]
+    return [f"kept in the ledger of {found.study}: it joins the ladder in {used}"]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from launcher.frozen.frozen import PredictedLoss
-from launcher.watch.logs.columns import Floats
+from launcher.watch.logs.columns import Floats, spacing
 from launcher.watch.noise import window_variance
 from scaling_fits.forecast.loss_curves import WINDOW
 
@@ -73,7 +73,7 @@ class _Band:
     centres: Floats
     expected_nats: Floats
     low_sd: Floats
-    """Of the log."""
+    """Standard deviation of the log of the loss, below the expected one; then above it."""
     high_sd: Floats
 
 
@@ -114,7 +114,7 @@ def _noise(band: _Band, steps: Floats, losses: Floats, past: NDArray[np.bool_]) 
     In steps of a tenth of itself, and none below a quarter of the band's: so the bound is seldom drawn anew.
     """
     starts, ends = band.centres * (1 - WINDOW), band.centres * (1 + WINDOW)
-    apart = np.median(np.diff(steps)) if len(steps) > 1 else 1.0
+    apart = spacing(steps)
     num_lines = np.maximum(np.minimum(ends, band.centres[-1]) - starts, apart) / apart
     sd = np.sqrt(window_variance(steps[past], losses[past], starts, num_lines)) / band.expected_nats
     coarse = np.exp(np.ceil(np.log(np.maximum(sd, LEAST_NATS)) * 10) / 10)
@@ -122,7 +122,7 @@ def _noise(band: _Band, steps: Floats, losses: Floats, past: NDArray[np.bool_]) 
 
 
 def _quantile(level: float) -> float:
-    """Of the band's level: so many standard deviations wide is an arm of it."""
+    """How many standard deviations wide an arm of the band of this level is."""
     return float(stdtrit(FREEDOM, (1 + level) / 2))
 
 

@@ -11,7 +11,7 @@ from launcher.watch.logs.columns import Floats
 from proxies.core.schedule import Schedule
 
 GRAD_NORM_FACTOR = 2.0
-"""Of the median gradient norm over that half the steps ago."""
+"""The median gradient norm over that of half the steps ago."""
 _GRAD_LINES = 32
 
 

@@ -102,11 +102,10 @@ class Follower:
         if not new:
             return
         try:
-            known = [entry.data for entry in chronicle.entries(self._run_dir) if entry.kind == "alert"]
+            known = {entry.data.get("name"): entry.data.get("at_step")
+                     for entry in chronicle.entries(self._run_dir) if entry.kind == "alert"}  # fmt: skip
             for alert in new:
-                seen_at = [at for data in known if data.get("name") == alert.name
-                           and isinstance(at := data.get("at_step"), int)]  # fmt: skip
-                if any(at >= alert.first_step for at in seen_at):
+                if isinstance(seen_at := known.get(alert.name), int) and seen_at >= alert.first_step:
                     continue
                 data: dict[str, Json] = {"name": alert.name, "severity": alert.severity, "at_step": step,
                                          "first_step": alert.first_step, "evidence": alert.evidence}  # fmt: skip

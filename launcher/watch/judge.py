@@ -23,7 +23,7 @@ from proxies.core.canon import Json
 
 ALARM, CANNOT_TELL = 3, 4
 IN_TIME = 0.05
-"""Of the run's steps: a rise is seen in time if within so many."""
+"""A rise is seen in time if within this share of the run's steps."""
 
 Standing = Literal["on the band", "departed", "cannot tell"]
 
@@ -34,7 +34,7 @@ class Judged:
 
     standing: Standing
     why: str
-    """Of the standing, in a sentence."""
+    """The reason of the standing, in a sentence."""
     alerts: tuple[Alert, ...]
     """Alarms first, then by their first step."""
     figures: dict[str, Json]
@@ -76,7 +76,7 @@ def judge(
         figures={
             "step": columns.step,
             "num_steps": run.schedule.num_steps,
-            "train_loss_nats": _newest(columns),
+            "train_loss_nats": _finite(columns.train_loss_nats[-1]) if len(columns) else None,
             "num_spikes": len(run.spikes),
             **_sight_figures(decision, columns),
             **_course_figures(decision, run.course),
@@ -105,12 +105,6 @@ def _standing(run: Run, missed: bool) -> tuple[Standing, str]:
     return "cannot tell", f"{columns.step} steps are logged: the predicted course is first looked at near step {first}"
 
 
-def _newest(columns: Columns) -> float | None:
-    """JSON has no NaN."""
-    loss = float(columns.train_loss_nats[-1]) if len(columns) else float("nan")
-    return loss if np.isfinite(loss) else None
-
-
 def _course_figures(decision: Decision, seen: Course | None) -> dict[str, Json]:
     predicted = decision.predicted
     final = (predicted.loss_nats, predicted.low_nats, predicted.high_nats) if seen is None else seen.final
@@ -130,17 +124,17 @@ def _sight_figures(decision: Decision, columns: Columns) -> dict[str, Json]:
     schedule = decision.learning_rate.schedule
     found = sight(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps,
                   IN_TIME * schedule.num_steps)  # fmt: skip
+    names = ("innovation_nats", "phi", "jump_nats", "climb_nats")
+    noise, alike, jump, climb = (None if found is None else _finite(getattr(found, name)) for name in names)
     return {
-        "noise_nats": None if found is None else _finite(found.innovation_nats),
-        "noise_autocorrelation": None if found is None else _finite(found.phi),
-        "smallest_jump_nats": None if found is None else _finite(found.jump_nats),
-        "smallest_climb_nats": None if found is None else _finite(found.climb_nats),
+        "noise_nats": noise, "noise_autocorrelation": alike, "smallest_jump_nats": jump, "smallest_climb_nats": climb,
         "in_time_lines": None if found is None else found.num_lines,
-    }
+    }  # fmt: skip
 
 
 def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+    """A number for JSON, which has no NaN."""
+    return float(value) if np.isfinite(value) else None
 
 
 def _pace_figures(run: Run) -> dict[str, Json]:
@@ -161,8 +155,7 @@ def _pace_figures(run: Run) -> dict[str, Json]:
 def _recent(columns: Columns, name: str) -> float | None:
     values = getattr(columns, name)[-pace.BLOCK_LINES :]
     values = values[np.isfinite(values)]
-    middle = float(np.median(values)) if len(values) else float("nan")
-    return middle if np.isfinite(middle) else None
+    return _finite(np.median(values)) if len(values) else None
 
 
 _LOADED = (loss_alerts, early_warnings, machine_alerts)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import chronicle
@@ -37,36 +36,25 @@ UNKNOWN = Liveness()
 
 
 def liveness_of(run_dir: Path, digest: str) -> Liveness:
-    """Of the run of a launch config in `run_dir`; what cannot be read says nothing."""
-    found = UNKNOWN
+    """What the folder of a launch config's run says; what cannot be read says nothing."""
+    launched_at, saved_at, ended = None, None, ""
     with contextlib.suppress(OSError):
-        found = chronicled(chronicle.entries(run_dir), digest)
-    launched_at, saved_at = found.launched_at, None
-    if not found.ended:
+        for entry in chronicle.entries(run_dir):
+            if entry.digest == digest and entry.kind in ("launched", "restarted", "ended"):
+                over = entry.kind == "ended"
+                launched_at, ended = None, entry.text if over else ""
+                with contextlib.suppress(ValueError):
+                    launched_at = None if over else unix_seconds(entry.at)
+    if not ended:
         with contextlib.suppress(OSError):
             launched_at = max((run_dir / ROLLBACKS_FILE).stat().st_mtime, launched_at or 0.0)
     with contextlib.suppress(OSError):
         times = [path.stat().st_mtime for path in (run_dir / CHECKPOINTS).rglob("*")]
         saved_at = max(times, default=None)
-    return replace(found, launched_at=launched_at, saved_at=saved_at)
-
-
-def chronicled(entries: Iterable[chronicle.Entry], digest: str) -> Liveness:
-    """What a run's chronicle alone says, which is the same wherever it was copied to."""
-    launched_at, ended = None, ""
-    for entry in entries:
-        if entry.digest != digest:
-            continue
-        if entry.kind in ("launched", "restarted"):
-            launched_at, ended = None, ""
-            with contextlib.suppress(ValueError):
-                launched_at = unix_seconds(entry.at)
-        elif entry.kind == "ended":
-            launched_at, ended = None, entry.text
-    return Liveness(launched_at=launched_at, ended=ended)
+    return Liveness(launched_at=launched_at, saved_at=saved_at, ended=ended)
 
 
 def unix_seconds(text: str) -> float:
-    """Of a time in ISO 8601, in UTC where it names no zone. Raises ValueError."""
+    """Return the time that a text in ISO 8601 names, in UTC where it names no zone. Raises ValueError."""
     at = datetime.datetime.fromisoformat(text)
     return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

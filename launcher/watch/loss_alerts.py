@@ -121,16 +121,12 @@ def spike_lasts(run: Run) -> Iterator[Finding]:
     policy, spike = run.decision.spikes, run.spikes[-1] if run.spikes else None
     if spike is None or spike.over or not spike.lasted:
         return
-    by_itself = (
-        f"the trainer may do so by itself {policy.max_rollbacks} times"
-        if policy.max_rollbacks
-        else "the frozen config leaves that to people (launch.spike_rollbacks = 0)"
-    )
     yield Finding(
         first_step=spike.first_step,
         seen=f"a spike from {spike.level_nats:.4f} to {spike.peak_nats:.4f} nats lasts for {spike.num_lines} "
         f"logged steps: the policy is to go back {policy.rollback_steps} steps before it and to skip "
-        f"{policy.skip_batches} batches; {by_itself}",
+        f"{policy.skip_batches} batches; the trainer may do so by itself {policy.max_rollbacks} times "
+        "(launch.spike_rollbacks)",
         evidence={
             "level_nats": spike.level_nats, "peak_nats": spike.peak_nats, "num_lines": spike.num_lines,
             "patience_steps": policy.patience_steps,

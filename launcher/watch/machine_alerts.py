@@ -13,7 +13,7 @@ from launcher.watch.logs.columns import Columns, Floats
 from launcher.watch.spikes import line_noise
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
-"""Of throughput lost, or of time that a rank takes longer than the others."""
+"""Shares of throughput lost, or of time that a rank takes longer than the others."""
 STRAGGLER_LINES = 64
 _SLOWDOWN_SDS, _STRAGGLER_QUANTILE = 5.0, 0.25
 
@@ -81,7 +81,7 @@ def straggler(run: Run) -> Iterator[Finding]:
 
 
 def medians_of_others(values_KR: Floats) -> Floats:
-    """[K, R] Of each line without that rank."""
+    """[K, R] Return the median of each line without that rank."""
     num_ranks = values_KR.shape[1]
     ranked, place_KR = np.sort(values_KR, axis=1), np.argsort(np.argsort(values_KR, axis=1), axis=1)
     low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2  # of what is left when one is taken out
@@ -110,15 +110,14 @@ def stalled(run: Run) -> Iterator[Finding]:
     columns, liveness = run.columns, run.liveness
     if over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
         return
-    found = pace.silence(columns, run.now, liveness)
-    if found is not None and found.seconds > found.allowed_seconds:
-        after = "since it was started" if found.starting else f"after step {columns.step}"
+    seconds, allowed, starting = pace.silence(columns, run.now, liveness) or (0.0, 0.0, False)
+    if seconds > allowed:
+        after = "since it was started" if starting else f"after step {columns.step}"
         said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
         yield Finding(
             first_step=columns.step,
-            seen=f"no line for {found.seconds:,.0f} s {after}, where at most {found.allowed_seconds:,.0f} s are "
-            f"usual{said}",
-            evidence={"silent_seconds": found.seconds, "allowed_seconds": found.allowed_seconds},
+            seen=f"no line for {seconds:,.0f} s {after}, where at most {allowed:,.0f} s are usual{said}",
+            evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
         )
 
 

@@ -95,7 +95,7 @@ def _fit(x: Floats, values: Floats, most_phi: float) -> tuple[float, float]:
 
 
 def mean_variance(phi: Floats | float, innovation: Floats | float, num_lines: Floats | float) -> Floats:
-    """Of the mean over so many lines, in nats squared."""
+    """Return the variance of the mean over so many lines, in nats squared."""
     total = innovation**2 / (1 - phi**2)
     times = (1 + phi) / (1 - phi) - 2 * phi * (1 - phi**num_lines) / (num_lines * (1 - phi) ** 2)
     return np.asarray(total * times / num_lines)
@@ -121,7 +121,7 @@ def resolution(values: Floats) -> float:
 
 
 def window_variance(steps: Floats, losses: Floats, starts: Floats, num_lines: Floats) -> Floats:
-    """[W] Of the mean loss over windows of so many lines that begin at these steps, by the noise before each.
+    """[W] Return the variance of the mean loss over windows of so many lines from these steps on, by the noise before.
 
     0 where none is known yet. What wanders for longer than noise of `_NOISE_PHI` is a departure and no noise.
     """

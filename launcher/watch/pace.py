@@ -14,12 +14,12 @@ import numpy as np
 
 from launcher.base.watchdog import START_SECONDS
 from launcher.watch.liveness import Liveness, unix_seconds
-from launcher.watch.logs.columns import Columns, Floats, headers
+from launcher.watch.logs.columns import Columns, Floats, headers, spacing
 
 STALL_STEPS, LEAST_STALL_SECONDS = 20, 60.0
 """No line for so many median steps, and for so long; before an attempt's first step, for `START_SECONDS`."""
 _MOST_SECONDS = 1e8
-"""Of a step: a longer one, or none of any length, was not measured."""
+"""The longest that a step can take: a longer time, or one below 0, was not measured."""
 BLOCK_LINES, SUSTAINED = 16, 2
 """Lines of a block, and blocks on end that are a level."""
 
@@ -34,7 +34,7 @@ class Projection:
 
     remaining_seconds: tuple[float, float, float]
     device_hours: tuple[float, float, float]
-    """Of the whole run, its past included."""
+    """Device-hours of the whole run, its past included."""
 
 
 def step_seconds(columns: Columns) -> float | None:
@@ -81,40 +81,30 @@ def projection(columns: Columns, num_steps: int, num_ranks: int) -> Projection |
     return Projection(remaining_seconds=(centre, low, high), device_hours=(hours[0], hours[1], hours[2]))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Silence:
-    """For how long no line came."""
+def silence(columns: Columns, now: float | None, found: Liveness) -> tuple[float, float, bool] | None:
+    """For how many seconds no line came, how many are allowed, and whether an attempt begins that has made no step yet.
 
-    seconds: float
-    allowed_seconds: float
-    starting: bool
-    """Since an attempt was begun that has not made a step yet."""
-
-
-def silence(columns: Columns, now: float | None, found: Liveness) -> Silence | None:
-    """How long the run has been silent, and may be; None where nobody says when the newest line was written."""
+    None where nobody says when the newest line was written.
+    """
     newest = columns.newest_at
-    if now is None or (newest is None and found.launched_at is None):
+    if now is not None and found.starting(newest) and found.launched_at is not None:
+        return now - found.launched_at, START_SECONDS, True
+    if now is None or newest is None:
         return None
-    if found.starting(newest) and found.launched_at is not None:
-        return Silence(seconds=now - found.launched_at, allowed_seconds=START_SECONDS, starting=True)
-    assert newest is not None
     typical = step_seconds(columns)
     begun = bool(columns.events) and columns.events[-1].get("event") == "started"
     if typical is None or (begun and columns.step <= _number(columns.events[-1].get("step"))):
-        return Silence(seconds=now - newest, allowed_seconds=START_SECONDS, starting=True)
+        return now - newest, START_SECONDS, True
     waits = [_number(event.get("seconds")) for event in columns.events if event.get("event") == "saved"]
     slowest = np.nanmax([*measured(columns), *(wait for wait in waits if 0 <= wait < _MOST_SECONDS)])
     usual = STALL_STEPS * line_steps(columns) * typical
     since = newest if found.saved_at is None else max(newest, min(found.saved_at, now))
-    return Silence(
-        seconds=now - since, allowed_seconds=max(usual, 2 * float(slowest), LEAST_STALL_SECONDS), starting=False
-    )
+    return now - since, max(usual, 2 * float(slowest), LEAST_STALL_SECONDS), False
 
 
 def line_steps(columns: Columns) -> float:
     """Steps from one of the newest lines to the next."""
-    return float(np.median(np.diff(columns.steps[-BLOCK_LINES:]))) if len(columns) > 1 else 1.0
+    return spacing(columns.steps[-BLOCK_LINES:])
 
 
 def comparable_ranks(columns: Columns) -> tuple[Floats, Floats]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from launcher.watch.course import FALSE_ALARMS
-from launcher.watch.logs.columns import Floats
+from launcher.watch.logs.columns import Floats, spacing
 from launcher.watch.noise import LEAST_LINES, learn, mean_variance, resolution
 
 RISE_NATS, RISE_SDS = 0.02, 5.0
@@ -32,10 +32,8 @@ _NUM_TESTS = 4  # a line: two at each of its scales, which are 1 + 1/2 + 1/4 + .
 _POWER_SDS = 1.3  # beyond the limit nine rises of ten pass it
 _BEFORE, _AFTER = 64, 32
 _GAPS = (0, 64, 128, 256, 512)
-_STAYED, _PARTS = (
-    0.25,
-    4,
-)  # of the rise: what each quarter of the lines after must show, and all twice that, or it was a spike
+_PARTS = 4
+_STAYED = 0.25  # of the rise: what each of so many parts of the lines after must show, and all twice that
 _CHUNK = 4096
 
 KnownNoise = Callable[[int], tuple[float, float]]
@@ -54,7 +52,7 @@ class Rise:
     sds: float
     """The difference in standard deviations of its own noise."""
     seen_step: int
-    """Of the line with which it was seen."""
+    """The step of the line with which it was seen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +128,7 @@ def sight(steps: Floats, losses: Floats, warmup_steps: int, num_steps: int, with
 
 def _whole(steps: Floats, num_steps: int) -> float:
     """Lines of the whole run, if it is logged on as it was."""
-    return max(float(len(steps)), num_steps / float(np.median(np.diff(steps)))) if len(steps) > 1 else 1.0
+    return max(float(len(steps)), num_steps / spacing(steps)) if len(steps) > 1 else 1.0
 
 
 def limit_sds(num_lines: float) -> float:

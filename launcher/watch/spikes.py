@@ -21,7 +21,7 @@ from launcher.watch.logs.columns import Floats
 from launcher.watch.noise import learn
 
 _SURPRISE_SDS, _ORIGINS = 5.0, 8
-"""Of the predictions from the lines before a spike: noise that wanders reached 4.5, planted spikes 5.7 and more."""
+"""A spike is so far above the predictions from the lines before it: wandering noise reached 4.5, planted spikes 5.7."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,6 @@ class Spike:
     """Logged steps in a row above the policy's limit."""
 
     first_step: int
-    last_step: int
     num_lines: int
     level_nats: float
     """Median of the window before it."""
@@ -58,7 +57,6 @@ def spikes(steps: Floats, losses: Floats, policy: SpikePolicy) -> list[Spike]:
         found.append(
             Spike(
                 first_step=int(at[start]),
-                last_step=int(at[end - 1]),
                 num_lines=end - start,
                 level_nats=level,
                 peak_nats=float(loss[start:end].max()),

@@ -19,7 +19,7 @@ import numpy as np
 
 from launcher.watch.alerts import Finding
 from launcher.watch.course import FALSE_ALARMS
-from launcher.watch.logs.columns import Columns, Floats
+from launcher.watch.logs.columns import Columns, Floats, spacing
 from launcher.watch.noise import noise_of_differences, resolution
 
 LEAST_EQUAL = 16
@@ -40,7 +40,7 @@ def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Finding 
         rounding = resolution(np.append(before, losses[-1]))
         variance = min(noise_of_differences(before[-num:]) for num in _RECENT) ** 2 - rounding**2 / 4
         chance = math.erf(rounding / math.sqrt(8 * variance)) if variance > 0 else 1.0
-        allowed = max(LEAST_EQUAL, _too_many(chance, num_steps / _apart(steps))) - 1
+        allowed = max(LEAST_EQUAL, _too_many(chance, num_steps / spacing(steps))) - 1
         num_equal = len(losses) - start
     else:
         allowed, num_equal = NEVER_CHANGED, int((steps[start:] > warmup_steps).sum())
@@ -85,7 +85,3 @@ def _too_many(chance: float, num: float) -> float:
     if chance >= 1:
         return math.inf
     return 1 + math.ceil(math.log(FALSE_ALARMS / max(num, 1.0)) / math.log(max(chance, 1e-300)))
-
-
-def _apart(steps: Floats) -> float:
-    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0

@@ -35,14 +35,14 @@ class Columns:
     """[S] Before clipping."""
     tokens_per_second: Floats
     seconds: Floats
-    """[S] Of that step."""
+    """[S] How long that step took."""
     mfu: Floats
     validation_steps: Floats
     """[V]"""
     validation_loss_nats: Floats
     """[V] After the update of that step."""
     line_steps: Floats = field(default_factory=_empty)
-    """[N] Of every line that has one, with a loss or without."""
+    """[N] Steps of all lines that have one, with a loss or without."""
     rank_steps: Floats = field(default_factory=_empty)
     """[K] The newest steps whose lines have `rank_seconds`."""
     rank_seconds: Floats | None = None
@@ -50,7 +50,7 @@ class Columns:
     events: Sequence[Mapping[str, canon.Json]] = ()
     """The lines that are no steps, in the order they came, as dicts of `launcher.base.metrics`."""
     header: Header | None = None
-    """Of the newest attempt."""
+    """The header of the newest attempt."""
     newest_at: float | None = None
     """When the newest line was written, in seconds since 1970; None where the source does not say."""
 
@@ -62,6 +62,11 @@ class Columns:
     def step(self) -> int:
         """The newest logged step; 0 before the first."""
         return int(self.steps[-1]) if len(self.steps) else 0
+
+
+def spacing(steps: Floats) -> float:
+    """Steps from one line to the next, as a rule."""
+    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
 
 
 def headers(events: Iterable[Mapping[str, canon.Json]]) -> list[Header]:

@@ -116,8 +116,8 @@ def gather(
             else:
                 odd["beyond"] += 1
     odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_NULL)
-    validated = {step: loss for step, cells in sorted(made.cells.items())
-                 if math.isfinite(loss := cells.get(VALIDATION, math.nan))}  # fmt: skip
+    validated = {step: value for step, cells in sorted(made.cells.items())
+                 if math.isfinite(value := cells.get(VALIDATION, math.nan))}  # fmt: skip
     losses, begun = made.losses(validated), headers(events)
     rank_steps, rank_seconds = _ranks(made.ranks)
     columns = Columns(

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Set
 
 UNASKED_STEP, TIME = "_step", "_timestamp"
-"""Of every row of W&B, also of those that hold nothing of ours; the time is in seconds since 1970."""
+"""Every row of W&B has these, also one that holds nothing of ours; the time is in seconds since 1970."""
 STEP, LOSS, VALIDATION = "step", "train_loss_nats", "validation_loss_nats"
 TOKENS_PER_SECOND = "tokens_per_second"
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 RECIPROCALS = frozenset({"throughput/device/BPS"})
 """Steps a second, in place of seconds."""
 PER_DEVICE = frozenset({"throughput(tps)", "throughput/device/TPS"})
-"""Of one device: the run's are as many times more as it has ranks."""
+"""These count one device: the run's are as many times more as it has ranks."""
 _WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 

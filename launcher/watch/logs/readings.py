@@ -41,7 +41,7 @@ class Reading:
     names_digest: bool
     """Whether the log says of which config it is."""
     ending: Ending | None
-    """Of the newest attempt, if it came to one that it could write down."""
+    """How the newest attempt ended, if it could write that down."""
 
 
 class Readings:

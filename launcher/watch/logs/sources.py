@@ -25,7 +25,7 @@ READ_BYTES = 2**20
 LEAST_SECONDS = 30.0
 """Between two looks at W&B online: each asking starts a process and takes seconds."""
 NUM_RANK_LINES = 1024
-"""Of the newest lines the times of all ranks are kept; of all lines of a large run they would fill the memory."""
+"""Times of all ranks are kept of so many newest lines; of all lines of a large run they would fill the memory."""
 _RANKS = "rank_seconds"
 _EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "reason", "exit_code")
 _OURS = frozenset({*_EVENT_FIELDS, _RANKS, *(field.name for field in fields(metrics.Header))})
