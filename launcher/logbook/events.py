@@ -46,13 +46,12 @@ def _of_chronicle(folder: Path) -> list[Event]:
         entries = chronicle.entries(folder)
     except OSError:
         return []
-    return [_event_of(entry) for entry in entries]
-
-
-def _event_of(entry: chronicle.Entry) -> Event:
-    author = entry.data.get("author")
-    by = f"{author}: " if isinstance(author, str) else ""
-    return Event(at=entry.at, kind=entry.kind, text=by + entry.text, digest=entry.digest, step=entry.step)
+    found = []
+    for entry in entries:
+        author = entry.data.get("author")
+        by = f"{author}: " if isinstance(author, str) else ""
+        found.append(Event(at=entry.at, kind=entry.kind, text=by + entry.text, digest=entry.digest, step=entry.step))
+    return found
 
 
 def _of_attestations(folder: Path) -> list[Event]:

@@ -6,10 +6,11 @@ torchrun starts it in place of `launcher.trainer`, whose options it takes, and a
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, cast, get_args
+from typing import NoReturn, cast
 
 from launcher.frozen.frozen import Decision
 from launcher.rehearsal.faults import Fault, FaultKind, Injector
@@ -36,17 +37,13 @@ def arguments(faults: Sequence[Fault]) -> list[str]:
 
 def parsed(words: list[str]) -> tuple[list[Fault], list[str]]:
     """The faults of a command line, and the words that are the trainer's."""
-    faults, rest = list[Fault](), list[str]()
-    following = iter(words)
-    for word in following:
-        if word == "--fault":
-            kind, step, pid = next(following).split(":")
-            if kind not in get_args(FaultKind):
-                raise SystemExit(f"--fault {kind}: must be one of {', '.join(get_args(FaultKind))}")
-            faults.append(Fault(kind=cast(FaultKind, kind), step=int(step), supervisor_pid=int(pid)))
-        else:
-            rest.append(word)
-    return faults, rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--fault", action="append", default=[])
+    found, rest = parser.parse_known_args(words)
+    parts = (word.split(":") for word in found.fault)
+    return [
+        Fault(kind=cast(FaultKind, kind), step=int(step), supervisor_pid=int(pid)) for kind, step, pid in parts
+    ], rest
 
 
 def main() -> NoReturn:

@@ -74,7 +74,7 @@ class Drill:
 
     name: str
     module: str
-    """Of `launcher.rehearsal`, that has the function of the same name."""
+    """The module of `launcher.rehearsal` that has the function of the same name."""
     happens: str
     limit: str
     """What passes."""

@@ -55,8 +55,7 @@ def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) ->
             if other.name != LOCK_NAME:
                 shutil.rmtree(other) if other.is_dir() else other.unlink()
     cut = cut_corpus(corpus, weights, scratch / "corpus")
-    scaled = full_copy(_on(decision, cut.data_id)) if full else scaled_copy(decision, cut)
-    scaled = dataclasses.replace(scaled, stands_for=decision.digest)
+    scaled = full_copy(decision, cut) if full else scaled_copy(decision, cut)
     stage = Stage(real=decision, scaled=scaled, folder=scratch, corpus=scratch / "corpus", frozen_dir=frozen_dir)
     return dataclasses.replace(stage, hang_seconds=FLOOR_SECONDS) if full else stage
 
@@ -106,11 +105,6 @@ def _held(stage: Stage, name: str) -> DrillResult:
             advice=f"torchrun.log in the folders of {stage.folder} has the ranks' own words",
         )  # fmt: skip
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
-
-
-def _on(decision: Decision, data_id: str) -> Decision:
-    """The config on the cut, whose shares are its own."""
-    return dataclasses.replace(decision, data=dataclasses.replace(decision.data, data_id=data_id, weights=()))
 
 
 def _too_few(decision: Decision) -> str:

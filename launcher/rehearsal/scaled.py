@@ -95,12 +95,13 @@ def scaled_copy(decision: Decision, manifest: Manifest) -> Scaled:
     return Scaled(decision=copy, stands_for=decision.digest, kind="scaled", spec=spec)
 
 
-def full_copy(decision: Decision) -> Scaled:
-    """The real shape, groups, batch and parallelism, with few steps."""
+def full_copy(decision: Decision, manifest: Manifest) -> Scaled:
+    """The real shape, groups, batch and parallelism, with few steps, on the cut of that manifest."""
     schedule = short_schedule(decision.learning_rate.schedule)
     copy = dataclasses.replace(
         decision, learning_rate=learning_rate_of(schedule), checkpointing=_cadence(decision),
         monitoring=_monitoring(decision), num_tokens=int(decision.batch_tokens * schedule.num_full_batches),
+        data=_data(decision, manifest),
     )  # fmt: skip
     return Scaled(decision=copy, stands_for=decision.digest, kind="full", spec=None)
 
@@ -200,6 +201,7 @@ def _with_numbers(groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumb
 
 
 def _data(decision: Decision, manifest: Manifest) -> Data:
+    """The cut, whose shares are its own."""
     return dataclasses.replace(
         decision.data, data_id=manifest.data_id, num_train_tokens=manifest.num_tokens("train"), weights=()
     )

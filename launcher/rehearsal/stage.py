@@ -60,10 +60,6 @@ class Apart:
         )
 
 
-NOTHING = Apart(num_tensors=0, num_differing=0, weights_share=math.inf)
-"""One of them is not there."""
-
-
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> Apart:
     """How far two checkpoints' tensors are apart."""
     names = sorted(set(one) | set(other))
@@ -112,19 +108,18 @@ class Stage:
     """The cut that the copy trains on."""
     frozen_dir: Path
     """Where the real config lies, with its attestations."""
-    module: str = MODULE
     hang_seconds: float = HANG_SECONDS
     faults: Sequence[Fault] = field(default=())
     """In every run but those that all else is compared with."""
 
     @property
     def decision(self) -> Decision:
-        """Of the copy."""
+        """The config of the copy."""
         return self.scaled.decision
 
     @property
     def num_steps(self) -> int:
-        """Of the copy."""
+        """How many steps the copy trains."""
         return self.decision.learning_rate.schedule.num_steps
 
     def run(
@@ -147,7 +142,7 @@ class Stage:
             print(f"== {' '.join((name, *(fault.kind for fault in faults)))}", file=log)
             outcome = launch(
                 config, self.corpus, self.path(name), stop_after, max_restarts,
-                program=(self.module, *arguments([*self.faults, *faults])),
+                program=(MODULE, *arguments([*self.faults, *faults])),
                 limits=Limits(floor_seconds=hang_seconds), signals=signals,
             )  # fmt: skip
         num_own = sum(fault.kind == "sigterm" and fired(self.path(name), "sigterm").exists() for fault in faults)
@@ -214,7 +209,7 @@ class Stage:
         at = self.num_steps if step is None else step
         folders = [checkpoints.folder_of(self.path(name) / CHECKPOINTS, at) for name in (one, other)]
         if not all(folder.is_dir() for folder in folders):
-            return NOTHING
+            return Apart(num_tensors=0, num_differing=0, weights_share=math.inf)
         return apart(*map(checkpoints.saved_tensors, folders))
 
     def losses(self, name: str) -> dict[int, float]:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from launcher.base import metrics
@@ -89,17 +88,11 @@ class AttemptSpec:
         return self.command[0] == "srun"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How an attempt ended: in order, or not."""
-
-    ending: metrics.Ending | None
-    crash: Crash | None
-    """None where it ended in order, or was told to end."""
-
-
-def attempt(spec: AttemptSpec, signals: Signals) -> Ended:
+def attempt(spec: AttemptSpec, signals: Signals) -> metrics.Ending | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
+
+    Returns:
+        How it ended, in order or because it was told to; or why it died.
 
     Raises:
         OSError: the log cannot be written.
@@ -116,18 +109,16 @@ def attempt(spec: AttemptSpec, signals: Signals) -> Ended:
             hung = _follow(job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None))
         finally:
             job.clear(remote=spec.remote)
-    if _stamp(ending_file) not in (before, None):
-        return Ended(ending=metrics.read_ending(spec.run_dir), crash=None)
+    if _stamp(ending_file) not in (before, None) and (ending := metrics.read_ending(spec.run_dir)):
+        return ending
     if signals.save.is_set():
         # Too early for the ranks to listen, or too late for patience; no restart answers what was asked for.
         reason = "killed by a second signal" if signals.now.is_set() else "by a signal, before it could save"
-        step = last_step(spec.run_dir)
-        return Ended(ending=metrics.Ending(event="interrupted", exit_code=130, step=step, reason=reason), crash=None)
-    crash = crash_of(
+        return metrics.Ending(event="interrupted", exit_code=130, step=last_step(spec.run_dir), reason=reason)
+    return crash_of(
         end_of(spec.log, begins), step=watchdog.pace.step, exit_code=job.process.returncode, hung=hung,
         num_oom_kills=oom_kills() - kills_before,
     )  # fmt: skip
-    return Ended(ending=None, crash=crash)
 
 
 def last_step(run_dir: Path) -> int:
@@ -184,8 +175,7 @@ def _report(spec: AttemptSpec, pace: Pace, shown: int, now: float) -> int:
     said = f"step {pace.step}/{spec.num_steps}  loss {pace.loss_nats:.4f} nats"
     if speed := pace.tokens_per_second(now):
         left_seconds = max(0.0, (spec.num_tokens - pace.tokens) / speed)
-        ends_at = datetime.now(UTC) + timedelta(seconds=left_seconds)
-        said += f"  {speed:,.0f} tokens/s  {duration(left_seconds)} to the end ({ends_at:%Y-%m-%d %H:%M} UTC)"
+        said += f"  {speed:,.0f} tokens/s  {duration(left_seconds)} to the end"
     say(said)
     return pace.step
 

@@ -7,6 +7,7 @@ is the ending the run wrote, not torchrun's exit code, which says 1 for every fa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
-from launcher.supervisor.attempt import AttemptSpec, Ended, Signals, attempt, hearing, last_step
+from launcher.supervisor.attempt import AttemptSpec, Signals, attempt, hearing, last_step
 from proxies.core.canon import Json
 from proxies.core.failures import CAUSES, Crash
 from sweeps.store.lock import DriverLock
@@ -37,7 +38,7 @@ class Nodes:
 
     num_nodes: int = 1
     rank: int = 0
-    """Of this machine, where each has a supervisor of its own; the first one keeps the run's folder."""
+    """This machine's number, where each has a supervisor of its own; the first one keeps the run's folder."""
     rendezvous: str = "127.0.0.1:0"
     """HOST:PORT where they meet."""
     srun: bool = False
@@ -57,10 +58,10 @@ class LaunchOutcome:
     step: int
     """Optimizer steps done."""
     reason: str
-    validation_loss_nats: float | None
-    num_restarts: int
+    validation_loss_nats: float | None = None
+    num_restarts: int = 0
     cause: str = ""
-    """Of `failed`: the last attempt's, one of `proxies.core.failures.CAUSES`."""
+    """Why the last attempt failed, one of `proxies.core.failures.CAUSES`; empty unless `failed`."""
 
 
 def torchrun_command(
@@ -157,13 +158,13 @@ class _Supervisor:
         while not self._signals.save.is_set():
             saved = _saved(spec.run_dir)
             ended = attempt(spec, self._signals)
-            if ended.crash is None:
-                return self._ended(ended)
+            if not isinstance(ended, Crash):
+                return self._over(LaunchOutcome(**dataclasses.asdict(ended)))
             progressed = bool(_saved(spec.run_dir) - saved)
             num_deaths, num_idle = (1, 0) if progressed else (num_deaths + 1, num_idle + 1)
-            again = last is not None and (last.cause, last.step) == (ended.crash.cause, ended.crash.step)
+            again = last is not None and (last.cause, last.step) == (ended.cause, ended.step)
             why = ""
-            if again and not progressed and not CAUSES[ended.crash.cause].passes:
+            if again and not progressed and not CAUSES[ended.cause].passes:
                 why = "twice at the same point with nothing saved between: it would again"
             elif num_deaths > self._most:
                 why = "no restart is allowed"
@@ -171,10 +172,12 @@ class _Supervisor:
                     why = f"{num_idle} attempt{'s in a row' if num_idle > 1 else ''} saved nothing new, "
                     why += f"and --max-restarts is {self._most}"
             if why:
-                return self._failed(ended.crash, why)
-            last = ended.crash
-            self._wait(ended.crash, num_deaths, num_idle)
-        return self._interrupted()
+                return self._failed(ended, why)
+            last = ended
+            self._wait(ended, num_deaths, num_idle)
+        reason = "by a signal, with no attempt under way"
+        step = _newest_step(spec.run_dir)
+        return self._over(LaunchOutcome(event="interrupted", exit_code=130, step=step, reason=reason))
 
     def _wait(self, crash: Crash, num_deaths: int, num_idle: int) -> None:
         """Tell of a restart and wait for its moment, or until a signal comes instead."""
@@ -191,30 +194,18 @@ class _Supervisor:
             "log_tail": crash.log_tail,
         })  # fmt: skip
 
-    def _ended(self, ended: Ended) -> LaunchOutcome:
-        ending = ended.ending
-        assert ending is not None
-        return self._told_of(LaunchOutcome(
-            event=ending.event, exit_code=ending.exit_code, step=ending.step, reason=ending.reason,
-            validation_loss_nats=ending.validation_loss_nats, num_restarts=self._num_restarts,
-        ))  # fmt: skip
-
-    def _interrupted(self) -> LaunchOutcome:
-        return self._told_of(LaunchOutcome(
-            event="interrupted", exit_code=130, step=_newest_step(self._spec.run_dir),
-            reason="by a signal, with no attempt under way", validation_loss_nats=None, num_restarts=self._num_restarts,
-        ))  # fmt: skip
-
     def _failed(self, crash: Crash, why: str) -> LaunchOutcome:
         kind = CAUSES[crash.cause]
         advice = kind.launch_advice or kind.advice
         reason = f"{crash.words}, {why}. What to do: {advice}. The log's last lines:\n{crash.log_tail}"
-        return self._told_of(LaunchOutcome(
-            event="failed", exit_code=kind.exit_code, step=last_step(self._spec.run_dir), reason=reason,
-            validation_loss_nats=None, num_restarts=self._num_restarts, cause=crash.cause,
-        ))  # fmt: skip
+        step = last_step(self._spec.run_dir)
+        return self._over(
+            LaunchOutcome(event="failed", exit_code=kind.exit_code, step=step, reason=reason, cause=crash.cause)
+        )
 
-    def _told_of(self, outcome: LaunchOutcome) -> LaunchOutcome:
+    def _over(self, outcome: LaunchOutcome) -> LaunchOutcome:
+        """Record what came of the launch, its restarts counted."""
+        outcome = dataclasses.replace(outcome, num_restarts=self._num_restarts)
         text = f"{outcome.event} at step {outcome.step}"
         text += f": {outcome.reason.splitlines()[0]}" if outcome.reason else ""
         data: dict[str, Json] = {"event": outcome.event, "num_restarts": outcome.num_restarts, "cause": outcome.cause,

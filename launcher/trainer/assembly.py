@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
 from launcher.trainer.ranks import device_mesh
-from proxies.core import canon
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
 from proxies.model.decoder import Checkpointing, Decoder
@@ -43,23 +41,11 @@ def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str
     policy = MixedPrecisionPolicy()
     if decision.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return shard_blocks(model, device_mesh(parallelism, device_type), policy)
-
-
-def shard_blocks(model: Decoder, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> Decoder:
-    """Shard a model of the meta device block by block (FSDP2), in place; its parameters are left uninitialized."""
-    for block in model.layers:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    mesh = device_mesh(parallelism, device_type)
+    for part in (*model.layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
     model.to_empty(device=mesh.device_type)
     return model
-
-
-def shared_out(full: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A full tensor that every rank has, as `parameter` is: each rank keeps its own part, and nothing is sent."""
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return full
 
 
 @torch.no_grad()
@@ -73,7 +59,9 @@ def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) 
     for name, parameter in model.named_parameters():
         group = assigned[name]
         full = drawn(name, tuple(parameter.shape), group.kind, group.init_std, seed).to(parameter.device)
-        parameter.copy_(shared_out(full, parameter))
+        if isinstance(parameter, DTensor):  # every rank has all of it: nothing is sent
+            full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.copy_(full)
 
 
 def build_optimizer(
@@ -91,17 +79,6 @@ def build_optimizer(
     )
 
 
-def live_numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, canon.Json]]:
-    """What the optimizer itself holds for each of the model's parameters; an unoptimized one has no entry."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        names[id(parameter)]: {**optimizers.live_numbers(group)}
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if id(parameter) in names
-    }
-
-
 def mismatches(
     model: nn.Module, optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], lr_share: float = 1.0,
     name: OptimizerName = DEFAULT,
@@ -111,8 +88,12 @@ def mismatches(
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
-    assigned = assign_groups(groups, [parameter for parameter, _ in model.named_parameters()])
-    live = live_numbers(model, optimizer)
+    names = {id(parameter): parameter_name for parameter_name, parameter in model.named_parameters()}
+    assigned = assign_groups(groups, [*names.values()])
+    live = {
+        names[id(parameter)]: optimizers.live_numbers(group)
+        for group in optimizer.param_groups for parameter in group["params"] if id(parameter) in names
+    }  # fmt: skip
     problems = [f"the optimizer lacks {parameter}" for parameter in assigned if parameter not in live]
     for parameter, numbers in live.items():
         frozen = {field: getattr(assigned[parameter], field) for field in GROUP_NUMBERS}
@@ -123,14 +104,6 @@ def mismatches(
             if numbers[field] != frozen[field]
         ]
     return problems + optimizers.not_plain(name, optimizer)
-
-
-def prove_groups(
-    model: nn.Module, optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], lr_share: float
-) -> None:
-    """Raises FrozenError with every mismatch, if there is one."""
-    if problems := mismatches(model, optimizer, groups, lr_share):
-        raise FrozenError("live optimizer", problems)
 
 
 @torch.no_grad()

@@ -51,7 +51,7 @@ class Manifest:
 
     schema_version: int
     digest: str
-    """Of the launch config it belongs to."""
+    """The digest of the launch config it belongs to."""
     step: int
     """Optimizer steps done."""
     files: dict[str, str]
@@ -140,7 +140,7 @@ def saved_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def manifest_of(root: Path, step: int) -> Manifest:
-    """Of the checkpoint after `step` updates, for every rank to read once one has found it good.
+    """Return the manifest of the checkpoint after `step` updates, for every rank once one has found it good.
 
     Raises:
         CheckpointError: it is gone, or no longer whole.
@@ -192,15 +192,11 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_suffix(".part")))
 
 
-def _usable(manifest: Manifest) -> bool:
-    return True
-
-
 def newest_good(
     root: Path,
     digest: str,
     refused: list[Refused],
-    usable: Callable[[Manifest], bool] = _usable,
+    usable: Callable[[Manifest], bool] = lambda _: True,
     *,
     may_begin: bool = True,
     expected: str = "",

@@ -22,7 +22,7 @@ class StepInfo:
     step: int
     """Updates made before it: this is the step that the metrics call `step + 1`."""
     loss_nats: float
-    """Of the global batch."""
+    """The loss of the global batch."""
     grad_norm: float
     """Before clipping."""
 
@@ -32,8 +32,9 @@ class GoBack:
     """To the newest good checkpoint of at most `to_step` steps, as before up to that step, and then with other data."""
 
     to_step: int
+    """Updates made from where on it is another run."""
     skipped_sequences: int
-    """Of the data, from there on."""
+    """How many sequences of the data are skipped there."""
     clip_norm: float | None
     """In force from there on; None: no clip."""
     reason: str

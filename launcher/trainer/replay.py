@@ -120,14 +120,11 @@ class Replay(Hook):
             return None
         # Who gave something else is the cause; where nobody did, whoever received something else.
         gave = [rank for rank, (share, _) in enumerate(told) if share > limit]
-        return self._quarantine(step, gave or [rank for rank, share in enumerate(worst) if share > limit], worst)
-
-    def _quarantine(self, step: int, ranks: list[int], shares: list[float]) -> Stop:
-        run = self._run
+        ranks = gave or [rank for rank, share in enumerate(worst) if share > limit]
         hosts: list[Any] = [None] * run.num_ranks
         dist.all_gather_object(hosts, host())
         where = ", ".join(f"rank {rank} on host {hosts[rank]}" for rank in ranks)
-        out, share = sorted({hosts[rank] for rank in ranks}), max(shares[rank] for rank in ranks)
+        out, share = sorted({hosts[rank] for rank in ranks}), max(worst[rank] for rank in ranks)
         reason = (
             f"gradients of step {step}, computed twice, differ by {share:.3g} of their norm at {where}, "
             f"before the update: take {', '.join(out)} out and launch again"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from launcher.base import chronicle, metrics
 from launcher.base.checkpoint_folders import ROLLBACKS_FILE
 from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
+from launcher.trainer.hooks import GoBack
 from launcher.trainer.ranks import TrainerError, together
 from launcher.trainer.saving import SaveError
 from proxies.core import canon
@@ -22,18 +23,11 @@ from proxies.core.checks import Checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rollback:
-    """The run went back to `to_step`: to the newest good checkpoint until then, and as before up to that step."""
+class Rollback(GoBack):
+    """The run went back: to the newest good checkpoint until `to_step`, and as before up to that step."""
 
     at_step: int
     """Updates made when it was decided."""
-    to_step: int
-    """Updates made from where on it is another run."""
-    skipped_sequences: int
-    """Of the data, from there on."""
-    clip_norm: float | None
-    """In force from there on; None: no clip."""
-    reason: str
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -48,7 +42,7 @@ class _Record:
     """The file."""
 
     digest: str
-    """Of the launch config."""
+    """The digest of the launch config."""
     rollbacks: tuple[Rollback, ...]
 
 

@@ -49,13 +49,6 @@ def _squares(part: Tensor, share: float) -> Tensor:
     return squares
 
 
-def _squares_of_update(parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-    """Of what the optimizer has just added to a parameter."""
-    weights, share = _part(parameter)
-    parts = {key: _part(moment)[0] for key, moment in state.items()}
-    return _squares(last_update(weights, group, parts), share)
-
-
 class Layers(Hook):
     """Every layer's `weight_rms`, `param_norm`, `grad_norm` (before clipping) and `update_ratio`."""
 
@@ -90,9 +83,11 @@ class Layers(Hook):
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         for name, parameter in self._run.model.named_parameters():
             column = self._index[layer_of(name)]
-            self._sums_3L[1, column] += _squares(*_part(parameter))
+            weights, share = _part(parameter)
+            self._sums_3L[1, column] += _squares(weights, share)
             if state := optimizer.state.get(parameter):
-                self._sums_3L[2, column] += _squares_of_update(parameter, groups[id(parameter)], state)
+                parts = {key: _part(moment)[0] for key, moment in state.items()}
+                self._sums_3L[2, column] += _squares(last_update(weights, groups[id(parameter)], parts), share)
         dist.all_reduce(self._sums_3L)
         layers: dict[str, Json] = {}
         for (layer, size), sums in zip(self._sizes.items(), self._sums_3L.T.tolist(), strict=True):
@@ -183,7 +178,7 @@ class Machines(Hook):
             self._seconds = self._watch.seconds()
 
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
-        """Of this step alone."""
+        """The times of this step alone."""
         if self._watch is None:
             return {}
         self._watch.reset()

@@ -27,7 +27,7 @@ from launcher.base import metrics
 from launcher.base.checkpoint_folders import CHECKPOINTS, Refused, expected, tell
 from launcher.base.metrics import Ending, Header
 from launcher.base.reference import GPUS
-from launcher.frozen.frozen import Decision
+from launcher.frozen.frozen import Decision, FrozenError
 from launcher.trainer import assembly, checkpoints, rollback
 from launcher.trainer.hooks import GoBack, Hook, StepInfo, Stop
 from launcher.trainer.ranks import device, together
@@ -44,7 +44,7 @@ from proxies.model.optimizer import clip_to, set_rates
 from proxies.training.outcome import validation_ids
 
 _OTHER_FORMS = {"PCIe", "NVL"}
-"""Of a card, slower than the one of the reference table."""
+"""Forms of a card that are slower than the one of the reference table."""
 
 
 def header(decision: Decision, step: int, num_ranks: int, device: torch.device) -> Header:
@@ -229,11 +229,16 @@ class Trainer:
 
     def _prove_parity(self, start: int) -> None:
         """Hold the live optimizer, and at step 0 the weights, against the frozen numbers."""
-        model, optimizer, groups = self.model, self.optimizer, self.decision.groups
         lr_share = self.lr_shares[start - 1] if start else 1.0
-        together(lambda: assembly.prove_groups(model, optimizer, groups, lr_share))
+
+        def prove() -> None:
+            decision = self.decision
+            if wrong := assembly.mismatches(self.model, self.optimizer, decision.groups, lr_share, decision.optimizer):
+                raise FrozenError("live optimizer", wrong)
+
+        together(prove)
         if not start:
-            together(lambda: assembly.prove_init(model, groups))
+            together(lambda: assembly.prove_init(self.model, self.decision.groups))
 
     def gradients(self, step: int) -> tuple[float, Tensor, bool]:
         """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
