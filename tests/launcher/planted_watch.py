@@ -7,9 +7,9 @@ import datetime
 from types import SimpleNamespace
 
 import numpy as np
+import watched_case
 from main_run import decision_of, spec_of
 
-from launcher.base.metrics import Header
 from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
 from launcher.watch.logs.columns import SCALARS, Columns
 from proxies.core.schedule import Schedule
@@ -72,12 +72,9 @@ def columns_of(losses, **given) -> Columns:
     return Columns(steps=steps, train_loss_nats=np.asarray(losses), **scalars, **validation, **ranks)
 
 
-def header(step=0, num_ranks=2, after_seconds=0.0) -> Header:
-    return Header(
-        digest="d" * 64, step=step, started_at=(BEGAN + datetime.timedelta(seconds=after_seconds)).isoformat(),
-        num_ranks=num_ranks, device="cpu", model_flops_per_token=1.0,
-        peak_flops_per_second=None,
-    )  # fmt: skip
+def header(step=0, num_ranks=2, after_seconds=0.0):
+    started_at = (BEGAN + datetime.timedelta(seconds=after_seconds)).isoformat()
+    return dataclasses.replace(watched_case.header(step), num_ranks=num_ranks, started_at=started_at)
 
 
 def started(**given):

@@ -8,6 +8,9 @@ import random
 
 from launcher.base import metrics
 from launcher.frozen.frozen import CurvePoint, PredictedLoss, learning_rate_of
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.sources import source_of
 from proxies.core.schedule import Schedule
 
 DIGEST = "ab" * 32
@@ -39,6 +42,17 @@ def write_run(folder, last, *, first=1, digest=DIGEST, **more):
     for step in range(first, last + 1):
         metrics.append(folder, line(step, **more))
     return folder / metrics.METRICS_FILE
+
+
+def reader(where, num_steps=100, digest=DIGEST, num_ranks=1, **asked):
+    """What follows a log; `asked`: column -> the name it has there."""
+    keys = Keys(asked)
+    return Readings(source_of(str(where), keys), keys, digest, num_steps, num_ranks)
+
+
+def read(where, num_steps=100, **given):
+    """A log as it is now, its last line too."""
+    return reader(where, num_steps, **given).read(last=True)
 
 
 def finish(folder, step, loss):

@@ -2,22 +2,18 @@
 
 import pytest
 from planted_watch import NUM_STEPS, decision, expected
-from watched_case import header
+from watched_case import header, reader
 
 from launcher.base import chronicle, metrics
 from launcher.watch.follower import Follower
-from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings
-from launcher.watch.logs.sources import source_of
 from proxies.core import canon
 
 DECISION = decision()
 
 
-def follower(folder, where=None, metrics_said=None):
-    keys = Keys({})
-    readings = Readings(source_of(str(where or folder), keys), keys, DECISION.digest, NUM_STEPS)
-    return Follower(DECISION, readings, frozen=folder / "launch.json", run_dir=folder, metrics=metrics_said)
+def follower(folder):
+    readings = reader(folder, NUM_STEPS, digest=DECISION.digest)
+    return Follower(DECISION, readings, frozen=folder / "launch.json", run_dir=folder)
 
 
 def write(folder, *spiked, last=400, first=1):

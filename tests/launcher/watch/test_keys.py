@@ -1,12 +1,9 @@
 """Rows as each trainer writes them, by the names and in the units that its sources have (see `watch.logs.keys`)."""
 
 import pytest
-from watched_case import DIGEST, write_lines
+from watched_case import read, write_lines
 
-from launcher.watch.logs.keys import NAMES, PER_DEVICE, RECIPROCALS, number
-from launcher.watch.logs.keys import Keys as Names
-from launcher.watch.logs.readings import Readings
-from launcher.watch.logs.sources import source_of
+from launcher.watch.logs.keys import NAMES, PER_DEVICE
 
 RANKS = 4
 LOSS, TOKENS, SECONDS = 2.5, 800.0, 0.25
@@ -35,15 +32,10 @@ ROWS = {
 _COLUMNS = {"grad_norm": 1.5, "tokens_per_second": TOKENS, "seconds": SECONDS, "mfu": 0.4}
 
 
-def read(path, **asked):
-    keys = Names(asked)
-    return Readings(source_of(str(path), keys), keys, DIGEST, 100, RANKS).read(last=True)
-
-
 @pytest.mark.parametrize("trainer", ROWS)
 def test_a_row_of_each_trainer_is_read_in_our_units(tmp_path, trainer):
     row = ROWS[trainer]
-    found = read(write_lines(tmp_path / "log.jsonl", [row]))
+    found = read(write_lines(tmp_path / "log.jsonl", [row]), num_ranks=RANKS)
     columns = found.columns
     assert (columns.steps.tolist(), columns.train_loss_nats.tolist()) == ([3], [LOSS])
     read_names = 0
@@ -61,13 +53,3 @@ def test_the_mean_of_a_run_is_not_the_loss_of_its_steps(tmp_path):
     """Hugging Face's last line has `train_loss`."""
     rows = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "train_loss": 2.5}]
     assert read(write_lines(tmp_path / "log.jsonl", rows)).columns.train_loss_nats.tolist() == [3.0, 2.0]
-
-
-def test_every_unit_is_of_a_name_that_is_known():
-    known = {name for names in NAMES.values() for name in names}
-    assert known >= PER_DEVICE | RECIPROCALS
-    assert all(len(set(names)) == len(names) for names in NAMES.values())
-
-
-def test_numbers_of_any_size():
-    assert (number(-(10**400)), number(10**400)) == (float("-inf"), float("inf"))

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from planted_watch import columns_of, decision, expected
+from planted_watch import columns_of, decision, expected, losses_of
 from scipy.signal import lfilter
 
 from launcher.base.policy import SpikePolicy
 from launcher.watch.follower import headline
 from launcher.watch.judge import judge
 from launcher.watch.noise import learn, mean_variance
-from launcher.watch.rises import limit_sds, rise, sight
+from launcher.watch.rises import RISE_SDS, limit_sds, rise, sight
 from launcher.watch.spikes import spikes
 
 NUM_STEPS, WARMUP = 2000, 40
@@ -26,7 +26,7 @@ def run(seed, phi, sd):
     return expected(STEPS, NUM_STEPS) + wandering(seed, phi, sd)
 
 
-@pytest.mark.parametrize(("phi", "sd"), [(0.5, 0.05), (0.99, 0.1)])
+@pytest.mark.parametrize(("phi", "sd"), [(0.0, 0.05), (0.5, 0.05), (0.99, 0.1)])
 def test_healthy_noise_that_wanders_raises_no_alarm(phi, sd):
     for seed in range(4):
         judged = judge(decision(NUM_STEPS, warmup_steps=WARMUP), columns_of(run(seed, phi, sd)))
@@ -92,3 +92,45 @@ def test_the_head_line_says_what_is_too_small_to_be_seen():
 
 def test_a_longer_run_asks_for_more():
     assert limit_sds(100) == limit_sds(8000) == 5 < limit_sds(1e5) < limit_sds(1e6) < 6.5
+
+
+# In independent noise
+
+
+POLICY = SpikePolicy(patience_steps=8, window_steps=64)
+
+
+def spiked(height, length, at=400, seed=0):
+    losses = losses_of(np.random.default_rng(seed))
+    losses[at - 1 : at - 1 + length] += height
+    return np.arange(1.0, len(losses) + 1), losses
+
+
+def test_one_that_lasts_for_the_patience_is_told_apart():
+    assert [each.lasted for each in spikes(*spiked(1.0, 7), POLICY)] == [False]
+    assert [each.lasted for each in spikes(*spiked(1.0, 8), POLICY)] == [True]
+    steps, losses = spiked(1.0, 60)
+    (still,) = spikes(steps[:420], losses[:420], POLICY)
+    assert still.lasted and not still.over and still.num_lines == 21
+
+
+def drifting(slope, start=400, seed=0):
+    """Nats a step, from `start` on."""
+    losses = losses_of(np.random.default_rng(seed))
+    steps = np.arange(1.0, len(losses) + 1)
+    return steps, losses + slope * np.maximum(0, steps - start)
+
+
+def test_a_slow_rise_is_found_and_where_it_began():
+    found = rise(*drifting(1e-3), 20)
+    assert 400 < found.first_step < 560
+    assert found.now_nats > found.lowest_nats + 0.02 and found.sds > RISE_SDS
+    assert spikes(*drifting(1e-3), POLICY) == [], "too slow for a spike"
+
+
+def test_neither_a_spike_nor_the_warmup_is_a_rise():
+    assert rise(*spiked(3.0, 5), 20) is None
+    steps, losses = spiked(0.0, 1)
+    losses[:150] = np.linspace(1.0, 5.0, 150)
+    assert rise(steps, losses, 150) is None
+    assert rise(steps, losses, 0) is not None

@@ -4,13 +4,10 @@ import json
 
 import pytest
 import wandb_server
-from watched_case import DIGEST, loss_at
+from watched_case import loss_at, reader
 
 from launcher.base.wandb_calls import DashboardError, fetch_history
 from launcher.watch.logs import sources
-from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings
-from launcher.watch.logs.sources import source_of
 
 RUN = {
     **wandb_server.RUN, "id": "r", "name": "abc", "displayName": "d", "state": "running", "config": "{}", "group": None,
@@ -44,8 +41,7 @@ def server(monkeypatch):
 
 def test_an_online_run_is_read_on_where_it_was_left(server, monkeypatch):
     monkeypatch.setattr(sources, "LEAST_SECONDS", 0.0)
-    keys = Keys({})
-    following = Readings(source_of("me/forerun/abc", keys), keys, DIGEST, 100)
+    following = reader("me/forerun/abc")
 
     def rows(last):
         found = [{"_step": s, "_timestamp": 1e9 + s, "train/loss": loss_at(s), "gpu": 7.0} for s in range(1, last + 1)]

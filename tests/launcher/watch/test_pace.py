@@ -37,7 +37,7 @@ def test_a_steady_run_is_not_slow(seed):
 
 def test_a_slowdown_that_stays_is_found_with_its_start_and_size():
     (one,) = found(slow, run(factor=1.25, since=300))
-    assert one.first_step == pytest.approx(301, abs=16)
+    assert one.severity == "notice" and one.first_step == pytest.approx(301, abs=16)
     assert one.evidence["lost_share"] == pytest.approx(0.2, abs=0.03)
     assert one.evidence["best_tokens_per_second"] == pytest.approx(TOKENS / SECONDS, rel=0.05)
     assert found(slow, run(310, factor=1.25, since=300)) == [], "ten lines are not sustained"
@@ -50,7 +50,8 @@ def test_slow_lines_after_a_start_and_other_machines_are_not_held_against_it():
     fewer = run(factor=2.0, since=200, events=(started(), started(step=200, num_ranks=1)))
     assert found(slow, fewer) == [], "half the ranks, half the throughput"
     same = run(factor=2.0, since=200, events=(started(), started(step=200)))
-    assert found(slow, same)[0].evidence["lost_share"] == pytest.approx(0.5, abs=0.03)
+    (one,) = found(slow, same)
+    assert one.severity == "alarm" and one.evidence["lost_share"] == pytest.approx(0.5, abs=0.03)
 
 
 def ranks(slow_rank=None, by=0.0, since=0, num_lines=300, num_ranks=4, seed=0):
@@ -61,10 +62,11 @@ def ranks(slow_rank=None, by=0.0, since=0, num_lines=300, num_ranks=4, seed=0):
     return run(num_lines, rank_seconds=table)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 7])
-def test_a_rank_that_stays_slower_is_named(num_ranks):
-    (one,) = found(straggler, ranks(slow_rank=1, by=0.2, since=150, num_ranks=num_ranks))
-    assert one.evidence["rank"] == 1 and one.evidence["slower_share"] == pytest.approx(0.2, abs=0.03)
+@pytest.mark.parametrize(("num_ranks", "by", "severity"), [(2, 0.2, "notice"), (7, 0.4, "alarm")])
+def test_a_rank_that_stays_slower_is_named(num_ranks, by, severity):
+    (one,) = found(straggler, ranks(slow_rank=1, by=by, since=150, num_ranks=num_ranks))
+    assert one.evidence["rank"] == 1 and one.evidence["slower_share"] == pytest.approx(by, abs=0.04)
+    assert one.severity == severity
     assert one.first_step == pytest.approx(151, abs=24)
     assert one.evidence["seconds"] > 1.15 * one.evidence["others_seconds"]
 
@@ -102,8 +104,7 @@ def test_the_end_is_projected_from_recorded_times_and_what_was_lost():
 
 
 def silence(columns, now, **given):
-    found = pace.silence(columns, now, Liveness(**given))
-    return found and (found.seconds, found.allowed_seconds, found.starting)
+    return pace.silence(columns, now, Liveness(**given))
 
 
 def test_silence_is_allowed_as_long_as_steps_and_saves_take():

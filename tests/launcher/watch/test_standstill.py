@@ -1,15 +1,11 @@
 """What no longer moves is told: frozen losses, metrics that stop; no rounded log."""
 
-import json
-
 import numpy as np
 import pytest
 from planted_watch import NUM_STEPS, columns_of, decision, losses_of
+from watched_case import read, write_lines
 
 from launcher.watch.judge import judge
-from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings
-from launcher.watch.logs.sources import source_of
 from launcher.watch.noise import resolution
 from launcher.watch.standstill import LEAST_EQUAL, frozen_loss, stopped
 
@@ -53,21 +49,18 @@ def test_a_loss_that_never_changed_is_frozen_unless_it_may_have_been_rounded_so(
 
 def test_losses_that_stop_while_steps_go_on_are_told(tmp_path):
     losses = losses_of(np.random.default_rng(0))
-    log = tmp_path / "log.jsonl"
 
-    def read(lines):
-        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        keys = Keys({})
-        return Readings(source_of(str(log), keys), keys, "d" * 64, NUM_STEPS).read(last=True).columns
+    def columns_in(lines):
+        return read(write_lines(tmp_path / "log.jsonl", lines), NUM_STEPS).columns
 
     lines = [{"step": step, "loss": losses[step - 1], "grad_norm": 1.0} for step in range(1, 401)]
     silent = [{"step": step, "grad_norm": 1.0} for step in range(401, 421)]
-    columns = read(lines + silent)
+    columns = columns_in(lines + silent)
     assert [(each.evidence["loss"], each.first_step) for each in stopped(columns)] == [("training", 400)]
     assert alarms(columns) == ["metrics_stop"]
-    assert alarms(read(lines + silent[:10])) == []
+    assert alarms(columns_in(lines + silent[:10])) == []
     bare = [{"step": step, "loss": losses[step - 1]} for step in range(401, 450)]
-    assert judge(decision(), read(lines + bare)).alerts == ()
+    assert judge(decision(), columns_in(lines + bare)).alerts == ()
 
 
 def test_the_rounding_of_a_log_is_found():
