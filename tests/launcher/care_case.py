@@ -32,6 +32,12 @@ def care_decision(corpus, *, num_ranks=1, every_steps=3, policy=POLICY, **change
     return dataclasses.replace(decision, **changes)
 
 
+def train(decision, corpus, out, build=Trainer, **options):
+    """One rank's run in this process, into `out/run`; needs `one_rank`."""
+    config = write_launch(out / "frozen", decision)
+    return run(Options(config=config, data=corpus, out=out / "run", **options), build=build)
+
+
 class Poisoned:
     """A corpus with noise in a stretch of the data order, and with a shift of the order from a step on."""
 
@@ -61,8 +67,7 @@ def poisoned_run(decision, corpus, out, stop_after=None, hooks=(), **poison):
     def build(decision, store, run_dir, interrupted):
         return Trainer(decision, Poisoned(store, **poison), run_dir, interrupted, hooks)
 
-    config = write_launch(out / "frozen", decision)
-    return run(Options(config=config, data=corpus, out=out / "run", stop_after=stop_after), build=build)
+    return train(decision, corpus, out, build, stop_after=stop_after)
 
 
 def curve(run_dir):

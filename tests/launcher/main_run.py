@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base import metrics
 from launcher.base.policy import Abort, Checkpointing
 from launcher.frozen.frozen import (
     SCHEMA_VERSION,
@@ -121,3 +122,8 @@ def all_choices(corpus: Path) -> RunSpec:
     return dataclasses.replace(
         spec, base_shape=base, shape=base.at_width(32).at_depth(2), parametrization=named("completep"), schedule=WARMING
     )
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Step -> training loss of a run, in nats."""
+    return {line["step"]: line["train_loss_nats"] for line in metrics.read(run_dir) if "train_loss_nats" in line}

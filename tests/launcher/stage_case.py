@@ -35,12 +35,11 @@ class HereStage(Stage):
         try:
             ending = run(options, told.is_set, build)
         except (ValueError, OSError) as error:  # what ends a process, and is told by its supervisor
-            return LaunchOutcome(event="failed", exit_code=1, step=0, reason=repr(error), validation_loss_nats=None,
-                                 num_restarts=0)  # fmt: skip
+            return LaunchOutcome(event="failed", exit_code=1, step=0, reason=repr(error))
         finally:
             signal.signal(signal.SIGTERM, before)
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        return LaunchOutcome(**dataclasses.asdict(ending), num_restarts=0)
+        return LaunchOutcome(**dataclasses.asdict(ending))
 
 
 def here(frozen_dir, decision, corpus):

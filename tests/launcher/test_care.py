@@ -9,17 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from care_case import curve, events
+from care_case import curve, events, train
 from care_ranks import SLOW_SECONDS, Flipping
 from main_run import QUIET_TORCH, tiny_decision
 
 from launcher.base import chronicle, metrics
 from launcher.base.policy import Monitoring
-from launcher.frozen.launch_file import write_launch
 from launcher.trainer import rollback
-from launcher.trainer.rank import Options, run
 from launcher.trainer.replay import ANOTHER_ORDER, Replay, difference, fingerprint
-from launcher.trainer.training import Trainer
 from proxies.core.shape import Shape
 from proxies.model.decoder import Decoder, Multipliers, token_loss
 
@@ -30,22 +27,14 @@ def lines_with(run_dir, column):
     return {line["step"]: line[column] for line in metrics.read(run_dir) if column in line and "event" not in line}
 
 
-def assert_measured(layers, ruler):
-    assert set(layers) == set(ruler) and "layers.1" in layers
-    for layer, numbers in ruler.items():
-        for name, value in numbers.items():
-            assert layers[layer][name] == pytest.approx(value, rel=1e-4), (layer, name)
-
-
 def test_layers_of_two_ranks_are_those_of_the_whole_weights(two_ranks):
-    told, ruler = (
-        lines_with(two_ranks / "watched" / "run", "layers"),
-        json.loads((two_ranks / "ruler.json").read_text()),
-    )
+    told = lines_with(two_ranks / "watched" / "run", "layers")
+    ruler = json.loads((two_ranks / "ruler.json").read_text())
     assert list(told) == [5, 10]
     for step, layers in told.items():
-        assert_measured(layers, ruler[str(step)])
-        assert set(layers) == {"embedding", "layers.0", "layers.1", "norm", "readout"}
+        assert set(layers) == set(ruler[str(step)]) == {"embedding", "layers.0", "layers.1", "norm", "readout"}
+        for layer, numbers in layers.items():
+            assert numbers == pytest.approx(ruler[str(step)][layer], rel=1e-4), layer
 
 
 def test_a_slow_rank_shows_though_all_steps_take_as_long(two_ranks):
@@ -92,11 +81,6 @@ def test_two_ranks_go_back_together(two_ranks):
     assert list(curve(run_dir)) == list(range(1, 33))
     assert max(loss for step, (loss, _, _) in curve(run_dir).items() if step > 16) < 3
     assert (run_dir / rollback.ROLLBACKS_FILE).exists()
-
-
-def train(decision, corpus, out, build=Trainer, **options):
-    config = write_launch(out / "frozen", decision)
-    return run(Options(config=config, data=corpus, out=out / "run", **options), build=build)
 
 
 class FlippingAlone(Flipping):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base import chronicle
-from launcher.base.checkpoint_folders import expected
+from launcher.base.checkpoint_folders import Refused, expected, tell
 from launcher.trainer import checkpoints
 from launcher.trainer.checkpoints import (
     CheckpointError,
@@ -38,14 +38,6 @@ def save(root, step, *, keep=2, reach_steps=0, digest=DIGEST, content=b"tensors"
 
 def names(root):
     return sorted(p.name for p in root.iterdir())
-
-
-def test_an_unfinished_save_is_no_checkpoint_and_is_cleared_by_the_next(tmp_path):
-    save(tmp_path, 4)
-    (begin(tmp_path, 8) / "__0_0.distcp").write_bytes(b"half")
-    assert newest_good(tmp_path, DIGEST, []).step == 4
-    save(tmp_path, 8)
-    assert names(tmp_path) == ["step-00000004", "step-00000008"]
 
 
 @pytest.mark.parametrize(
@@ -173,3 +165,24 @@ def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
     assert min(seen) == 100 and max(seen) < 200
     assert kept_steps([30, 20, 10], 2, 0) == {30, 20}
     assert kept_steps([30, 20, 10], 1, 100) == {30, 10}
+
+
+ROTTEN = Refused(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
+LEFT = Refused(
+    step=12, text="checkpoint step-00000012 is of a path that the run went back from: deleted", corrupt=False
+)
+
+
+def test_corrupt_ones_are_chronicled_and_all_are_said(tmp_path, capsys):
+    tell(tmp_path, DIGEST, [ROTTEN, LEFT])
+    assert capsys.readouterr().err == f"{ROTTEN.text}\n{LEFT.text}\n"
+    (entry,) = chronicle.entries(tmp_path)
+    assert (entry.kind, entry.step, entry.digest, entry.text) == ("corrupt", 8, DIGEST, ROTTEN.text)
+
+
+def test_a_run_goes_on_where_the_chronicle_cannot_be_written(tmp_path, capsys):
+    (tmp_path / chronicle.CHRONICLE_FILE).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        chronicle.record(tmp_path, "note", "x")
+    tell(tmp_path, DIGEST, [ROTTEN])
+    assert "chronicle.jsonl: No space left on device; not recorded" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from main_run import tiny_decision
+from main_run import losses, tiny_decision
 from slurm_fakes import JOB_ID, await_seen, machine, seen
 from tiny_study import ask, forerun
 
@@ -125,10 +125,6 @@ def test_written_by_launch(corpus, config, tmp_path):
 def test_machines_that_do_not_fit(corpus, config, options, said):
     code, body = ask("launch", config, "--data", corpus, *options)
     assert code == 2 and said in body["message"]
-
-
-def losses(run_dir):
-    return {line["step"]: line["train_loss_nats"] for line in metrics.read(run_dir) if "train_loss_nats" in line}
 
 
 @pytest.mark.slow

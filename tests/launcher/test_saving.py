@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from care_case import train
 from main_run import QUIET_TORCH, tiny_decision
 
-from launcher.frozen.launch_file import write_launch
 from launcher.trainer import assembly, checkpoints
-from launcher.trainer.rank import Options, run
 from launcher.trainer.saving import SaveError, Saver
 from launcher.trainer.training import Trainer
 
@@ -100,10 +99,6 @@ def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tm
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
     saver.settle()
     assert saver.finished() == []
-
-
-def train(decision, corpus, out, **options):
-    return run(Options(config=write_launch(out / "frozen", decision), data=corpus, out=out / "run", **options))
 
 
 def test_a_run_that_its_brake_stops_completes_the_save_under_way(corpus, held, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """The verb, with real ranks under torchrun and the real supervisor."""
 
 import pytest
-from main_run import QUIET_TORCH, tiny_decision, write_corpus
+from main_run import QUIET_TORCH, tiny_decision
 from tiny_study import ask, forerun
 
 from launcher.frozen.attestations import attest
@@ -15,10 +15,8 @@ pytestmark = QUIET_TORCH
 
 
 @pytest.fixture
-def frozen(tmp_path):
+def frozen(corpus, tmp_path):
     """A config that lies alone, and its corpus."""
-    write_corpus(tmp_path / "corpus")
-    corpus = tmp_path / "corpus" / "tokens"
     decision = tiny_decision(corpus, num_ranks=2)
     return write_launch(tmp_path / "alone", decision).parent, corpus, decision
 

@@ -6,7 +6,7 @@ import importlib.metadata
 from types import MappingProxyType
 
 import pytest
-from main_run import decision_of, spec_of, tiny_decision, write_corpus
+from main_run import decision_of, spec_of, tiny_decision
 
 from launcher.frozen.attestations import attest
 from launcher.frozen.frozen import FrozenError, Parallelism
@@ -16,23 +16,12 @@ from launcher.rehearsal.registry import Attested, DrillResult
 from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
 from launcher.rehearsal.standing import rehearsal_of
 from proxies.core import canon
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.data.tokens import TokenStore, read_manifest
+from proxies.data.tokens import TokenStore
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
-
-
-@pytest.fixture(scope="module")
-def manifest(corpus):
-    return read_manifest(corpus)
 
 
 def wide(manifest, **changes):
@@ -50,6 +39,7 @@ VARIANTS = {
     "sp": {"parametrization": named("sp")},
     "gpt2-tied": {"family": "gpt2", "tied": True},
     "qk-norm": {"qk_norm": True},
+    "unclipped": {"hparams": Hparams(learning_rate=2**-5, weight_decay=0.1, clip_norm=None)},
     "wsd-growing": {"schedule": Schedule(kind="wsd", num_steps=1000, warmup_steps=10, decay_steps=200,
                                          batch_warmup_steps=100, batch_warmup_stages=4)},
 }  # fmt: skip
@@ -68,9 +58,7 @@ def test_the_copys_numbers_are_those_of_the_same_hyperparameters_at_its_own_shap
     for kind in {p.kind for p in table.values()}:
         rates = {p.learning_rate for p in table.values() if p.kind == kind}
         assert by_kind[kind].learning_rate in [pytest.approx(rate) for rate in rates]
-    assert copy.decision.forward == pytest.approx(forward_numbers(small)) or copy.decision.forward == forward_numbers(
-        small
-    )
+    assert dataclasses.asdict(copy.decision.forward) == pytest.approx(dataclasses.asdict(forward_numbers(small)))
     shape = copy.decision.shape
     assert (shape.num_layers, shape.family, shape.tied, shape.qk_norm) == (
         2, spec.shape.family, spec.shape.tied, spec.shape.qk_norm,
@@ -95,7 +83,7 @@ def test_the_layout_keeps_what_two_ranks_can_hold(manifest):
         data_parallel_shard=2, microbatch_sequences=1, activation_checkpointing="full"
     )
     assert not copy.compiled
-    full = full_copy(decision).decision
+    full = full_copy(decision, manifest).decision
     assert (full.shape, full.groups, full.parallelism, full.compiled) == (
         decision.shape, decision.groups, layout, True,
     )  # fmt: skip
@@ -132,16 +120,6 @@ def attested(folder, decision, outcomes, outcome="passed", machine=MappingProxyT
     )
     record = Attested(outcome=outcome, copy={"kind": "scaled"}, machine={**machine}, seconds=1.0, drills=drills)
     return attest(folder, "rehearsal", decision.digest, canon.to_json(record))
-
-
-def test_an_edited_or_foreign_attestation_rehearses_nothing(corpus, tmp_path):
-    decision = tiny_decision(corpus)
-    path = attested(tmp_path, decision, {"nan": "failed"}, outcome="failed")
-    assert not rehearsal_of(tmp_path, "0" * 64).rehearsed
-    path.write_text(path.read_text().replace("failed", "passed"))
-    edited = rehearsal_of(tmp_path, decision.digest)
-    assert (edited.rehearsed, edited.body) == (False, None)
-    assert "its content does not have its hash" in edited.sentence
 
 
 @pytest.mark.parametrize("name", ["forerun", "torch"])
