@@ -65,7 +65,7 @@ class _Cell:
     @property
     def centre(self) -> Floats:
         """The best run's place."""
-        return self.points[self.y.argmin()]
+        return np.asarray(self.points[self.y.argmin()])
 
     @property
     def design(self) -> Floats:

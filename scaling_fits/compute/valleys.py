@@ -193,7 +193,7 @@ def _excess(runs: Runs) -> Floats:
     low = int(means.argmin())
     left = np.maximum.accumulate(means[: low + 1][::-1])[::-1]
     rising = np.concatenate([left, np.maximum.accumulate(means[low:])[1:]]) - means[low]
-    return rising[np.searchsorted(runs.sizes, runs.x)]
+    return np.asarray(rising[np.searchsorted(runs.sizes, runs.x)])
 
 
 def _nth_size(runs: Runs, excess: Floats, num_sizes: int) -> float:

@@ -58,7 +58,7 @@ def pooled_log_loss(fits: Sequence[LawFit], weights: Sequence[float], params: Fl
     def value(fit: LawFit, n: Floats, d: Floats) -> Floats:
         return law.log_loss(fit.theta[None, :], n, d)
 
-    return _mixture(fits, np.array(weights)[None, :], value, params, tokens)[0]
+    return np.asarray(_mixture(fits, np.array(weights)[None, :], value, params, tokens)[0])
 
 
 def _mixture(

@@ -48,7 +48,7 @@ class Structure:
         num_smooth = self.coefficients.shape[1]
         squares_G = ((weights_GM @ self.coefficients) ** 2).sum(axis=1)
         expected = max(num_smooth - _USUAL_PARAMETERS, 1) * self.noise_sd**2
-        return (np.maximum(squares_G - expected, 0.0) + 2 * self.noise_sd**2) / self.num_runs
+        return np.asarray((np.maximum(squares_G - expected, 0.0) + 2 * self.noise_sd**2) / self.num_runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +132,7 @@ def _clipped(table: RunTable, fit: LawFit) -> Floats:
     missed = missed * np.sqrt(law.shares_of(table.weight))
     free = np.sort(np.abs(missed))[SHAPES[fit.form].dim :]  # the law runs through about as many as it has
     limit = _CLIP * 1.4826 * np.median(free)
-    return np.clip(missed, -limit, limit)
+    return np.asarray(np.clip(missed, -limit, limit))
 
 
 def _smooth(table: RunTable) -> Floats:

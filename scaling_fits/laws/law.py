@@ -254,7 +254,7 @@ def _freedom(num_effective_runs: float, form: Form) -> float:
 
 def shares_of(weight: Floats) -> Floats:
     """Weights about 1: the search is the same whatever their unit."""
-    return weight / weight.mean(axis=-1, keepdims=True)
+    return np.asarray(weight / weight.mean(axis=-1, keepdims=True))
 
 
 def refits(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.Solutions:

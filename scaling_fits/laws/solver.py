@@ -71,7 +71,7 @@ def huber(residual_MR: Floats, delta: float = HUBER_DELTA) -> Floats:
 
 def objective(theta_MP: Floats, points: Points, weight_MR: Floats, delta: float = HUBER_DELTA) -> Floats:
     """Sum over runs of weight * Huber of the log-loss residual, for each problem (M,)."""
-    return (weight_MR * huber(residuals(theta_MP, points), delta)).sum(axis=1)
+    return np.asarray((weight_MR * huber(residuals(theta_MP, points), delta)).sum(axis=1))
 
 
 def _exp(exponent: Floats) -> Floats:

@@ -46,7 +46,7 @@ def excess(table: RunTable) -> Floats:
     log_loss = np.log(table.loss)
     best = np.minimum.accumulate(log_loss[order])
     reached = np.searchsorted(log_flops, np.log(table.flops) + _SAME_BUDGET, side="right") - 1
-    return np.maximum(log_loss - best[reached], 0.0)
+    return np.asarray(np.maximum(log_loss - best[reached], 0.0))
 
 
 def effective_runs(weight: Floats) -> float:

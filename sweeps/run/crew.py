@@ -110,7 +110,7 @@ class Crew:
                 (slot, cast(dict[str, canon.Json], canon.to_json(held.spec))) for slot, held in admitted.items()
             ),
             max_steps=max_steps,
-            num_microbatches=some.num_microbatches,
+            num_microbatches=some.standing.num_microbatches,
             save=not max_steps,
             hold={slot: held.pause_step for slot, held in worker.slots.items()},
             again=some.again,
