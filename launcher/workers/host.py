@@ -10,7 +10,6 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
-
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.failures import classify
@@ -19,6 +18,7 @@ from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.memory import give_back_memory
 from sweeps.run.pool import Advance, Advanced, Finished
 from sweeps.store.sites import RESUMED, WHERE, site
+import torch
 
 if TYPE_CHECKING:
     from launcher.workers.resumable import Resumable
@@ -27,9 +27,25 @@ if TYPE_CHECKING:
     from proxies.training.bank import Bank
     from proxies.training.built import BuiltModel
     from proxies.training.solo import Solo
-
     Engine = Resumable | CommandEngine | Solo | Bank
     """What trains: the user's own command, or a bank or one trial alone, saved now and then unless it runs again."""
+
+# What keeps a worker to its share of a GPU's memory: torch's own limit, set before anything is allocated.
+
+CONTEXT_BYTES = 768 * 2**20
+"""What every process takes on a device for its context and libraries, which torch cannot limit. Not measured
+on a device of each kind; half a gigabyte is usual."""
+
+
+def cap_memory(share: float) -> None:
+    """Have an allocation beyond `share` of this process's GPU, contexts counted, fail as out of memory; none on a CPU.
+
+    So a neighbour's memory is never taken: the run that does not fit is tried again in smaller parts.
+    """
+    if torch.cuda.is_available():
+        total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        context = min(CONTEXT_BYTES / total_bytes, share / 2)
+        torch.cuda.set_per_process_memory_fraction(share - context)
 
 
 class UserCodeError(Exception):
@@ -179,7 +195,7 @@ class Host:
         where = self._where
         self._store = self._store or TokenStore(Path(where.corpus), trusted=True, weights=where.weights)
         if 0 < where.gpu_share < 1:
-            from launcher.base.gpu_share import cap_memory
+            pass
 
             cap_memory(where.gpu_share)
         if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps

@@ -8,7 +8,7 @@ import pytest
 import torch
 from main_run import spec_of, write_corpus
 
-from launcher.base import gpu_share
+from launcher.workers import host as host_module
 from launcher.workers.host import Host, HostFactory
 from proxies.core import canon
 from proxies.core.failures import classify
@@ -29,10 +29,10 @@ def told(monkeypatch):
 
 
 def test_four_shares_and_their_contexts_fit(told):
-    gpu_share.cap_memory(0.25)
+    host_module.cap_memory(0.25)
     (fraction,) = told
-    assert 4 * (fraction * TOTAL_BYTES + gpu_share.CONTEXT_BYTES) == pytest.approx(TOTAL_BYTES)
-    gpu_share.cap_memory(0.001)
+    assert 4 * (fraction * TOTAL_BYTES + host_module.CONTEXT_BYTES) == pytest.approx(TOTAL_BYTES)
+    host_module.cap_memory(0.001)
     assert told[-1] == 0.0005, "something is left, however small the share"
 
 
@@ -57,7 +57,7 @@ def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
 def test_a_real_gpu_keeps_a_worker_to_its_share():
     script = """
 import torch
-from launcher.base.gpu_share import cap_memory
+from launcher.workers.host import cap_memory
 cap_memory(0.25)
 total = torch.cuda.get_device_properties(0).total_memory
 kept = torch.empty(int(0.2 * total), dtype=torch.uint8, device="cuda")
