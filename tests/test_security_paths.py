@@ -5,7 +5,7 @@ import shutil
 import pytest
 from tiny_study import forerun, write_plan
 
-from launcher.base.links import LinksOutError, refuse_links_out
+from launcher.study.opening import LinksOutError, refuse_links_out
 from launcher.plan.file import PlanError, load_plan
 from launcher.plan.plan import Plan
 from proxies.core.checks import SpecError
