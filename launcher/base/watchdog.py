@@ -15,7 +15,7 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.base.checkpoint_folders import CHECKPOINTS
+from launcher.base.plain_files import CHECKPOINTS
 from launcher.base.following import Following
 from launcher.base.talk import duration
 from proxies.core.canon import Json

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.base.checkpoint_folders import Refused, complete_folders
+from launcher.base.plain_files import Refused, complete_folders
 from launcher.trainer.checkpoint_index import INDEX, check_index
 from proxies.core import canon
 

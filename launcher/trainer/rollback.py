@@ -13,7 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from launcher.base import chronicle, metrics
-from launcher.base.checkpoint_folders import ROLLBACKS_FILE
+from launcher.base.plain_files import ROLLBACKS_FILE
 from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
 from launcher.trainer.hooks import GoBack
 from launcher.trainer.ranks import TrainerError, together

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from launcher.base import metrics
-from launcher.base.checkpoint_folders import CHECKPOINTS, Refused, expected, tell
+from launcher.base.plain_files import CHECKPOINTS, Refused, expected, tell
 from launcher.base.metrics import Ending, Header
 from launcher.base.reference import GPUS
 from launcher.frozen.frozen import Decision, FrozenError

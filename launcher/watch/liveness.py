@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import chronicle
-from launcher.base.checkpoint_folders import CHECKPOINTS, ROLLBACKS_FILE
+from launcher.base.plain_files import CHECKPOINTS, ROLLBACKS_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base import chronicle
-from launcher.base.checkpoint_folders import Refused, expected, tell
+from launcher.base.plain_files import Refused, expected, tell
 from launcher.trainer import checkpoints
 from launcher.trainer.checkpoints import (
     CheckpointError,
