@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.base import metrics
-from launcher.base.following import Following
+from launcher.base.metrics import Following
 from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers
 from proxies.core import canon
 from proxies.core.canon import Json

@@ -87,7 +87,7 @@ def test_a_disk_that_stutters_is_silence_and_no_error(tmp_path, monkeypatch):
         raise OSError(116, "Stale file handle", "metrics.jsonl")
 
     with monkeypatch.context() as patched:
-        patched.setattr("launcher.base.following.Following.read", stale)
+        patched.setattr("launcher.base.metrics.Following.read", stale)
         assert not hung(watchdog, 9) and hung(watchdog, 11)
     step(tmp_path, 1)
     assert not hung(watchdog, 12)
