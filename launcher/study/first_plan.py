@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.reference import UnknownNameError, gpu
-from launcher.calibration.speeds import Speeds
+from launcher.calibration.study_cost import Speeds
 from launcher.calibration.study_cost import planned_main_run, stages_of
 from launcher.estimates.machine import Given, machine_of
 from launcher.estimates.spans import MFU_CONVENTION, Span, exactly, gpu_hours

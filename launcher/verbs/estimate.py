@@ -15,7 +15,7 @@ from launcher.cli.options import AMOUNT, answer, folder_of, json_option, set_opt
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.calibration.speeds import Speeds
+    from launcher.calibration.study_cost import Speeds
     from launcher.calibration.study_cost import Stage
     from launcher.estimates.main_run import MainEstimate, MainRun
     from launcher.estimates.spans import Span
@@ -102,7 +102,7 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
 def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
     """How fast proxies train: as a study's calibration recorded it, or as assumed."""
     from launcher.calibration.calibrating import calibrations
-    from launcher.calibration.speeds import Speeds, speeds_of
+    from launcher.calibration.study_cost import Speeds, speeds_of
     from sweeps.store.ledger import LEDGER_NAME, Ledger
 
     folders = (here, here / "study") if study_dir is None else (study_dir,)

@@ -4,7 +4,7 @@ import dataclasses
 
 from tiny_study import write_plan
 
-from launcher.calibration.speeds import WORKER_FLOPS, Speeds
+from launcher.calibration.study_cost import WORKER_FLOPS, Speeds
 from launcher.estimates.spans import Span
 from launcher.plan.calibration_records import Asked
 from launcher.study.opening import plan_study
