@@ -220,7 +220,7 @@ def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException
 
     Where another package hides one of ours, that is the error, whatever came of it: and all that is said of it.
     """
-    from launcher.doctor.names import NamesError, foreign, found
+    from launcher.doctor.findings import NamesError, foreign, found
 
     if wrong := foreign(found()):
         return str, NamesError(wrong)

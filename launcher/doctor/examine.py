@@ -12,7 +12,7 @@ from launcher.doctor.findings import Finding, warn
 from launcher.doctor.folders import check_folder
 from launcher.doctor.libraries import Imported, judge_library, judge_python, needed, try_imports, version_of
 from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
-from launcher.doctor.names import found, judge_names
+from launcher.doctor.findings import found, judge_names
 
 _AGAIN = "mend the lines above, then `forerun doctor` again"
 

@@ -5,6 +5,66 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
+import importlib.util
+from pathlib import Path
+
+
+# Whether our packages' names lead to our own code: `sweeps` is also a package of W&B's, and any folder may shadow one.
+#
+# pip installs `wandb[sweeps]` over ours without a word, and uninstalling it deletes ours; under an editable install
+# theirs comes first on the path instead.
+
+PACKAGES = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
+HOME = Path(__file__).resolve().parents[2]
+"""Where our packages lie."""
+_REINSTALL = "pip install --force-reinstall --no-deps forerun"
+
+
+class NamesError(ValueError):
+    """Imports find another package under one of our names."""
+
+    def __init__(self, wrong: dict[str, str]) -> None:
+        """`wrong`: the packages that are not found in our own place, and what is."""
+        super().__init__(f"another package hides ours{_told(wrong)}: `forerun doctor` says how to mend it")
+
+
+def found() -> dict[str, str]:
+    """Package -> the folder or file that an import takes; empty where there is none."""
+    return {name: _found(name) for name in PACKAGES}
+
+
+def foreign(found: dict[str, str], home: Path = HOME) -> dict[str, str]:
+    """The packages whose name leads elsewhere than to `home`, and where to."""
+    return {name: where for name, where in found.items() if where != str(home / name)}
+
+
+def judge_names(found: dict[str, str], wandb_sweeps: bool, home: Path = HOME) -> Finding:
+    """Whether they are ours alone; `wandb_sweeps`: W&B's distribution of that name is installed."""
+    wrong = foreign(found, home)
+    if wandb_sweeps:
+        said = "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"
+        return fail("names", said + _told(wrong), f"pip uninstall -y sweeps && {_REINSTALL}")
+    if wrong:
+        said = "another package hides ours" + _told(wrong)
+        return fail("names", said, "rename or remove what is there, or take its folder out of PYTHONPATH")
+    return ok("names", f"{', '.join(PACKAGES)} are ours, in {home}")
+
+
+def _told(wrong: dict[str, str]) -> str:
+    return "".join(f"; `import {name}` takes {where or 'nothing'}" for name, where in wrong.items())
+
+
+def _found(name: str) -> str:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    if spec.submodule_search_locations:
+        return str(Path(next(iter(spec.submodule_search_locations))).resolve())
+    return str(spec.origin)
+
 
 State = Literal["ok", "warn", "fail"]
 STATES: tuple[State, ...] = ("ok", "warn", "fail")

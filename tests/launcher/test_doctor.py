@@ -14,7 +14,7 @@ from launcher.doctor.machine import (
     judge_torch,
     judge_wandb,
 )
-from launcher.doctor.names import HOME, PACKAGES, judge_names
+from launcher.doctor.findings import HOME, PACKAGES, judge_names
 from sweeps.ray import start as ray_start
 
 GB = 10**9

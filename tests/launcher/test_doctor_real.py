@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor import folders, machine, names
+from launcher.doctor import (folders, machine,)
+from launcher.doctor import findings
 from launcher.doctor.libraries import try_imports
 
 TORCH = """
@@ -59,7 +60,7 @@ def broken(tmp_path_factory):
 def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
     path = f"{broken}:{os.environ['PATH']}"
     code, body = run(
-        ["doctor", "--json"], tmp_path, PYTHONPATH=f"{broken}:{names.HOME}", PATH=path, WANDB_API_KEY="f" * 40
+        ["doctor", "--json"], tmp_path, PYTHONPATH=f"{broken}:{findings.HOME}", PATH=path, WANDB_API_KEY="f" * 40
     )
     found = {each["name"]: each for each in body["findings"]}
     assert (code, body["outcome"], body["num_fail"]) == (2, "fail", 4)
@@ -75,7 +76,7 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
 
 
 def test_another_verb_says_who_hides_ours(broken, tmp_path):
-    code, body = run(["status", "nowhere", "--json"], tmp_path, PYTHONPATH=f"{broken}:{names.HOME}")
+    code, body = run(["status", "nowhere", "--json"], tmp_path, PYTHONPATH=f"{broken}:{findings.HOME}")
     assert (code, body["error"]) == (2, "NamesError")
     assert f"`import sweeps` takes {broken / 'sweeps'}: `forerun doctor` says how to mend it" in body["message"]
 
@@ -134,7 +135,7 @@ def test_the_innermost_mount_names_the_filesystem(tmp_path):
 @pytest.mark.slow
 def test_here_where_the_tests_run_nothing_fails(tmp_path):
     """With the real torch, Ray and wandb imported: some 6 s of a core."""
-    code, body = run(["doctor", "--json"], tmp_path, PYTHONPATH=str(names.HOME))
+    code, body = run(["doctor", "--json"], tmp_path, PYTHONPATH=str(findings.HOME))
     found = {each["name"]: each for each in body["findings"]}
     assert (code, [each for each in body["findings"] if each["state"] == "fail"]) == (0, [])
     assert {"torch", "ray", "mup", "wandb", "torch and GPUs"} < set(found)
