@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.base.reference import MODELS
-from launcher.estimates.memory import kept_per_token, memory_per_rank
+from launcher.estimates.main_run import kept_per_token, memory_per_rank
 from launcher.frozen.frozen import Parallelism
 from launcher.trainer.ranks import device_mesh
 from proxies.core.flops import count_params
