@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.base.reference import gpu, model
-from launcher.estimates.spans import Span
+from launcher.estimates.machine import Span
 from launcher.estimates.utilization import FAST, MIDDLE, Line
 from proxies.core.flops import flops_per_token, six_nd
 from proxies.core.shape import Family, Shape

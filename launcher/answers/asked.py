@@ -12,7 +12,7 @@ from launcher.cli.options import AMOUNT, Amount, Collected, WholeAmount
 
 if TYPE_CHECKING:
     from launcher.base.reference import Published
-    from launcher.estimates.spans import Span
+    from launcher.estimates.machine import Span
     from scaling_fits.allocation.budgets import Assumption, Machine, Wish
     from scaling_fits.allocation.shapes import ShapeRequest
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from launcher.estimates.layout import planned_parallelism
 from launcher.estimates.main_run import MainRun
-from launcher.estimates.spans import Span, added, exactly, gpu_hours
+from launcher.estimates.machine import Span, added, exactly, gpu_hours
 from launcher.estimates.utilization import PROXY_MFU
 from launcher.experiments.conventions import num_tie_runs
 from launcher.experiments.ladder import ladder_runs, stage_specs
@@ -22,7 +22,7 @@ from sweeps.search.growth import PROBES
 from sweeps.search.space import Params
 import math
 from dataclasses import dataclass
-from launcher.estimates.spans import Span
+from launcher.estimates.machine import Span
 from launcher.plan.calibration_records import Asked, Calibration, Part
 from proxies.core.flops import flops_per_token
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 from launcher.estimates.layout import layout_problems, microbatches
 from launcher.estimates.machine import Given, Machine, machine_of
-from launcher.estimates.spans import MFU_CONVENTION, Span, exactly, gpu_hours
+from launcher.estimates.machine import MFU_CONVENTION, Span, exactly, gpu_hours
 from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
 from launcher.frozen.frozen import Parallelism
 from proxies.core import canon

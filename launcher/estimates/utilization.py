@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.estimates.spans import Span
+from launcher.estimates.machine import Span
 
 if TYPE_CHECKING:
     from launcher.estimates.machine import Machine

@@ -10,7 +10,7 @@ from launcher.base.reference import UnknownNameError, gpu
 from launcher.calibration.study_cost import Speeds
 from launcher.calibration.study_cost import planned_main_run, stages_of
 from launcher.estimates.machine import Given, machine_of
-from launcher.estimates.spans import MFU_CONVENTION, Span, exactly, gpu_hours
+from launcher.estimates.machine import MFU_CONVENTION, Span, exactly, gpu_hours
 from launcher.estimates.utilization import paid_share
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.calibration.study_cost import Speeds
     from launcher.calibration.study_cost import Stage
     from launcher.estimates.main_run import MainEstimate, MainRun
-    from launcher.estimates.spans import Span
+    from launcher.estimates.machine import Span
     from launcher.plan.study import Study
 
 

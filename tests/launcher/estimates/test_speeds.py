@@ -5,7 +5,7 @@ import dataclasses
 from tiny_study import write_plan
 
 from launcher.calibration.study_cost import WORKER_FLOPS, Speeds
-from launcher.estimates.spans import Span
+from launcher.estimates.machine import Span
 from launcher.plan.calibration_records import Asked
 from launcher.study.opening import plan_study
 
