@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.explaining.fields import Field, fields_of
+from launcher.explaining.record import Field, fields_of
 from launcher.explaining.known import Known, Tested, measured
 from launcher.explaining.origins import Origin, OriginKind, hyperparameter_of, origin_of
 from launcher.explaining.parametrizations import forward_laws

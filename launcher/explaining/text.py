@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from launcher.cli.options import table
-from launcher.explaining.fields import Field
+from launcher.explaining.record import Field
 from launcher.explaining.record import PlanKey, Provenance, Strength
 from proxies.core.canon import Json
 

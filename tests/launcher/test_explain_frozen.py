@@ -15,7 +15,7 @@ from export_case import leaf_fields
 from tiny_study import GATES, ask, set_gates
 
 from launcher.cli.cli import cli
-from launcher.explaining.fields import fields_of, find
+from launcher.explaining.record import fields_of, find
 from launcher.explaining.known import known_of
 from launcher.explaining.origins import origin_of
 from launcher.explaining.provenance import records_of
