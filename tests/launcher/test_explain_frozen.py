@@ -17,7 +17,7 @@ from tiny_study import GATES, ask, set_gates
 from launcher.cli.cli import cli
 from launcher.explaining.record import fields_of, find
 from launcher.explaining.known import known_of
-from launcher.explaining.origins import origin_of
+from launcher.explaining.provenance import origin_of
 from launcher.explaining.provenance import records_of
 from launcher.explaining.text import block, table_text
 from launcher.frozen.attestations import attest, read_attestation
