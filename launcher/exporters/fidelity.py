@@ -7,11 +7,103 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast
-
 from proxies.core import canon
+import re
+from collections.abc import Mapping, Sequence
+from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
+
+# What is the same for every trainer but ours: some refusals, some judgements, the names of a group's parameters.
+
+_LABEL: Judgement = (
+    "equivalent",
+    "a label: the trainer needs only the numbers it stands for; the files name the digest",
+)
+_OTHERWISE_ROUNDED = "multiplies q . k in the attention kernel, ours the query: other rounding"
+JUDGEMENTS: dict[str, Judgement] = {
+    "schema_version": _LABEL,
+    "shape": ("exact", ""),
+    "base_shape": _LABEL,
+    "parametrization": _LABEL,
+    "transfer": ("equivalent", "evidence: its numbers are in groups"),
+    "forward": ("exact", ""),
+    "forward.attention": ("equivalent", _OTHERWISE_ROUNDED),
+    "multiplier_form": ("exact", "multipliers stay in the model, so the gradient norm is the searched one's"),
+    "groups": ("exact", ""),
+    "groups.kind": _LABEL,
+    "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
+    "optimizer": ("exact", "torch.optim.AdamW, foreach"),
+    "weight_decay_form": ("exact", "AdamW's own"),
+    "batch_tokens": ("exact", "the loss is a mean over its tokens; microbatches accumulate it with other rounding"),
+    "num_tokens": ("exact", "of the schedule's steps"),
+    "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
+    "predicted": ("equivalent", "the trainer does not read it: `forerun watch` holds its log against it"),
+    "spikes": ("equivalent", "what to do by hand"),
+    "spikes.max_rollbacks": ("equivalent", "the trainer does not go back by itself: `forerun watch` says when to"),
+    "monitoring": ("equivalent", "changes no number: the trainer looks at what it looks at, and replays no step"),
+    "compiled": ("equivalent", "the same up to rounding: switch on the trainer's own option"),
+}
+"""What holds for every such trainer; a trainer's own table goes over it."""
+
+
+def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str], fine: Mapping[str, bool]) -> None:
+    """See that a trainer other than ours can run a decision; `fine`: its own problems, each with whether it is absent.
+
+    Raises:
+        ExportError: every problem at once.
+    """
+    checks = {
+        f"version {version!r} is unknown: {', '.join(known)} {'is' if len(known) == 1 else 'are'} known": (
+            version in known
+        ),
+        f"precision = {decision.precision}: float32 or bfloat16, or the native trainer": (
+            decision.precision != "float64"
+        ),
+        f"optimizer = {decision.optimizer!r}: this export writes AdamW; use the native trainer": (
+            decision.optimizer == "adamw"
+        ),
+        "this version's learning-rate table is not the frozen one": (
+            learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
+        ),
+        f"shape.family = {decision.shape.family!r}: this export writes llama-like models; use the native trainer": (
+            decision.shape.family == "llama"
+        ),
+        **fine,
+    }
+    if problems := [problem for problem, absent in checks.items() if not absent]:
+        raise ExportError(trainer, problems)
+
+
+def report(trainer: str, version: str, decision: Decision, own: Mapping[str, Judgement]) -> FidelityReport:
+    """What became of each leaf field: a trainer's `own` judgements go over the common ones."""
+    return FidelityReport(trainer=trainer, version=version, entries=judged(decision, {**JUDGEMENTS, **own}))
+
+
+def names_by_group(decision: Decision, names: Mapping[str, str]) -> list[tuple[ParameterGroup, list[str]]]:
+    """Each group and the trainer's names of what it claims; `names`: by ours.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    assigned = assign_groups(decision.groups, list(names))
+    return [
+        (group, [names[name] for name, claimed in assigned.items() if claimed == group]) for group in decision.groups
+    ]
+
+
+def rank_sequences(decision: Decision) -> tuple[int, int]:
+    """A rank's share of a batch's sequences, and how many of them go through the model at once."""
+    share = decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
+    return share, decision.parallelism.microbatch_sequences or share
+
+
+def any_layer(name: str) -> tuple[str, str]:
+    """What stands before and after the layer's number in a name; the name and nothing where there is none."""
+    match = re.fullmatch(r"(\w+\.)\d+(\..+)", name)
+    return (match[1], match[2]) if match else (name, "")
+
 
 Verdict = Literal["exact", "equivalent", "not_expressible"]
 Judgement = tuple[Verdict, str]

@@ -14,7 +14,7 @@ import torch
 from export_case import SHAPE, wide_decision, wide_spec
 from exported_program import change, frozen_in, imported
 
-from launcher.exporters.foreign import rank_sequences
+from launcher.exporters.fidelity import rank_sequences
 from launcher.exporters.trainers import torchtitan
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import rank_sequences, refuse, report
+from launcher.exporters.fidelity import rank_sequences, refuse, report
 from launcher.exporters.trainers.megatron_lm_arguments import argument_lines
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,

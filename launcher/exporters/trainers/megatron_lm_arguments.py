@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launcher.exporters.foreign import rank_sequences
+from launcher.exporters.fidelity import rank_sequences
 from launcher.exporters.trainers.megatron_lm_numbers import Flags, Scheduler
 from launcher.frozen.frozen import Decision
 from proxies.model.decoder import NORM_EPS

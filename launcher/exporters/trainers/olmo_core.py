@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import any_layer, names_by_group, rank_sequences, refuse, report
+from launcher.exporters.fidelity import any_layer, names_by_group, rank_sequences, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
