@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from launcher.figures.fits import ladder
-from launcher.figures.main_run import main_run
+from launcher.figures.fits import main_run
 from launcher.figures.panel import (
     DASHED,
     LOSS,

@@ -6,7 +6,7 @@ import pytest
 from example_report import finished_body
 from test_report import text_of, unknown_numbers
 
-from launcher.figures.main_run import BINS_PER_DECADE, binned
+from launcher.figures.fits import BINS_PER_DECADE, binned
 from launcher.report.page import report_page
 
 CURVE = [{"step": step, "loss_nats": 3.0, "low_nats": 2.5, "high_nats": 3.5} for step in (100, 200, 400)]
