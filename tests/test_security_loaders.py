@@ -22,7 +22,7 @@ from main_run import tiny_decision, write_corpus
 from sweep_fakes import make_spec, outcome
 
 import transfer.tables.sheet
-from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.launch_file import attest, read_attestation
 from launcher.frozen.frozen import FrozenError, TamperedError
 from launcher.frozen.launch_file import read_launch, write_launch
 from launcher.plan.file import PlanError, load_plan

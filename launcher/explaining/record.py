@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
-from launcher.frozen.attestations import path_of, read_attestation
+from launcher.frozen.launch_file import path_of, read_attestation
 from launcher.frozen.frozen import TamperedError
 from proxies.core import canon
 from proxies.core.canon import Json

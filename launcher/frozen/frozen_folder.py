@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base.plain_files import kinds_in
-from launcher.frozen.attestations import attest, path_of, read_attestation
+from launcher.frozen.launch_file import attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision, TamperedError
 from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, write_launch
 from proxies.core import canon

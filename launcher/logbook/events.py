@@ -55,7 +55,7 @@ def _of_chronicle(folder: Path) -> list[Event]:
 
 
 def _of_attestations(folder: Path) -> list[Event]:
-    from launcher.frozen.attestations import created_at, read_attestation
+    from launcher.frozen.launch_file import created_at, read_attestation
     from launcher.frozen.frozen import TamperedError
 
     found = []

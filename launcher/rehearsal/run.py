@@ -15,7 +15,7 @@ import torch
 
 from launcher.base.talk import Meter
 from launcher.base.watchdog import FLOOR_SECONDS
-from launcher.frozen.attestations import attest
+from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.rehearsal.corpus import cut_corpus
 from launcher.rehearsal.registry import DRILLS, Attested, DrillResult

@@ -6,7 +6,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.frozen.attestations import created_at, path_of, read_attestation
+from launcher.frozen.launch_file import created_at, path_of, read_attestation
 from launcher.rehearsal.registry import Attested
 from proxies.core import canon
 from proxies.core.canon import Json

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.frozen.attestations import CheckOutcome
+from launcher.frozen.launch_file import CheckOutcome
 from proxies.core import canon
 from proxies.core.spec import RunResult
 from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.talk import say
 from launcher.experiments.transferred import searched
-from launcher.frozen.attestations import CheckOutcome
+from launcher.frozen.launch_file import CheckOutcome
 from launcher.plan.study import Study
 from launcher.study.gates import Gate, worst
 from proxies.core import canon

@@ -56,7 +56,7 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_js
         body |= _stages_body(study, found, _speeds(study, path.parent, study_dir))
     body["main_run"] = main_body(found)
     if frozen:
-        from launcher.frozen.attestations import attest
+        from launcher.frozen.launch_file import attest
 
         attest(folder_of(path), "estimate", str(body["digest"]), body)
     after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(str(path))}"

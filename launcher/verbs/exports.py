@@ -93,7 +93,7 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
     from launcher.exporters import proof
     from launcher.exporters.fidelity import ExportError
     from launcher.exporters.view import TOLD, proof_steps
-    from launcher.frozen.attestations import attest
+    from launcher.frozen.launch_file import attest
 
     proven: list[Json] = []
     open_: list[Json] = []
@@ -144,7 +144,7 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     from launcher.base.plain_files import kinds_in
     from launcher.exporters.fidelity import exporter
     from launcher.exporters.writing import put, scratch_for
-    from launcher.frozen.attestations import attest
+    from launcher.frozen.launch_file import attest
     from launcher.frozen.launch_file import read_launch
 
     name, _, version = trainer.partition("@")
@@ -220,7 +220,7 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
 
 def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
     """Files of the export that lies there by its attestation; none if that cannot be read."""
-    from launcher.frozen.attestations import path_of, read_attestation
+    from launcher.frozen.launch_file import path_of, read_attestation
     from launcher.frozen.frozen import TamperedError
 
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base import chronicle
-from launcher.frozen.attestations import attest, path_of, read_attestation
+from launcher.frozen.launch_file import attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision
 from launcher.study import history
 from launcher.study.history import Concluded

@@ -20,7 +20,7 @@ from launcher.explaining.known import known_of
 from launcher.explaining.provenance import origin_of
 from launcher.explaining.provenance import records_of
 from launcher.explaining.text import block, table_text
-from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.launch_file import attest, read_attestation
 from launcher.frozen.launch_file import read_launch
 from launcher.report.body import report_body
 from launcher.study import evidence

@@ -12,7 +12,7 @@ import pytest
 from main_run import spec_of, tiny_decision
 
 from launcher.base.policy import Checkpointing
-from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.launch_file import attest, read_attestation
 from launcher.frozen.frozen import (
     SCHEMA_VERSION,
     FrozenError,

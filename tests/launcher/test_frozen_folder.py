@@ -9,7 +9,7 @@ import pytest
 from main_run import tiny_decision
 
 from launcher.frozen import frozen_folder
-from launcher.frozen.attestations import attest
+from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen import FrozenError, TamperedError
 from launcher.frozen.frozen_folder import ATTESTED, look_through, write_frozen
 from launcher.frozen.launch_file import read_launch

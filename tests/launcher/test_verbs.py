@@ -10,7 +10,7 @@ from tiny_study import GATES, ask, forerun, set_gates
 from launcher.exporters import proof
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.exporters.trainers import native
-from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.launch_file import attest, read_attestation
 from launcher.plan.file import load_plan
 
 

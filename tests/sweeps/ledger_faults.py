@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sweep_fakes import make_spec, make_specs, outcome
 
-from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.launch_file import attest, read_attestation
 from launcher.frozen.launch_file import LAUNCH_FILE, write_launch
 from proxies.core import canon
 from sweeps.store import chain

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 from main_run import decision_of, spec_of, tiny_decision
 
-from launcher.frozen.attestations import attest
+from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen import FrozenError, Parallelism
 from launcher.rehearsal import corpus as cutting
 from launcher.rehearsal.corpus import cut_corpus
