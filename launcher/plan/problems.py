@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from launcher.plan.cluster import ClusterSection
+from launcher.plan.plan import ClusterSection
 from launcher.plan.plan import Plan
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
