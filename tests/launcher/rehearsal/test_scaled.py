@@ -10,8 +10,8 @@ from main_run import decision_of, spec_of, tiny_decision
 
 from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen import FrozenError, Parallelism
-from launcher.rehearsal import corpus as cutting
-from launcher.rehearsal.corpus import cut_corpus
+from launcher.rehearsal import run
+from launcher.rehearsal.run import cut_corpus
 from launcher.rehearsal.registry import Attested, DrillResult
 from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
 from launcher.rehearsal.standing import rehearsal_of
@@ -102,7 +102,7 @@ def test_a_short_schedule_keeps_its_form():
 def test_a_cut_holds_the_ends_of_the_corpus_and_can_be_trained_on(corpus, manifest, tmp_path, monkeypatch):
     whole = cut_corpus(corpus, {}, tmp_path / "whole")
     assert whole.num_tokens("train") == manifest.num_tokens("train")
-    monkeypatch.setattr(cutting, "NUM_TOKENS", 500)
+    monkeypatch.setattr(run, "NUM_TOKENS", 500)
     cut = cut_corpus(corpus, {}, tmp_path / "cut")
     assert cut.num_tokens("train") == cut.num_tokens("validation") == 1000
     store = TokenStore(tmp_path / "cut")  # every byte hashed
