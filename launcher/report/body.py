@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
-
 from launcher.base.talk import say
 from launcher.calibration.calibrating import calibrations
 from launcher.experiments.ladder import stage_specs
@@ -14,7 +13,6 @@ from launcher.experiments.transferred import asked, transfer_body
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.plan.calibration_records import mode_name
 from launcher.plan.study import Study
-from launcher.report.main_run import main_run
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.evidence import Findings, decision_of, gather
@@ -28,9 +26,29 @@ from proxies.core.canon import Json
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.spec import RunResult
 from sweeps.store.ledger import Ledger
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
+
+# The main run in `report.json`: its log, which the page draws over the expected curve.
+
+def main_run(study: Study, decision: Decision) -> Json:
+    """What the embedded trainer logged so far, if it was launched into its usual place."""
+    from launcher.base import metrics
+
+    folder = study.study_dir / "frozen" / decision.digest / "run"
+    lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
+    if not lines:
+        return None
+    ending = metrics.read_ending(folder)
+    steps, losses = ([cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats"))
+    return {
+        "steps": steps,
+        "train_loss_nats": losses,
+        "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
+        "event": None if ending is None else ending.event,
+    }
 
 
 FINDING = "working out verdicts, fit and forecast"
