@@ -21,7 +21,7 @@ from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.gates import Gate, failed_gates, gates
-from launcher.study.ladder_checks import LadderChecks, ladder_checks
+from launcher.study.gates import LadderChecks, ladder_checks
 from launcher.study.own import OwnProgramError, is_own
 from launcher.study.rerunning import replay_gates
 from proxies.core.canon import Json
