@@ -33,7 +33,7 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
     from launcher.plan.file import PlanError, load_plan, override
     from launcher.plan.writing import commented_plan, plan_schema
     from launcher.study.first_plan import Request, first_plan, manifest_of, priced, sketched, summary
-    from launcher.study.plan_sense import warnings
+    from launcher.study.first_plan import warnings
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
@@ -88,9 +88,9 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.plan.file import PlanError, checked_plan, with_lines
     from launcher.study.first_plan import manifest_of, sketched, summary
     from launcher.study.opening import plan_study
-    from launcher.study.plan_sense import missing
-    from launcher.study.plan_sense import problems as senseless
-    from launcher.study.plan_sense import warnings as unwise
+    from launcher.study.first_plan import missing
+    from launcher.study.first_plan import problems as senseless
+    from launcher.study.first_plan import warnings as unwise
 
     plan, problems = checked_plan(plan_path, overrides)
     problems += with_lines(plan_path, missing(plan, plan_path.parent), overrides)
