@@ -19,7 +19,7 @@ from launcher.rehearsal.registry import DRILLS, Attested, DrillResult
 from launcher.rehearsal.scaled import full_copy, scaled_copy
 from launcher.rehearsal.stage import Stage, UnexpectedEndError
 from launcher.trainer import assembly
-from launcher.trainer.checkpoint_index import IndexRefusedError
+from launcher.trainer.checkpoints import IndexRefusedError
 from launcher.trainer.checkpoints import CheckpointError
 from proxies.core import canon
 from proxies.core.canon import Json
