@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "launcher/frozen/frozen.py": "the frozen record: its keys are a contract",
     "launcher/trainer/hooks.py": "a rollback may lower the clip: the order for it",
     "launcher/trainer/rollback.py": "a rollback may lower the clip: the record of it",
-    "launcher/trainer/spikes.py": "a rollback may lower the clip: the policy",
+    "launcher/trainer/rollback.py": "a rollback may lower the clip: the policy",
     "launcher/trainer/training.py": "the clip in force at a step",
 }
 """Files that name one all the same, and why; fifteen at most."""

@@ -33,7 +33,7 @@ from launcher.trainer.hooks import GoBack, Hook, StepInfo, Stop
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
 from launcher.trainer.saving import SaveError, Saver
-from launcher.trainer.spikes import SpikeWatch
+from launcher.trainer.rollback import SpikeWatch
 from launcher.trainer.telemetry import Layers, Machines, Validation
 from proxies.core import canon
 from proxies.core.flops import flops_per_token

@@ -1,6 +1,6 @@
 """Spikes of the training loss, as it was logged.
 
-Spikes are those of the frozen policy, found by the trainer's own detector (`launcher.trainer.spikes`), so that the
+Spikes are those of the frozen policy, found by the trainer's own detector (`launcher.trainer.rollback`), so that the
 watch and the run agree on what one is. Where only every n-th step was logged, the policy's steps are logged ones. The
 policy measures a spike by the spread of the window before it; where noise wanders from line to line, healthy losses
 leave that window too. So the watch also asks whether the lines before could have led there: a spike is beyond noise if
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.base.policy import SpikePolicy
-from launcher.trainer.spikes import MAD_TO_SIGMA, Detector
+from launcher.trainer.rollback import MAD_TO_SIGMA, Detector
 from launcher.watch.logs.columns import Floats
 from launcher.watch.noise import learn
 
