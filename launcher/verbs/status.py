@@ -42,7 +42,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
     from launcher.answers.texts import study_text
     from launcher.report.body import body_of
     from launcher.study.opening import recorded
-    from launcher.views.now import now_body
+    from launcher.views.search import now_body
 
     study, ledger = recorded(study_dir)
     findings = body_of(study, ledger)
@@ -51,10 +51,10 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
 
 
 def _look(study_dir: Path) -> dict[str, Any]:
-    """`launcher.views.now.now_body`, of the ledger and the plan as they are."""
+    """`launcher.views.search.now_body`, of the ledger and the plan as they are."""
     from launcher.plan.file import load_plan
     from launcher.plan.study import PLAN_FILE
-    from launcher.views.now import now_body
+    from launcher.views.search import now_body
     from sweeps.store.ledger import Ledger
 
     return now_body(study_dir, Ledger.read(study_dir), load_plan(study_dir / PLAN_FILE))
