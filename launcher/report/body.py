@@ -19,7 +19,7 @@ from launcher.study.evidence import Findings, decision_of, gather
 from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.gates import checks_body
 from launcher.study.own import is_own, own_run
-from launcher.views.fit import fit_body, frontier_flops
+from launcher.views.tables import fit_body, frontier_flops
 from launcher.views.search import search_body
 from proxies.core import canon
 from proxies.core.canon import Json

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 from main_run import decision_of, spec_of
 
-from launcher.views import fit as fit_view
+from launcher.views import tables
 from proxies.core import canon
 from scaling_fits.allocation.allocate import allocate
 from scaling_fits.forecast.uncertainty import fit_runs, predict
@@ -207,11 +207,11 @@ def scaling_of(rungs, form="auto", bootstrap=60):
     fit = fit_runs(table, form=form, bootstrap=bootstrap)
     for rung in rungs:
         rung["fitted_nats"] = predict(fit, rung["params"], rung["tokens"]).loss_nats
-    frontier = [allocate(fit, flops) for flops in fit_view.frontier_flops(fit, BUDGET_FLOPS)]
+    frontier = [allocate(fit, flops) for flops in tables.frontier_flops(fit, BUDGET_FLOPS)]
     at = predict(fit, 123_456, 13_500_416)
     return {
         "ladder": {"rungs": rungs, **_checks(rungs)},
-        "fit": fit_view.fit_body(fit, at),
+        "fit": tables.fit_body(fit, at),
         "frontier": [
             {"flops": p.flops, "params": p.params, "loss_nats": p.loss_nats, "interval": p.interval} for p in frontier
         ],

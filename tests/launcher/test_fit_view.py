@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from launcher.views import fit as fit_view
+from launcher.views import tables
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws.table import from_columns
 
@@ -25,7 +25,7 @@ def fitted(num_rungs=12):
 
 def test_a_law_alone_says_how_sizes_grow_and_the_loss_of_the_choice():
     fit = fitted()
-    (member,) = fit_view.fit_body(fit, predict(fit, *AT))["members"]
+    (member,) = tables.fit_body(fit, predict(fit, *AT))["members"]
     assert member["loss_at_choice_nats"] == pytest.approx(truth(*AT), rel=1e-4)
     assert member["params_vs_flops"] == pytest.approx(0.4 / 0.75, rel=1e-2)
     assert member["params_vs_flops"] + member["tokens_vs_flops"] == pytest.approx(1)
@@ -34,5 +34,5 @@ def test_a_law_alone_says_how_sizes_grow_and_the_loss_of_the_choice():
 def test_without_a_choice_there_is_the_summary_alone():
     fit = fitted(4)
     assert fit.status == "unidentified"
-    for member in fit_view.fit_body(fit, None)["members"]:
+    for member in tables.fit_body(fit, None)["members"]:
         assert {member[key] for key in ("params_vs_flops", "loss_at_choice_nats")} == {None}
