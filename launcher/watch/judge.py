@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 
 from launcher.frozen.frozen import Decision
-from launcher.watch import early_warnings, loss_alerts, machine_alerts, pace  # each registers its alerts
+from launcher.watch import (loss_alerts, machine_alerts, pace,)
+from launcher.watch import loss_alerts  # each registers its alerts
 from launcher.watch.alerts import Alert, Commands, Run, alerts
 from launcher.watch.course import Course
 from launcher.watch.liveness import UNKNOWN, Liveness
@@ -158,5 +159,5 @@ def _recent(columns: Columns, name: str) -> float | None:
     return _finite(np.median(values)) if len(values) else None
 
 
-_LOADED = (loss_alerts, early_warnings, machine_alerts)
+_LOADED = (loss_alerts, loss_alerts, machine_alerts)
 """Modules whose alerts are judged, in this order."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from launcher.watch.early_warnings import gradient_growth, part_starts
+from launcher.watch.loss_alerts import gradient_growth, part_starts
 from proxies.core.schedule import Schedule
 
 COSINE = Schedule(kind="cosine", num_steps=1600, warmup_steps=40, final_fraction=0.1)
