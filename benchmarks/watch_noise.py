@@ -40,7 +40,7 @@ from launcher.watch.course import course
 from launcher.watch.judge import judge
 from launcher.watch.rises import RISE_NATS, limit_sds, rise, scales, sight
 from launcher.watch.spikes import spikes
-from launcher.watch.standstill import frozen_loss
+from launcher.watch.loss_alerts import frozen_loss
 
 PHIS, SDS = (0.0, 0.5, 0.9, 0.97, 0.99), (0.02, 0.05, 0.1)
 NUM_STEPS, WARMUP = 4000, 80

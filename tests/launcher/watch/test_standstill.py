@@ -7,7 +7,7 @@ from watched_case import read, write_lines
 
 from launcher.watch.judge import judge
 from launcher.watch.noise import resolution
-from launcher.watch.standstill import LEAST_EQUAL, frozen_loss, stopped
+from launcher.watch.loss_alerts import LEAST_EQUAL, frozen_loss, stopped
 
 
 def alarms(columns):
