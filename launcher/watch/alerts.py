@@ -18,7 +18,7 @@ from launcher.frozen.frozen import Decision
 from launcher.watch.course import Course, course
 from launcher.watch.liveness import UNKNOWN, Liveness
 from launcher.watch.logs.columns import Columns
-from launcher.watch.spikes import Spike, spikes
+from launcher.watch.rises import Spike, spikes
 from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
 

@@ -10,7 +10,7 @@ from launcher.base.metrics import ENDINGS
 from launcher.watch import pace
 from launcher.watch.alerts import Finding, Run, Severity, alert
 from launcher.watch.logs.columns import Columns, Floats
-from launcher.watch.spikes import line_noise
+from launcher.watch.rises import line_noise
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
 """Shares of throughput lost, or of time that a rank takes longer than the others."""

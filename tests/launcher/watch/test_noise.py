@@ -10,7 +10,7 @@ from launcher.watch.follower import headline
 from launcher.watch.judge import judge
 from launcher.watch.noise import learn, mean_variance
 from launcher.watch.rises import RISE_SDS, limit_sds, rise, sight
-from launcher.watch.spikes import spikes
+from launcher.watch.rises import spikes
 
 NUM_STEPS, WARMUP = 2000, 40
 STEPS = np.arange(1.0, NUM_STEPS + 1)
