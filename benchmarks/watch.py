@@ -39,7 +39,7 @@ from watch_curves import BATCH_TOKENS, LADDER, MAIN
 
 from launcher.frozen.frozen import Decision
 from launcher.study.decide import predicted_loss
-from launcher.watch.judge import judge
+from launcher.watch.follower import judge
 from launcher.watch.logs.columns import Columns
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape

@@ -37,7 +37,7 @@ from watch import binomial, told
 
 from launcher.trainer.rollback import MAD_TO_SIGMA
 from launcher.watch.course import course
-from launcher.watch.judge import judge
+from launcher.watch.follower import judge
 from launcher.watch.rises import RISE_NATS, limit_sds, rise, scales, sight
 from launcher.watch.rises import spikes
 from launcher.watch.loss_alerts import frozen_loss

@@ -26,7 +26,7 @@ Drills of `forerun rehearse`, in the order in which they are held. What they are
 
 def alerts_page() -> str:
     """alerts.md."""
-    import launcher.watch.judge  # noqa: F401  (its modules register their kinds)
+    import launcher.watch.follower  # noqa: F401  (its modules register their kinds)
     from launcher.watch.alerts import KINDS, Commands, Finding
 
     finding = Finding(first_step=1, seen="", evidence={})

@@ -1,7 +1,7 @@
 """Alerts: what they are, and the registry of their kinds, which the judgement, the docs and completion read.
 
 A kind is a function of a `Run` under `@alert`: its name, severity, when it is raised and what to run next stand there,
-and nowhere else. The modules `loss_alerts`, `early_warnings` and `machine_alerts` hold them; `launcher.watch.judge`
+and nowhere else. The modules `loss_alerts`, `early_warnings` and `machine_alerts` hold them; `launcher.watch.follower`
 loads all three.
 """
 

@@ -7,7 +7,7 @@ from scipy.signal import lfilter
 
 from launcher.base.policy import SpikePolicy
 from launcher.watch.follower import headline
-from launcher.watch.judge import judge
+from launcher.watch.follower import judge
 from launcher.watch.noise import learn, mean_variance
 from launcher.watch.rises import RISE_SDS, limit_sds, rise, sight
 from launcher.watch.rises import spikes
