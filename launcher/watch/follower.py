@@ -10,7 +10,7 @@ from launcher.base import chronicle
 from launcher.base.talk import duration, say
 from launcher.frozen.frozen import Decision
 from launcher.watch.alerts import Alert, Commands
-from launcher.watch.liveness import liveness_of
+from launcher.watch.pace import liveness_of
 from launcher.watch.logs.readings import Reading, Readings
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -20,7 +20,7 @@ from launcher.watch import (loss_alerts, machine_alerts, pace,)
 from launcher.watch import loss_alerts  # each registers its alerts
 from launcher.watch.alerts import Alert, Commands, Run, alerts
 from launcher.watch.course import Course
-from launcher.watch.liveness import UNKNOWN, Liveness
+from launcher.watch.pace import UNKNOWN, Liveness
 from launcher.watch.logs.columns import Columns
 from launcher.watch.rises import sight
 
