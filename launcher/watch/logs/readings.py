@@ -8,14 +8,181 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-
 from launcher.base import metrics
 from launcher.base.metrics import Ending
 from launcher.watch.logs.columns import Columns
-from launcher.watch.logs.gathering import Gathered, gather
 from launcher.watch.logs.keys import LOSS, PER_DEVICE, STEP, TIME, TOKENS_PER_SECOND, Keys, number
 from launcher.watch.logs.sources import Log, Source
 from proxies.core import canon
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+import numpy as np
+from launcher.base.metrics import ENDINGS
+from launcher.watch.logs.columns import SCALARS, Columns, Floats, headers
+from launcher.watch.logs.keys import LOSS, PER_DEVICE, RECIPROCALS, STEP, UNASKED_STEP, VALIDATION, Keys, number
+from launcher.watch.logs.sources import Row
+
+
+# The rows of a log's files as one run's columns, and what is odd about them.
+#
+# Nothing here is fatal: what cannot be used is left out, counted, and told. Of what one step logged twice, as after a
+# trainer's own resume, the later counts. A run that was rolled back or started again has not made the steps beyond:
+# they go, and are no fault.
+
+_EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
+_TO = {"started": STEP, "rolled_back": "to_step"}
+"""Events after which the steps beyond the one in this field are made anew."""
+_AGAIN, _NULL = "again", "null"
+"""Counts beside a step's columns: its losses after the first, and those that are no numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Gathered:
+    """One run so far, of all its files."""
+
+    columns: Columns
+    names: Mapping[str, str]
+    """Column -> the name that the log has for it."""
+    odd: Mapping[str, int]
+    """What is odd about the log: how often."""
+
+
+class _Steps:
+    """The steps of the run as it is now: of each the last number that a column had."""
+
+    def __init__(self) -> None:
+        self.cells: dict[int, dict[str, float]] = defaultdict(dict)
+        self.ranks: dict[int, list[float]] = {}
+
+    def add(self, step: int, row: Row, names: Mapping[str, str]) -> None:
+        """Take in a row of that step."""
+        cells = self.cells[step]
+        if (loss := names.get(LOSS)) in row:
+            cells[_AGAIN] = cells.get(_AGAIN, 0) + (LOSS in cells)
+            cells[_NULL] = cells.get(_NULL, 0) + (number(row[loss]) is None)
+        for column, name in names.items():
+            if (value := number(row.get(name))) is not None:
+                cells[column] = value
+        if isinstance(times := row.get("rank_seconds"), list) and times:
+            found = [None if isinstance(each, str) else number(each) for each in times]
+            self.ranks[step] = [math.nan if each is None else each for each in found]
+
+    def undo(self, step: int) -> None:
+        """Forget the steps beyond this one."""
+        for known in (self.cells, self.ranks):
+            for each in [each for each in known if each > step]:
+                del known[each]
+
+    def count(self, what: str) -> int:
+        """How often, over all steps."""
+        return int(sum(cells.get(what, 0) for cells in self.cells.values()))
+
+    def losses(self, validated: Mapping[int, float]) -> dict[int, float]:
+        """Steps with a training loss, ascending; NaN is one that is no number.
+
+        Null is how strict JSON writes NaN, but also how a column without a value is written: it counts where no number
+        came after it, and no validation loss stands beside it.
+        """
+        newest = max((step for step, cells in self.cells.items() if LOSS in cells), default=0)
+        found = {}
+        for step, cells in sorted(self.cells.items()):
+            if LOSS in cells or (cells.get(_NULL) and step > newest and step not in validated):
+                loss = cells.get(LOSS, math.nan)
+                found[step] = loss if math.isfinite(loss) else math.nan
+        return found
+
+
+def gather(
+    files: Sequence[Sequence[Row]], keys: Keys, num_steps: int, num_ranks: int, newest_at: float | None
+) -> Gathered:
+    """The run so far.
+
+    Args:
+        files: the rows of each, in order.
+        keys: which names may be which column.
+        num_steps: of the frozen config: beyond is another run, or counts something else.
+        num_ranks: of the frozen config: what is of one device is as many times more.
+        newest_at: when the last line was written, in seconds since 1970.
+    """
+    names = keys.chosen({name for rows in files for row in rows for name in row})
+    odd, made, events = Counter[str](), _Steps(), list[Row]()
+    at, loss = names.get(STEP, ""), names.get(LOSS, "")
+    # As trainers do whose first training loss is of step 0.
+    from_zero = any(step == 0 and loss in row for rows in files for row, step, _ in _stepped(rows, at, loss))
+    for row, step, is_event in (each for rows in files for each in _stepped(rows, at, loss)):
+        if is_event:
+            events.append(row)
+            to = row.get(_TO.get(row["event"], ""))
+            if isinstance(to, int) and 0 <= to <= num_steps:
+                made.undo(to)
+        elif step is None:
+            odd["bad step" if at in row else "no step"] += at in row or loss in row
+        elif at != UNASKED_STEP or loss in row or _says(row, names):
+            done = step + from_zero
+            if from_zero and done == num_steps + 1 and loss not in row:
+                done = num_steps  # what is logged after the last step
+            if 1 <= done <= num_steps:
+                made.add(done, row, names)
+            else:
+                odd["beyond"] += 1
+    odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_NULL)
+    validated = {step: value for step, cells in sorted(made.cells.items())
+                 if math.isfinite(value := cells.get(VALIDATION, math.nan))}  # fmt: skip
+    losses, begun = made.losses(validated), headers(events)
+    rank_steps, rank_seconds = _ranks(made.ranks)
+    columns = Columns(
+        steps=_floats(losses), train_loss_nats=_floats(losses.values()), line_steps=_floats(sorted(made.cells)),
+        validation_steps=_floats(validated), validation_loss_nats=_floats(validated.values()),
+        rank_steps=rank_steps, rank_seconds=rank_seconds,
+        events=events, header=begun[-1] if begun else None, newest_at=newest_at,
+        **{name: _scalar([made.cells[step].get(name, math.nan) for step in losses], names.get(name, ""), num_ranks)
+           for name in SCALARS},
+    )  # fmt: skip
+    return Gathered(columns=columns, names=names, odd=odd)
+
+
+def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int | None, bool]]:
+    """Each row with its step, which it may have from the row before, and whether it is an event.
+
+    The step is None where there is none, or one that is no whole number.
+    """
+    step = None
+    for row in rows:
+        is_event = isinstance(event := row.get("event"), str) and event in _EVENTS and loss not in row
+        if at in row and not is_event:
+            found = number(row[at])
+            step = int(found) if found is not None and found >= 0 and found.is_integer() else None
+        yield row, step, is_event
+
+
+def _says(row: Row, names: Mapping[str, str]) -> bool:
+    """Whether a row says anything of its step."""
+    return any(number(row.get(name)) is not None for column, name in names.items() if column != STEP)
+
+
+def _floats(values: Iterable[float]) -> Floats:
+    return np.array([*values], dtype=np.float64)
+
+
+def _scalar(values: list[float], name: str, num_ranks: int) -> Floats:
+    """[S] The values of a column that has this name, in our units."""
+    found = _floats(values)
+    if name in RECIPROCALS:
+        found = 1 / np.where(found == 0, np.nan, found)
+    return found * (num_ranks if name in PER_DEVICE else 1)
+
+
+def _ranks(times: Mapping[int, list[float]]) -> tuple[Floats, Floats | None]:
+    """[K] and [K, R], R the longest list; None where there is no list."""
+    if not times:
+        return np.empty(0), None
+    steps = sorted(times)
+    table_KR = np.full((len(steps), max(map(len, times.values()))), np.nan)
+    for row, step in enumerate(steps):
+        table_KR[row, : len(times[step])] = times[step]
+    return _floats(steps), table_KR
+
 
 _SENTENCES = {
     "bad step": "{n} lines have a step that is no whole number: they are left out",
