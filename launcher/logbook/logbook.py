@@ -13,10 +13,115 @@ import os
 import pwd
 import re
 from pathlib import Path
-
 from launcher.base import chronicle
-from launcher.logbook.events import Event, events_of
 from proxies.core import canon
+from dataclasses import dataclass
+from typing import Any
+from sweeps.store.errors import StudyMissing, SweepError
+from sweeps.store.ledger import LEDGER_NAME, Ledger
+
+
+# What a study's logbook is made of: dated events of its ledger, its frozen configs, its main run, and its notes.
+#
+# The ledger keeps no times but those at which drivers began: what is recorded after one is dated by it.
+
+RUN_DIR = "run"
+_ATTESTED = {"evidence": "frozen", "parity": "verified", "export": "exported"}
+"""Kinds of attestations that are events, by what their names begin with; a chronicle tells of the others."""
+_VERDICTS = ("coordinates", "fit", "fork", "growth", "pardon")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One line of the logbook, its text as it was written: nothing is said here about what it may hold."""
+
+    at: str
+    """UTC, ISO 8601; whatever else a file says there is not a date."""
+    kind: str
+    text: str
+    digest: str | None = None
+    step: int | None = None
+
+
+def events_of(study_dir: Path) -> list[Event]:
+    """Everything known of a study, in no order."""
+    found = [*_of_ledger(study_dir), *_of_chronicle(study_dir)]
+    for folder in sorted((study_dir / "frozen").glob("*")):
+        if folder.is_dir() and len(folder.name) == canon.ID_LENGTH:
+            found += [*_of_attestations(folder), *_of_chronicle(folder), *_of_chronicle(folder / RUN_DIR)]
+    return found
+
+
+def _of_chronicle(folder: Path) -> list[Event]:
+    try:
+        entries = chronicle.entries(folder)
+    except OSError:
+        return []
+    found = []
+    for entry in entries:
+        author = entry.data.get("author")
+        by = f"{author}: " if isinstance(author, str) else ""
+        found.append(Event(at=entry.at, kind=entry.kind, text=by + entry.text, digest=entry.digest, step=entry.step))
+    return found
+
+
+def _of_attestations(folder: Path) -> list[Event]:
+    from launcher.frozen.launch_file import created_at, read_attestation
+    from launcher.frozen.frozen import TamperedError
+
+    found = []
+    for path in sorted((folder / "attestations").glob("*.json")):
+        kind = _ATTESTED.get(path.stem.partition("-")[0])
+        if kind is None:
+            continue
+        try:
+            body = read_attestation(path, folder.name)
+            at = created_at(path)
+        except (TamperedError, OSError, canon.CanonError) as error:
+            found.append(Event(at="", kind="corrupt", text=str(error), digest=folder.name))
+            continue
+        found.append(Event(at=at, kind=kind, text=_said(path.stem, body), digest=folder.name))
+    return found
+
+
+def _said(name: str, body: dict[str, Any]) -> str:
+    if name == "evidence":
+        gates = [gate for gate in body.get("gates", []) if isinstance(gate, dict)]
+        return "; ".join(f"gate {gate.get('name')} {gate.get('outcome')}" for gate in gates) or "no gates are named"
+    trainer, version = name.partition("-")[2], body.get("version", "")
+    if name.startswith("parity-"):
+        return f"{trainer} {version}: {len(body.get('problems', []))} differences from the frozen numbers"
+    return f"{trainer} {version}".strip() or name
+
+
+def _of_ledger(study_dir: Path) -> list[Event]:
+    if not (study_dir / LEDGER_NAME).exists():
+        return []
+    try:
+        records = Ledger.read(study_dir).records()
+    except StudyMissing:
+        return []
+    except SweepError as error:
+        return [Event(at="", kind="corrupt", text=f"the ledger is left out: {error}")]
+    found: list[Event] = []
+    at = ""
+    for record in records:
+        body: Any = record.body
+        if record.kind == "driver":
+            at = str(body.get("since", ""))
+            found.append(Event(at=at, kind="driver", text=f"pid {body.get('pid')} on {body.get('host')}"))
+        elif record.kind in _VERDICTS:
+            found.append(Event(at=at, kind=record.kind, text=_verdict(record.kind, record.key, body)))
+    return found
+
+
+def _verdict(kind: str, key: str, body: Any) -> str:
+    for name in ("outcome", "status", "reason", "folder"):
+        if isinstance(body, dict) and isinstance(body.get(name), str):
+            said = body[name]
+            return said if kind in ("fit", "pardon", "fork") else f"{key}: {said}"
+    return key[:80]
+
 
 LOGBOOK_FILE = "logbook.md"
 MOST_SHOWN = 1000
