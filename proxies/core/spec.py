@@ -17,7 +17,7 @@ from proxies.core.checks import Checks
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import Hparams
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
-from proxies.core.powers import Ratios
+from proxies.core.rules import Ratios
 from proxies.core.programs import Command, Factory
 from proxies.core.rules import Parametrization, refusals
 from proxies.core.schedule import Schedule

@@ -6,7 +6,7 @@ from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import KINDS
-from proxies.core.powers import Powers, Ratios
+from proxies.core.rules import Powers, Ratios
 from proxies.core.rules import (
     NAMES,
     PRESETS,
