@@ -10,7 +10,7 @@ from watched_case import NUM_STEPS, loss_at, write_events, write_lines, write_ru
 from launcher.base import chronicle
 from launcher.trainer.rollback import ROLLBACKS_FILE
 from proxies.core import canon
-from proxies.external import json_lines
+from proxies.external import metric_files
 
 
 def look(frozen, where):
@@ -52,7 +52,7 @@ ODD = {
 
 @pytest.mark.parametrize("what", ODD)
 def test_what_is_odd_is_told_and_is_not_fatal(frozen, tmp_path, what, monkeypatch):
-    monkeypatch.setattr(json_lines, "MAX_PENDING_BYTES", 2**16)  # in place of 64 MiB
+    monkeypatch.setattr(metric_files, "MAX_PENDING_BYTES", 2**16)  # in place of 64 MiB
     make, wanted, note = ODD[what]
     code, body, text = look(frozen, make(tmp_path / "log.jsonl"))
     assert code == wanted, text
