@@ -13,7 +13,7 @@ from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from proxies.external.construction import Build, FactoryError, name_of, outline, takes_forward
 from proxies.external.roles import Roles, roles_of
-from proxies.external.spreads import Spread, spreads
+from proxies.external.construction import Spread, spreads
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
 _EMBEDDING_KEY = next(one.name for one in HYPERPARAMETERS.values() if one.multiplies == "embedding")

@@ -14,7 +14,7 @@ from proxies.core.checks import SpecError
 from proxies.core.numbers import Kind
 from proxies.core.shape import Shape
 from proxies.external.construction import Build, FactoryError, name_of, outline
-from proxies.external.spreads import Spread, block_prefixes, group_of, spreads
+from proxies.external.construction import Spread, block_prefixes, group_of, spreads
 from proxies.parametrization.parametrization import delta_shape, width_multipliers
 import dataclasses
 from collections.abc import Callable
