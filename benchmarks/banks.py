@@ -48,7 +48,7 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import TokenStore
-from proxies.model import rotary
+from proxies.model import decoder
 from proxies.training.bank import Bank
 from proxies.training.built import our_model
 from proxies.training.solo import Solo
@@ -138,12 +138,12 @@ def vmapped(store: TokenStore, width: int, num_slots: int, *, compiled: bool) ->
     if compiled:
         gradients_of = torch.compile(gradients_of, fullgraph=True, dynamic=False)
     head_dim, done = 16, 0
-    tables = rotary._rotary_tables(SEQ_LEN, width // head_dim, head_dim, torch.device("cpu"), torch.float32)
+    tables = decoder._rotary_tables(SEQ_LEN, width // head_dim, head_dim, torch.device("cpu"), torch.float32)
     fixed = lambda *_: tables  # noqa: E731 (a constant of a compiled graph cannot pass through vmap)
 
     def steps(count: int) -> None:
         torch.set_float32_matmul_precision("highest")
-        with mock.patch.object(rotary, "_constant_tables", fixed):
+        with mock.patch.object(decoder, "_constant_tables", fixed):
             for _ in range(count):
                 step()
 

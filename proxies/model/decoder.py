@@ -13,15 +13,142 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-
 from proxies.core.shape import Shape
-from proxies.model.fused_loss import fused_token_loss
-from proxies.model.rotary import rotate
+from functools import lru_cache
+from torch import Tensor
+from typing import Any
+from torch.autograd.function import once_differentiable
+
+
+# Cross-entropy from hidden states and the readout's weight, by parts: a batch's logits are never whole in memory.
+#
+# The forward pass computes each part's loss and its gradients at once, so a part's logits are made once and dropped,
+# and what stays is the gradient of the hidden states and of the weight. With p the softmax of a token's logits W h, y
+# its target and N tokens, the gradient of the mean loss by the logits is (p - one_hot(y)) / N; by h it is W^T times
+# that, by W its outer product with h, summed over tokens. With a leading K every trial is its own; its numbers do not
+# depend on the others'.
+
+PART_LOGITS = {"cpu": 2**18, "cuda": 2**26}
+"""Logits of one part, all trials together: what stays in a core's cache, and what fills a GPU."""
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Mean losses [K] whose gradients were computed with them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_KND: Tensor, weight_KVD: Tensor, targets_KN: Tensor, part_tokens: int) -> Tensor:
+        num_tokens = hidden_KND.shape[1]
+        # Sums of many parts: in float32 at least.
+        total_K = torch.zeros(len(hidden_KND), dtype=_wide_of(hidden_KND), device=hidden_KND.device)
+        d_weight_KVD = torch.zeros_like(weight_KVD, dtype=_wide_of(weight_KVD))
+        d_hidden = []
+        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part_tokens):
+            logits_KNV = h_KND @ weight_KVD.mT
+            surprise_KN1, log_shares_KNV = _surprise(logits_KNV, y_KN)
+            total_K += surprise_KN1.sum(dim=(1, 2))
+            d_logits_KNV = log_shares_KNV.exp_().scatter_add_(2, y_KN[..., None], -torch.ones_like(surprise_KN1))
+            d_logits_KNV = d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)
+            d_hidden.append((d_logits_KNV @ weight_KVD).to(hidden_KND.dtype))
+            d_weight_KVD += d_logits_KNV.mT @ h_KND
+        ctx.save_for_backward(torch.cat(d_hidden, dim=1), d_weight_KVD.to(weight_KVD.dtype))
+        return total_K / num_tokens
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_losses_K: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        d_hidden_KND, d_weight_KVD = ctx.saved_tensors
+        share_K11 = d_losses_K[:, None, None]
+        return (
+            d_hidden_KND * share_K11.to(d_hidden_KND.dtype),
+            d_weight_KVD * share_K11.to(d_weight_KVD.dtype),
+            None,
+            None,
+        )
+
+
+def fused_token_loss(
+    hidden_KND: Tensor, weight_KVD: Tensor, targets_KBT: Tensor, *, part_tokens: int | None = None
+) -> Tensor:
+    """`decoder.token_loss` of the logits `hidden @ weight^T`: mean nats per token, [K], or a scalar without K.
+
+    Args:
+        hidden_KND: what the readout is applied to, any multiplier included; [N, D] without K.
+        weight_KVD: the readout's, tied or not; [V, D] without K.
+        targets_KBT: token ids [K, B, T], N = B * T; [B, T] without K.
+        part_tokens: tokens per trial whose logits are made at once; None: by `PART_LOGITS`.
+    """
+    if hidden_KND.dim() == 2:
+        return fused_token_loss(hidden_KND[None], weight_KVD[None], targets_KBT[None], part_tokens=part_tokens)[0]
+    num_trials, vocab_size, _ = weight_KVD.shape
+    part = part_tokens or max(1, PART_LOGITS[hidden_KND.device.type] // (num_trials * vocab_size))
+    targets_KN = targets_KBT.flatten(1)
+    if torch.is_grad_enabled():
+        losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part)  # type: ignore[no-untyped-call]
+        return losses_K
+    sums = [
+        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=(1, 2))
+        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
+    ]
+    return torch.stack(sums).sum(dim=0) / targets_KN.shape[1]
+
+
+def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tuple[Tensor, Tensor]]:
+    return zip(torch.split(hidden_KND, part_tokens, dim=1), torch.split(targets_KN, part_tokens, dim=1), strict=True)
+
+
+def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's loss, [K, N, 1] nats, and the logarithms of all shares, in float32 at least."""
+    log_shares_KNV = logits_KNV.to(_wide_of(logits_KNV)).log_softmax(dim=-1)
+    return -log_shares_KNV.gather(2, targets_KN[..., None]), log_shares_KNV
+
+
+def _wide_of(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+# Rotary position embedding (arXiv 2104.09864), halves paired as in Llama's code.
+
+ROPE_BASE = 10_000.0  # arXiv 2104.09864
+
+
+@lru_cache(maxsize=8)
+def _rotary_tables(seq_len: int, num_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cosines and signed sines, [2, T, H, E]: no buffer, which `to_empty` would leave unset."""
+    with torch.inference_mode(False):  # the cache outlives the mode, and its tensors could not enter a backward pass
+        frequencies_E = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim)
+        angles_TE = torch.arange(seq_len, device=device, dtype=torch.float64)[:, None] * frequencies_E
+        cos_TE, sin_TE = angles_TE.cos().to(dtype), angles_TE.sin().to(dtype)
+        tables_TE = torch.stack((torch.cat((cos_TE, cos_TE), dim=-1), torch.cat((-sin_TE, sin_TE), dim=-1)))
+        return tables_TE[:, :, None].repeat(1, 1, num_heads, 1)
+
+
+def _constant_tables(seq_len: int, num_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Compiled, the tables are a constant of the graph: no float64 cosines at every step.
+    return _rotary_tables(seq_len, num_heads, head_dim, device, dtype)
+
+
+# As `torch.compiler.assume_constant_result` marks it, which loads the compiler: two seconds of every verb with torch.
+_constant_tables._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def rotate(x_BTHE: Tensor, most_heads: int | None = None) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864), halves paired: [B, T, H, E] to the same, in float32 at least.
+
+    Whole rows at a time, halves swapped by a roll: half rows of a few floats cost a CPU ten times as much. And on a CPU
+    the tables are written out for every head, `most_heads` where keys have fewer than queries, so that a model has one
+    pair of them: a loop over one head's few floats costs it twice as much.
+    """
+    x_BTHE = x_BTHE.to(torch.promote_types(x_BTHE.dtype, torch.float32))
+    _, seq_len, num_heads, head_dim = x_BTHE.shape
+    table_heads = (most_heads or num_heads) if x_BTHE.device.type == "cpu" else 1
+    tables_2THE = _constant_tables(seq_len, table_heads, head_dim, x_BTHE.device, x_BTHE.dtype)
+    cos_THE, sin_THE = tables_2THE[:, :, :num_heads].unbind()
+    return torch.addcmul(x_BTHE * cos_THE, x_BTHE.roll(head_dim // 2, -1), sin_THE)
+
 
 Checkpointing = bool | Literal["selective"]
 """Compute again nothing, all (True), or all but products of matrices and attention."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from proxies.model.decoder import NORM_EPS
-from proxies.model.rotary import ROPE_BASE
+from proxies.model.decoder import ROPE_BASE
 
 
 def rotated(x_BTHE):

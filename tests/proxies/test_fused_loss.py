@@ -7,9 +7,9 @@ import torch
 from model_cases import FAMILIES, filled, token_ids
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxies.model import fused_loss
+from proxies.model import decoder
 from proxies.model.decoder import Decoder, Multipliers, token_loss
-from proxies.model.fused_loss import fused_token_loss
+from proxies.model.decoder import fused_token_loss
 
 K, B, T, D, V = 3, 2, 5, 6, 11
 CASES = [(lead, part) for lead in ((K,), ()) for part in (1, 4, None)]
@@ -46,13 +46,13 @@ def test_the_comparison_can_fail(monkeypatch):
     """Planted: the target's share is not taken off in the last part."""
     hidden, weight, targets = case((K,))
     plain = results(lambda h, w: token_loss(h @ w.mT, targets), hidden, weight, 1.0)
-    real = fused_loss._parts
+    real = decoder._parts
 
     def careless(hidden, targets, part):
         for h, y in real(hidden, targets, part):
             yield (h, y) if h.shape[1] == part else (h, (y + 1) % V)
 
-    monkeypatch.setattr(fused_loss, "_parts", careless)
+    monkeypatch.setattr(decoder, "_parts", careless)
     fused = results(lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), hidden, weight, 1.0)
     assert all((ours - wanted).abs().max() > 1e-3 for ours, wanted in zip(fused, plain, strict=True))
 
@@ -61,7 +61,7 @@ def test_the_comparison_can_fail(monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_models_gradients_are_those_of_the_plain_loss(family, tied, num_trials, monkeypatch):
     """Output multipliers and tied matrices included, in several parts."""
-    monkeypatch.setitem(fused_loss.PART_LOGITS, "cpu", 200)
+    monkeypatch.setitem(decoder.PART_LOGITS, "cpu", 200)
     shape = dataclasses.replace(FAMILIES[family], tied=tied)
     lead = () if num_trials is None else (num_trials,)
     outputs = torch.tensor([1.0, 4.0, 0.25], dtype=torch.float64)[:, None, None] if lead else 0.5
@@ -92,7 +92,7 @@ class Sizes(TorchDispatchMode):
 def test_logits_are_never_whole_in_memory(monkeypatch):
     """In the forward pass, in the backward pass, in validation; planted: the plain loss, whose logits are."""
     shape = dataclasses.replace(FAMILIES["llama"], vocab_size=4096)
-    monkeypatch.setitem(fused_loss.PART_LOGITS, "cpu", 4 * 2 * 4096)
+    monkeypatch.setitem(decoder.PART_LOGITS, "cpu", 4 * 2 * 4096)
     ids, whole = token_ids(2, 8), 2 * 8 * shape.seq_len * 4096
     largest = {}
     for fused in (True, False):

@@ -18,7 +18,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
-from proxies.model.rotary import ROPE_BASE
+from proxies.model.decoder import ROPE_BASE
 
 ACCELERATE = {"5.23.0": "1.15.0"}
 """The version of accelerate that each known one of transformers was verified with."""

@@ -33,7 +33,7 @@ from launcher.exporters.fidelity import rank_sequences
 from launcher.exporters.trainers.megatron_lm_numbers import Flags, Scheduler
 from launcher.frozen.frozen import Decision
 from proxies.model.decoder import NORM_EPS
-from proxies.model.rotary import ROPE_BASE
+from proxies.model.decoder import ROPE_BASE
 
 
 # The decision as Megatron-LM's command line: every argument but the paths of a run.

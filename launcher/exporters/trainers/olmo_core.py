@@ -21,7 +21,7 @@ from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
-from proxies.model.rotary import ROPE_BASE
+from proxies.model.decoder import ROPE_BASE
 
 VERSIONS = ("3.0.0",)
 MODULE = "forerun_olmo_core"

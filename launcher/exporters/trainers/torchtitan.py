@@ -19,7 +19,7 @@ from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
-from proxies.model.rotary import ROPE_BASE
+from proxies.model.decoder import ROPE_BASE
 
 VERSIONS = ("0.3.0",)
 MODULE = "forerun_torchtitan"

@@ -16,7 +16,7 @@ from launcher.frozen.frozen import Parallelism
 from launcher.trainer.ranks import device_mesh
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
-from proxies.model import rotary
+from proxies.model import decoder
 from proxies.model.decoder import Block, Decoder, Multipliers, token_loss
 
 
@@ -35,12 +35,12 @@ FEW_TOKENS = shape_of(4, 1024, 16, 16, 4096, 50_000, 64)
 @contextlib.contextmanager
 def fake_ranks(count):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
-    rotary._rotary_tables.cache_clear()
+    decoder._rotary_tables.cache_clear()
     try:
         yield
     finally:
         dist.destroy_process_group()
-        rotary._rotary_tables.cache_clear()  # of fake tensors: nobody else may have them
+        decoder._rotary_tables.cache_clear()  # of fake tensors: nobody else may have them
 
 
 def tracked(shape, degrees, precision, num_sequences, num_microbatches):
