@@ -15,7 +15,7 @@ from proxies.core.canon import Json
 from proxies.core.failures import classify
 from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
-from proxies.training.memory import give_back_memory
+from proxies.training.torch_device import give_back_memory
 from sweeps.run.pool import Advance, Advanced, Finished
 from sweeps.store.sites import RESUMED, WHERE, site
 import torch

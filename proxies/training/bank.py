@@ -32,7 +32,7 @@ from proxies.parametrization.parametrization import (
     parameter_table,
     stack_forward_numbers,
 )
-from proxies.training.memory import keep_freed_memory
+from proxies.training.torch_device import keep_freed_memory
 from proxies.training.outcome import Progress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, captured, resumed
 from proxies.training.torch_device import set_arithmetic

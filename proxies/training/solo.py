@@ -32,7 +32,7 @@ from proxies.model.optimizer import (
     torch_optimizer,
 )
 from proxies.training.built import BuiltModel, OurModel, our_model
-from proxies.training.memory import keep_freed_memory
+from proxies.training.torch_device import keep_freed_memory
 from proxies.training.outcome import Progress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
 from proxies.training.torch_device import set_arithmetic
