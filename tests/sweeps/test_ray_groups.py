@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeps.ray.groups import counted, dealt
+from sweeps.ray.pool import counted, dealt
 from sweeps.ray.nodes import Place, room
 
 TWO = {"a": {"CPU": 8.0, "GPU": 2.0}, "b": {"CPU": 2.0, "GPU": 1.0}, "c": {"CPU": 4.0}}
