@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py --json benchmarks/results/growth.json
 
-1. Growth: `sweeps.run.drive` with a `SearchSource`, the ledger and the curves on disk, each durable; a process per
+1. Growth: `sweeps.run.driver` with a `SearchSource`, the ledger and the curves on disk, each durable; a process per
    sampler. Told per block of trials: the driver's processor time and wall time a trial, without the objective's own; of
    it, the suggestion's; the process's largest memory; the time to read the ledger again, and to go on from it. Wall
    time is mostly the disk's. Beside it plain Optuna in memory, ask and tell, with the same sampler: no ledger, no
@@ -40,7 +40,7 @@ from sweep_fakes import make_spec
 
 from proxies.core import canon
 from proxies.core.spec import Curve, RunResult, RunSpec
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.pool import Advance, Advanced, Finished, Report, carry_out
 from sweeps.search import samplers
 from sweeps.search.source import Search, SearchSource

@@ -52,7 +52,7 @@ def drive_trivial(study: Path, num_trials: int, out: Path) -> None:
     from sweep_fakes import make_spec
 
     from sweeps.ray.pool import RayPool
-    from sweeps.run.drive import drive
+    from sweeps.run.driver import drive
     from sweeps.search.source import Search, SearchSource
     from sweeps.search.space import search_space
     from sweeps.store.ledger import Ledger

@@ -18,7 +18,7 @@ from launcher.study.gates import Gate, worst
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import RunSpec
-from sweeps.run.drive import HANG_SECONDS
+from sweeps.run.driver import HANG_SECONDS
 from sweeps.run.reruns import carried_out, compare, where
 from sweeps.store.errors import PoolDead, SweepError
 from sweeps.store.sites import HOST, PROCESS

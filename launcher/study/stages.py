@@ -36,7 +36,7 @@ from proxies.core import canon
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from sweeps.run.budget import Budget, Caps, record_driven
-from sweeps.run.drive import GRACE_SECONDS, drive
+from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.pool import Pool
 from sweeps.search.source import Source, StaticSource
 from sweeps.store.errors import BudgetSpent, SweepError

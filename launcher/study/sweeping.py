@@ -31,7 +31,7 @@ def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[R
     """Run what the search lacks; returns at once where it has ended.
 
     Raises:
-        SweepError: see `sweeps.run.drive`; what is recorded stands.
+        SweepError: see `sweeps.run.driver`; what is recorded stands.
     """
     while True:
         if ended_losses(study, ledger) is None:

@@ -67,7 +67,7 @@ class Crew:
     def __init__(
         self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: Leases, clock: Callable[[], float]
     ) -> None:
-        """Arguments as in `sweeps.run.drive`."""
+        """Arguments as in `sweeps.run.driver`."""
         self._pool, self._num_slots_for, self._leases, self._clock = pool, num_slots_for, leases, clock
         self.workers = [Worker() for _ in range(pool.num_workers)]
         self._looked_at = clock()

@@ -111,7 +111,7 @@ def carried_out(
     """The outcome of a run carried out alone on worker `index`; or why there is none, after `max_attempts`.
 
     `num_microbatches` are those of the first time: its batches did not fit in fewer. The others as in
-    `sweeps.run.drive`; `check`, called a few times a second, raises what ends the work.
+    `sweeps.run.driver`; `check`, called a few times a second, raises what ends the work.
     """
     crew = Crew(pool, lambda spec: spec.numerics.num_slots, Leases(hang_seconds), clock)
     held = Attempt(

@@ -97,7 +97,7 @@ class StaticSource:
     """A list of runs. Banks hold runs of one key, so they come key by key, the costliest first: it ends the sooner."""
 
     def __init__(self, specs: Iterable[RunSpec], bank_key_for: Callable[[RunSpec], str]) -> None:
-        """`bank_key_for` as in `sweeps.run.drive`."""
+        """`bank_key_for` as in `sweeps.run.driver`."""
         costs: dict[str, int] = {}
         runs = list(specs)
         for spec in runs:

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.study.stages import bank_key
 from launcher.workers.host import HostFactory
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search.source import StaticSource
 from sweeps.store.ledger import Ledger

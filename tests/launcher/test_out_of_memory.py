@@ -18,7 +18,7 @@ CHILD = """
     from launcher.workers.host import HostFactory
     from launcher.study.stages import bank_key
     from proxies.core.spec import Numerics
-    from sweeps.run.drive import drive
+    from sweeps.run.driver import drive
     from sweeps.store.ledger import Ledger
     from sweeps.run.pool import InlinePool
     from sweeps.search.source import StaticSource

@@ -8,7 +8,7 @@ from pathlib import Path
 from spaces import SPACE
 from sweep_fakes import FakeHostFactory, bank_key, make_run, num_slots
 
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search.source import Search, SearchSource
 from sweeps.store.ledger import Ledger

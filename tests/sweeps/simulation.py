@@ -33,9 +33,9 @@ from sweep_fakes import bank_key, make_spec, num_slots, outcome, pruned_outcome
 
 from proxies.core import canon
 from proxies.core.spec import RunSpec
-from sweeps.run import drive as drive_module
+from sweeps.run import driver
 from sweeps.run import driver as driver_module
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.losses import MOST_IN_A_ROW, Loss
 from sweeps.run.pool import Finished, Report
 from sweeps.search import pruning as pruner_module
@@ -481,7 +481,7 @@ def faked(world):
             (ledger_module, "DriverLock", Lock),
             (driver_module, "store_curve", disk.store_curve),
             (driver_module, "drop_checkpoints", disk.drop_checkpoints),
-            (drive_module, "drop_stale_checkpoints", disk.drop_stale_checkpoints),
+            (driver, "drop_stale_checkpoints", disk.drop_stale_checkpoints),
             (driver_module, "saved_step", lambda _, run_id: disk.newest(run_id)),
             (driver_module, "oom_kills", lambda: 0),
             (pruner_module, "rungs", rungs),

@@ -106,7 +106,7 @@ def make_run(point):
 
 def drive_study(study_dir, num_trials, num_workers):
     """A driver: the search from where it stands, until it is done. What was told is noted, and what it took."""
-    from sweeps.run.drive import drive
+    from sweeps.run.driver import drive
     from sweeps.search.source import Search, SearchSource
     from sweeps.search.space import search_space
     from sweeps.store.ledger import Ledger

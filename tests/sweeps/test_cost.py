@@ -6,7 +6,7 @@ from soak_case import TrivialHost
 from spaces import SPACE
 from sweep_fakes import bank_key, make_run, num_slots
 
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search import samplers
 from sweeps.search.source import Search, SearchSource

@@ -15,7 +15,7 @@ from sweep_fakes import (
 from proxies.core import canon
 from proxies.core.spec import RunSpec
 from sweeps.run.crew import FLOOR_SECONDS, Leases
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool, Report
 from sweeps.search.source import Signal, StaticSource
 from sweeps.store.errors import RunsFail

@@ -12,7 +12,7 @@ import sweep_fakes
 from simulation import BrokenPromiseError, KilledError, PowerLossError, simulate, study_folder
 from spaces import SPACE
 
-from sweeps.run import drive as drive_module
+from sweeps.run import driver
 from sweeps.run import driver as driver_module
 from sweeps.run import losses, pool
 from sweeps.search.pruning import SearchPruner
@@ -221,7 +221,7 @@ def checkpoint_dropped_first(patch):
 
 
 def checkpoints_left(patch):
-    patch.setattr(drive_module, "drop_stale_checkpoints", lambda *_: None)
+    patch.setattr(driver, "drop_stale_checkpoints", lambda *_: None)
     patch.setattr(simulation, "faked", without_dropping(simulation.faked))
 
 

@@ -16,7 +16,7 @@ from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_s
 from sweeps.ray import own as ray_own
 from sweeps.ray import start as ray_start
 from sweeps.ray.pool import RayPool
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search.source import StaticSource
 from sweeps.store.errors import PoolDead

@@ -15,7 +15,7 @@ from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_s
 from sweeps.ray import start as ray_start
 from sweeps.ray.nodes import Place
 from sweeps.ray.pool import RayPool
-from sweeps.run.drive import drive
+from sweeps.run.driver import drive
 from sweeps.run.pool import Advance
 from sweeps.search.source import StaticSource
 from sweeps.store.errors import ClusterUnfit, PoolDead

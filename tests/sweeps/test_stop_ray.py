@@ -22,7 +22,7 @@ SCRIPT = """
     sys.path.insert(0, {here!r})
     from pathlib import Path
     from sweep_fakes import FakeHostFactory, bank_key, make_specs, num_slots
-    from sweeps.run.drive import drive
+    from sweeps.run.driver import drive
     from sweeps.store.ledger import Ledger
     from sweeps.ray.pool import RayPool
     from sweeps.search.source import StaticSource
