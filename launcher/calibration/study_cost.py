@@ -17,7 +17,7 @@ from launcher.plan.study import Study
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
-from sweeps.run.cores import num_cores
+from sweeps.run.pool import num_cores
 from sweeps.search.growth import PROBES
 from sweeps.search.space import Params
 import math

@@ -24,7 +24,7 @@ from sweeps.ray import start as ray_start
 from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
 from sweeps.ray.own import Environment, OwnFolder
 from sweeps.ray.start import Head, Patience
-from sweeps.run.cores import num_cores
+from sweeps.run.pool import num_cores
 from sweeps.run.pool import Advance, HostFactory, Report
 from sweeps.store.errors import ClusterUnfit, PoolDead
 from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from sweeps.run.cores import num_cores
+from sweeps.run.pool import num_cores
 
 
 @pytest.mark.parametrize(
