@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sweep_fakes import make_specs, outcome
 
-from sweeps.store import salvage
+from sweeps.store import repair
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import LedgerCorrupt
 from sweeps.store.ledger import LEDGER_NAME, Ledger
@@ -48,8 +48,8 @@ def flip_all(study, records, mask, positions=None):
             verdict = read(study, records)
             verdicts[verdict] += 1
             if verdict == "refused":
-                rows = salvage.rows(path.read_bytes())
-                saved = salvage.intact(rows) | dict(enumerate(salvage.longest_chain(rows)))
+                rows = repair.rows_in(path.read_bytes())
+                saved = repair.intact_records(rows) | dict(enumerate(repair.longest_chain(rows)))
                 assert saved.items() <= whole.items(), "saved a record that never was"
                 most_lost = max(most_lost, len(records) - len(saved))
             os.pwrite(file.fileno(), content[position : position + 1], position)

@@ -10,7 +10,7 @@ import pytest
 from sweep_fakes import make_specs, outcome, pruned_outcome
 
 from proxies.core.spec import Run
-from sweeps.store import salvage
+from sweeps.store import repair as repair_module
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew
 from sweeps.store.ledger import LEDGER_NAME, Ledger
@@ -185,8 +185,8 @@ def test_any_flipped_byte_costs_one_record_at_most(written):
     for _ in range(400):
         broken = bytearray(content)
         broken[rng.randrange(len(content))] ^= rng.choice((0x01, 0x80, 0xFF))
-        rows = salvage.rows(bytes(broken))
-        intact, kept = salvage.intact(rows), salvage.longest_chain(rows)
+        rows = repair_module.rows_in(bytes(broken))
+        intact, kept = repair_module.intact_records(rows), repair_module.longest_chain(rows)
         assert intact.items() <= whole.items(), "a record that never was"
         assert tuple(kept) == records[: len(kept)]
         assert len({*intact, *range(len(kept))}) >= len(records) - 1
