@@ -21,7 +21,7 @@ from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
 from sweeps.run.reruns import carried_out, compare, where
 from sweeps.store.errors import PoolDead, SweepError
-from sweeps.store.sites import HOST, PROCESS
+from sweeps.store.checkpoints import HOST, PROCESS
 
 if TYPE_CHECKING:
     from sweeps.run.pool import Pool

@@ -17,7 +17,7 @@ from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.torch_device import give_back_memory
 from sweeps.run.pool import Advance, Advanced, Finished
-from sweeps.store.sites import RESUMED, WHERE, site
+from sweeps.store.checkpoints import RESUMED, WHERE, site
 import torch
 
 if TYPE_CHECKING:
