@@ -21,7 +21,7 @@ from command_cases import command
 from main_run import tiny_decision, write_corpus
 from sweep_fakes import make_spec, outcome
 
-import transfer.tables.sheet
+import transfer.tables.cells
 from launcher.frozen.launch_file import attest, read_attestation
 from launcher.frozen.frozen import FrozenError, TamperedError
 from launcher.frozen.launch_file import read_launch, write_launch
@@ -173,9 +173,9 @@ def judged_fit(path):
 
 
 def judged_sheet(path):
-    sheet = transfer.tables.sheet.read_sheet(path, ("width", "lr", "loss"))
+    sheet = transfer.tables.cells.read_sheet(path, ("width", "lr", "loss"))
     if not {"width", "lr", "loss"} <= set(sheet.names):
-        raise transfer.tables.sheet.TableError(path, ["no columns"])
+        raise transfer.tables.cells.TableError(path, ["no columns"])
 
 
 READERS = {
@@ -200,7 +200,7 @@ READERS = {
     "metrics tensorboard": ("events.out.tfevents.1", metrics("tensorboard"), MetricsError),
     **{f"runs {kind}": (f"runs.{kind}", judged_fit, table_files.FormatError)
        for kind in ("csv", "jsonl", "parquet")},
-    **{f"table {kind}": (f"table.{kind}", judged_sheet, transfer.tables.sheet.TableError)
+    **{f"table {kind}": (f"table.{kind}", judged_sheet, transfer.tables.cells.TableError)
        for kind in ("csv", "jsonl", "parquet")},
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.answers.judged import judge_table
 from transfer.question import TransferError
-from transfer.tables.sheet import TableError
+from transfer.tables.cells import TableError
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from transfer.tables.sheet import TableError
+from transfer.tables.cells import TableError
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from transfer.tables.sheet import TableError
+from transfer.tables.cells import TableError
 
 
 def test_runs_become_points(read):

@@ -11,7 +11,7 @@ from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
 from proxies.core.table_files import Cells
 from transfer.question import AXES, Axis, Hyperparameter
 from transfer.tables.cells import plain
-from transfer.tables.sheet import TableError
+from transfer.tables.cells import TableError
 
 _Name = TypeVar("_Name", bound=str)
 

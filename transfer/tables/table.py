@@ -8,12 +8,12 @@ from proxies.core.table_files import Cells
 from transfer.question import Axis, Hyperparameter, Point
 from transfer.tables import cells
 from transfer.tables.columns import KNOWN, Columns, find_columns, what_to_judge
-from transfer.tables.sheet import TableError, read_sheet
+from transfer.tables.cells import TableError, read_sheet
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from transfer.question import AXES, Axis
 from transfer.tables.cells import shown
-from transfer.tables.sheet import TableError
+from transfer.tables.cells import TableError
 
 
 # Runs that are alike in all but one axis and one hyperparameter.
