@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import machine
 
-from launcher.calibration.calibrating import asking, groups_of
-from launcher.calibration.calibrating import Bench, choose
+from launcher.calibration.calibrating import Bench, asking, choose, groups_of
 from launcher.plan.calibration_records import Calibration, Work, mode_name
 from launcher.plan.study import Study
 from launcher.study.opening import plan_study

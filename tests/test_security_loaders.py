@@ -22,9 +22,8 @@ from main_run import tiny_decision, write_corpus
 from sweep_fakes import make_spec, outcome
 
 import transfer.tables.cells
-from launcher.frozen.launch_file import attest, read_attestation
 from launcher.frozen.frozen import FrozenError, TamperedError
-from launcher.frozen.launch_file import read_launch, write_launch
+from launcher.frozen.launch_file import attest, read_attestation, read_launch, write_launch
 from launcher.plan.file import PlanError, load_plan
 from launcher.trainer.checkpoints import CheckpointError, newest_good
 from proxies.core import table_files

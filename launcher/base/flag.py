@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import contextlib
 import ctypes
 import signal
-
+import time
 
 # Processes that die with their parent: none may write on where a new attempt writes, or be left alone on a machine.
 

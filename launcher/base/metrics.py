@@ -21,10 +21,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.external.growing import Growing
-
 
 # A run's `metrics.jsonl`, followed while it is written, also over rewinds. Standard library only.
 

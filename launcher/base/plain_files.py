@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-from pathlib import Path
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
 from launcher.base import chronicle, metrics
 from launcher.base.talk import say
-
 
 # Where a run's checkpoints lie, which of them are complete, by their names alone, and what is said of one that is not
 # gone on from. Standard library only.

@@ -15,8 +15,8 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.base.plain_files import CHECKPOINTS
 from launcher.base.metrics import Following
+from launcher.base.plain_files import CHECKPOINTS
 from launcher.base.talk import duration
 from proxies.core.canon import Json
 

@@ -6,31 +6,25 @@ What is recorded is never measured again: it is part of which runs the study ask
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
+
 from launcher.base.talk import duration, say
 from launcher.calibration.study_cost import runs_of
-from launcher.plan.calibration_records import Asked, Calibration, Part, Work, mode_name
+from launcher.plan.calibration_records import MOST_SLOTS, Asked, Calibration, Figure, Part, Work, mode_name
 from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.failures import Cause
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
-from proxies.training.calibration import Answer, Probe
+from proxies.training.calibration import MARGIN, STEP, Answer, Probe, Rate, surely
 from sweeps.run.pool import Advance, Pool
 from sweeps.store.errors import LedgerCorrupt, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from launcher.base.talk import duration
-from launcher.plan.calibration_records import MOST_SLOTS, Asked, Calibration, Figure, Work, mode_name
-from proxies.core.spec import Numerics
-from proxies.training.calibration import MARGIN, STEP, Answer, Rate, surely
-
 
 # Which numerics a group of runs gets, by what workers measured of it. The rule alone: no clock, no torch.
 #

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
 from launcher.estimates.layout import planned_parallelism
-from launcher.estimates.main_run import MainRun
 from launcher.estimates.machine import Span, added, exactly, gpu_hours
+from launcher.estimates.main_run import MainRun
 from launcher.estimates.utilization import PROXY_MFU
 from launcher.experiments.conventions import num_tie_runs
 from launcher.experiments.ladder import ladder_runs, stage_specs
 from launcher.experiments.sweep_grids import first_runs, warmup_runs
 from launcher.experiments.transferred import target_guess
-from launcher.plan.calibration_records import Part
+from launcher.plan.calibration_records import Asked, Calibration, Part
 from launcher.plan.study import Study
+from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from sweeps.run.pool import num_cores
 from sweeps.search.growth import PROBES
 from sweeps.search.space import Params
-import math
-from dataclasses import dataclass
-from launcher.estimates.machine import Span
-from launcher.plan.calibration_records import Asked, Calibration, Part
-from proxies.core.flops import flops_per_token
-
 
 # What workers make of proxies: as measured by a calibration, or as assumed of any core.
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from launcher.doctor.findings import Finding, warn
+from launcher.doctor.findings import Finding, found, judge_names, warn
 from launcher.doctor.folders import check_folder
 from launcher.doctor.libraries import Imported, judge_library, judge_python, needed, try_imports, version_of
 from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
-from launcher.doctor.findings import found, judge_names
 
 _AGAIN = "mend the lines above, then `forerun doctor` again"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
-import importlib.util
 from pathlib import Path
-
+from typing import Literal
 
 # Whether our packages' names lead to our own code: `sweeps` is also a package of W&B's, and any folder may shadow one.
 #

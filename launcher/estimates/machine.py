@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
 from launcher.base import reference
 from launcher.base.reference import Published
-from proxies.core.checks import Checks, SpecError
-from collections.abc import Iterable
 from proxies.core.canon import Json
+from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import Convention
-
 
 # A number with the ends between which it may lie; and hours of accelerators as such numbers. Standard library only.
 #

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from typing import cast
+
+from launcher.base.policy import Recomputed
 from launcher.estimates.layout import layout_problems, microbatches
-from launcher.estimates.machine import Given, Machine, machine_of
-from launcher.estimates.machine import MFU_CONVENTION, Span, exactly, gpu_hours
+from launcher.estimates.machine import MFU_CONVENTION, Given, Machine, Span, exactly, gpu_hours, machine_of
 from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
 from launcher.frozen.frozen import Parallelism
 from proxies.core import canon
@@ -15,9 +16,6 @@ from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
 from proxies.core.shape import Shape
 from proxies.core.spec import Precision
-from launcher.base.policy import Recomputed
-from proxies.core.flops import count_params
-
 
 # Memory of one rank: weights, gradients, moments, activations, logits, at the moment when most is held.
 #

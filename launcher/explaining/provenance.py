@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from launcher.explaining.record import Field, fields_of
+from typing import Any, Literal
+
 from launcher.explaining.known import Known, Tested, measured
 from launcher.explaining.parametrizations import forward_laws
-from launcher.explaining.record import Provenance, Runs, Source, SourceKind, Strength
+from launcher.explaining.record import Field, Provenance, Runs, Source, SourceKind, Strength, StrengthKind, fields_of
 from launcher.explaining.text import key_words, number
 from launcher.frozen.frozen import ParameterGroup
 from launcher.plan import sources
@@ -18,16 +20,10 @@ from launcher.study.gates import forecast_warnings
 from launcher.views.numbers import words
 from launcher.views.transfer import short_size, size_name, wanted
 from proxies.core.hyperparameters import HYPERPARAMETERS
-from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
 from proxies.core.rules import Parametrization, decays, kind_rule, scaling
 from transfer.question import from_log2
 from transfer.verdict.rules import TransferRule
-import dataclasses
-import fnmatch
-from typing import Literal
-from launcher.explaining.record import StrengthKind
-from proxies.core.optimizers import OPTIMIZERS
-
 
 # The table of what decides which field of a decision: plan keys, the fit, a rule, the corpus, this version.
 #

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
-from launcher.frozen.launch_file import path_of, read_attestation
-from launcher.frozen.frozen import TamperedError
-from proxies.core import canon
-from proxies.core.canon import Json
-from transfer.question import Outcome
 import dataclasses
 import difflib
 import fnmatch
-from collections.abc import Iterator, Sequence
-from typing import Any
-from launcher.frozen.frozen import Decision, ParameterGroup
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
 
+from launcher.frozen.frozen import Decision, ParameterGroup, TamperedError
+from launcher.frozen.launch_file import path_of, read_attestation
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS
+from transfer.question import Outcome
 
 # The fields of a decision by dotted names, and finding them by names as people type them.
 

@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from launcher.cli.options import table
-from launcher.explaining.record import Field
-from launcher.explaining.record import PlanKey, Provenance, Strength
+from launcher.explaining.record import Field, PlanKey, Provenance, Strength
 from proxies.core.canon import Json
 
 Told = Sequence[tuple[Field, Provenance]]

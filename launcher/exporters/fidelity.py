@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast
-from proxies.core import canon
-import re
-from collections.abc import Mapping, Sequence
+
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
+from proxies.core import canon
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
+
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter
-from launcher.figures.panel import DASHED, LOSS, MARKERS, Panel, draw, interval_marks, part
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from launcher.figures.panel import DASHED, LOSS, MARKERS, MissingError, Panel, draw, interval_marks, part
 from launcher.figures.svg import INK, KINDS, raised, shade
 from launcher.views.numbers import Body
-from collections.abc import Sequence
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from launcher.figures.panel import MissingError, Panel, draw, part
-from launcher.figures.svg import INK, KINDS
-
 
 # The main run's figure: training loss as logged over the band that was expected.
 

@@ -20,8 +20,7 @@ from collections.abc import Iterable
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from launcher.figures.fits import ladder
-from launcher.figures.fits import main_run
+from launcher.figures.fits import ladder, main_run
 from launcher.figures.panel import (
     DASHED,
     LOSS,

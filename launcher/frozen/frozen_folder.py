@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base.plain_files import kinds_in
-from launcher.frozen.launch_file import attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision, TamperedError
-from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, write_launch
+from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, attest, path_of, read_attestation, write_launch
 from proxies.core import canon
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 

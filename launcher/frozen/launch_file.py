@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
+from typing import Literal
+
 from launcher.base.plain_files import read_plain
 from launcher.frozen.frozen import SCHEMA_VERSION, Decision, FrozenError, TamperedError
 from proxies.core import canon
-import datetime
-from typing import Literal
-from launcher.frozen.frozen import TamperedError
-
 
 # What lies beside a frozen config: evidence, exports, launches. Each names the digest and carries its own hash.
 

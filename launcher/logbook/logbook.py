@@ -12,14 +12,14 @@ import itertools
 import os
 import pwd
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
 from launcher.base import chronicle
 from proxies.core import canon
-from dataclasses import dataclass
-from typing import Any
 from sweeps.store.errors import StudyMissing, SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
-
 
 # What a study's logbook is made of: dated events of its ledger, its frozen configs, its main run, and its notes.
 #
@@ -66,8 +66,8 @@ def _of_chronicle(folder: Path) -> list[Event]:
 
 
 def _of_attestations(folder: Path) -> list[Event]:
-    from launcher.frozen.launch_file import created_at, read_attestation
     from launcher.frozen.frozen import TamperedError
+    from launcher.frozen.launch_file import created_at, read_attestation
 
     found = []
     for path in sorted((folder / "attestations").glob("*.json")):

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
 from launcher.plan.calibration_records import Open, Part
-from launcher.plan.keys import Section
+from launcher.plan.keys import Count, Section, must
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import (
     DataSection,
@@ -27,12 +32,7 @@ from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
-import re
-from typing import Annotated, Literal
-from pydantic import Field
-from launcher.plan.keys import Count, Section, must
 from sweeps.run.budget import Caps
-
 
 # Section `[cluster]` of a plan: where proxies run. No part of the question: it may change on resume.
 

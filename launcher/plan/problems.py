@@ -7,15 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from launcher.plan.plan import ClusterSection
-from launcher.plan.plan import Plan
+from launcher.plan.plan import ClusterSection, Plan
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
-from proxies.core.rules import Ratios
 from proxies.core.programs import Factory
-from proxies.core.rules import decay_problems
+from proxies.core.rules import Ratios, decay_problems
 from sweeps.search.pruning import rungs
 
 MIN_RUNGS = 6

@@ -10,25 +10,24 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import cast
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from launcher.base.talk import Meter
 from launcher.base.watchdog import FLOOR_SECONDS
-from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen import Decision, FrozenError
+from launcher.frozen.launch_file import attest
 from launcher.rehearsal.registry import DRILLS, Attested, DrillResult
 from launcher.rehearsal.scaled import full_copy, scaled_copy
 from launcher.rehearsal.stage import Stage, UnexpectedEndError
 from launcher.trainer import assembly
-from launcher.trainer.checkpoints import IndexRefusedError
-from launcher.trainer.checkpoints import CheckpointError
+from launcher.trainer.checkpoints import CheckpointError, IndexRefusedError
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.data.tokens import read_manifest
-from sweeps.store.lock import LOCK_NAME
-import numpy as np
-from numpy.typing import NDArray
 from proxies.data.tokens import MANIFEST, SPLITS, Manifest, Shard, read_manifest
-
+from sweeps.store.lock import LOCK_NAME
 
 # A cut of a corpus for the drills: of every source and split the first tokens and the last, as shards of their own.
 #

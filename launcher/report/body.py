@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
 from launcher.base.talk import say
 from launcher.calibration.calibrating import calibrations
 from launcher.experiments.ladder import stage_specs
@@ -16,22 +17,21 @@ from launcher.plan.study import Study
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.evidence import Findings, decision_of, gather
-from launcher.study.gates import Gate, forecast_warnings
-from launcher.study.gates import checks_body
+from launcher.study.gates import Gate, checks_body, forecast_warnings
 from launcher.study.own import is_own, own_run
-from launcher.views.tables import fit_body, frontier_flops
 from launcher.views.search import search_body
+from launcher.views.tables import fit_body, frontier_flops
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.spec import RunResult
 from sweeps.store.ledger import Ledger
-from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
 
 # The main run in `report.json`: its log, which the page draws over the expected curve.
+
 
 def main_run(study: Study, decision: Decision) -> Json:
     """What the embedded trainer logged so far, if it was launched into its usual place."""

@@ -5,19 +5,17 @@ The first study is `a`, the second `b`; every difference is b less a.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
+
 from launcher.views.numbers import Body, words
 from launcher.views.transfer import hyperparameter_name, name_of, size_name
 from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
-from launcher.views.numbers import Body
 from transfer.question import Hyperparameter, from_log2
-
 
 # What differs between two reports, part by part, as plain JSON: optima, forecasts, each with its interval.
 #

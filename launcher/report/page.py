@@ -19,8 +19,7 @@ from launcher.figures.panel import main_arm, svg_of
 from launcher.figures.svg import DARK_VARIABLES, LIGHT_VARIABLES
 from launcher.figures.transfer import has_optimum
 from launcher.logbook.logbook import LOGBOOK_FILE
-from launcher.report.compare import forecast_doubts
-from launcher.report.compare import flat
+from launcher.report.compare import flat, forecast_doubts
 from launcher.study.gates import findings, forecast_warnings, points
 from launcher.study.own import own_text
 from launcher.views import numbers, tables, transfer

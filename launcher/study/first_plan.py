@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
+
 from launcher.base.reference import UnknownNameError, gpu
-from launcher.calibration.study_cost import Speeds
-from launcher.calibration.study_cost import planned_main_run, stages_of
-from launcher.estimates.machine import Given, machine_of
-from launcher.estimates.machine import MFU_CONVENTION, Span, exactly, gpu_hours
+from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of
+from launcher.estimates.machine import MFU_CONVENTION, Given, Span, exactly, gpu_hours, machine_of
 from launcher.estimates.utilization import paid_share
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
@@ -18,17 +22,8 @@ from launcher.study.opening import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
-from proxies.data.tokens import MANIFEST, Manifest, read_manifest
-import contextlib
-import shlex
-from collections.abc import Mapping
-from importlib.util import find_spec
-from typing import cast
-from proxies.core.checks import SpecError
-from proxies.core.flops import flops_per_token
-from proxies.data.tokens import MANIFEST, shard_problems
+from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
-
 
 # Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise.
 #

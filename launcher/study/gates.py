@@ -9,18 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from launcher.frozen.launch_file import CheckOutcome
-from proxies.core import canon
-from proxies.core.spec import RunResult
-from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
 from launcher.experiments.ladder import RungCheck, check, checked_rungs
 from launcher.experiments.transferred import Verdicts
+from launcher.frozen.launch_file import CheckOutcome
 from launcher.plan.study import Study
+from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.spec import RunResult, RunSpec
+from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
 
 if TYPE_CHECKING:
     from launcher.experiments.transferred import Verdicts
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from sweeps.store.ledger import Ledger
 
 # What the checked rungs say about the whole ladder, and as plain data. No torch.
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LadderChecks:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
+
 from launcher.base.talk import say
 from launcher.calibration.calibrating import calibrated, groups_of
 from launcher.experiments.searching import implied_problems
@@ -15,14 +18,11 @@ from launcher.plan.writing import commented_plan
 from proxies.core import canon
 from proxies.core.programs import Factory
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
+from sweeps.store.checkpoints import CHECKPOINTS_DIR
+from sweeps.store.curves import CURVES_DIR
 from sweeps.store.errors import StudyMissing
 from sweeps.store.fork import import_runs, read_parent
 from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
-import os
-from collections.abc import Iterator
-from sweeps.store.checkpoints import CHECKPOINTS_DIR
-from sweeps.store.curves import CURVES_DIR
-
 
 # Links in a study's folder that lead out of it: what writes the study would write there. Standard library only.
 

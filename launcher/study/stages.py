@@ -8,10 +8,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import cast
+
+import torch
+
 from launcher.base.talk import Meter, say
 from launcher.calibration.calibrating import calibrate, calibrated
 from launcher.experiments.ladder import stage_specs
@@ -26,15 +29,20 @@ from launcher.experiments.transferred import (
     transferred,
     verdicts_at,
 )
-from launcher.plan.study import PLAN_FILE, Study
+from launcher.plan.study import DEPTH, PLAN_FILE, Study
 from launcher.study.decide import fit_key, fitted, ladder_specs
-from launcher.study.gates import transfer_gate
+from launcher.study.gates import GateError, coordinate_gate, transfer_gate
 from launcher.study.pools import start_pool
 from launcher.study.rerunning import replay_search
 from launcher.study.sweeping import run_search
+from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
+from proxies.coordinates.verdict import Axis
 from proxies.core import canon
+from proxies.core.flops import flops_per_token
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
+from proxies.external.description import describe
+from proxies.external.factory import build_model, load
 from sweeps.run.budget import Budget, Caps, record_driven
 from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.pool import Pool
@@ -43,18 +51,9 @@ from sweeps.store.errors import BudgetSpent, SweepError
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import Live, Progress, Running, read_live, write_live
 from sweeps.store.lock import born
-from collections.abc import Callable, Sequence
-import torch
-from launcher.plan.study import DEPTH, Study
-from launcher.study.gates import GateError, coordinate_gate
-from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
-from proxies.coordinates.verdict import Axis
-from proxies.core.flops import flops_per_token
-from proxies.external.description import describe
-from proxies.external.factory import build_model, load
-
 
 # The coordinate checks of a study: its parametrization over widths and depths, and the standard form beside it.
+
 
 class UnseenError(ValueError):
     """Nobody sees the activations of a trainer that is not ours."""
@@ -307,8 +306,6 @@ class Runner:
         Raises:
             UnseenError: a command trains, whose activations nobody sees.
         """
-        pass
-
         return checks_of(self.study, self.ledger, self.store, self._check_stop)
 
     def sweep(self) -> Searched:
@@ -319,8 +316,6 @@ class Runner:
             ReplayDiffersError: the winning trial, run again, gave something else.
         """
         if self.study.factory is not None:
-            pass
-
             refuse_failed(self.study, self.check())
         self.study = calibrate(self.study, self.ledger, self._workers, self._check_stop)
         run_search(self.study, self.ledger, self.drive, bank_key)

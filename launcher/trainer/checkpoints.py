@@ -12,12 +12,14 @@ would call are looked up in a short list (`checkpoint_index`), which stops a for
 
 from __future__ import annotations
 
+import pickletools
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -27,12 +29,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
 from launcher.base.plain_files import Refused, complete_folders
 from proxies.core import canon
-import pickletools
-from collections.abc import Iterator
-from typing import cast
-
 
 # The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call
 # anything. Its instructions are read, never carried out, and the names that it would call are looked up in a list.

@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.base import metrics
-from launcher.base.flag import Flag
-from launcher.base.flag import die_with_parent
+from launcher.base.flag import Flag, die_with_parent
 from launcher.base.metrics import Ending
 from launcher.base.watchdog import START_SECONDS
 from launcher.frozen.frozen import Decision, assign_groups

@@ -6,27 +6,27 @@ of its path are functions of it; a rollback is nothing but one more entry there,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-import torch.distributed as dist
-from launcher.base import chronicle, metrics
-from launcher.base.plain_files import ROLLBACKS_FILE
-from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
-from launcher.trainer.hooks import GoBack
-from launcher.trainer.ranks import TrainerError, together
-from launcher.trainer.saving import SaveError
-from proxies.core import canon
-from proxies.core.checks import Checks
 import math
 import statistics
 import sys
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
-from launcher.base import chronicle
+
+import torch.distributed as dist
+
+from launcher.base import chronicle, metrics
+from launcher.base.plain_files import ROLLBACKS_FILE
 from launcher.base.policy import SpikePolicy
+from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
 from launcher.trainer.hooks import GoBack, Hook, StepInfo
+from launcher.trainer.ranks import TrainerError, together
+from launcher.trainer.saving import SaveError
+from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.checks import Checks
 
 if TYPE_CHECKING:
     from launcher.trainer.training import Trainer

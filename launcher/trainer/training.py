@@ -24,16 +24,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from launcher.base import metrics
-from launcher.base.plain_files import CHECKPOINTS, Refused, expected, tell
 from launcher.base.metrics import Ending, Header
+from launcher.base.plain_files import CHECKPOINTS, Refused, expected, tell
 from launcher.base.reference import GPUS
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.trainer import assembly, checkpoints, rollback
 from launcher.trainer.hooks import GoBack, Hook, StepInfo, Stop
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
-from launcher.trainer.saving import SaveError, Saver
 from launcher.trainer.rollback import SpikeWatch
+from launcher.trainer.saving import SaveError, Saver
 from launcher.trainer.telemetry import Layers, Machines, Validation
 from proxies.core import canon
 from proxies.core.flops import flops_per_token

@@ -15,10 +15,9 @@ from launcher.cli.options import AMOUNT, answer, folder_of, json_option, set_opt
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.calibration.study_cost import Speeds
-    from launcher.calibration.study_cost import Stage
-    from launcher.estimates.main_run import MainEstimate, MainRun
+    from launcher.calibration.study_cost import Speeds, Stage
     from launcher.estimates.machine import Span
+    from launcher.estimates.main_run import MainEstimate, MainRun
     from launcher.plan.study import Study
 
 

@@ -30,8 +30,7 @@ def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], 
         NoProvenanceError: no provenance lies beside it.
         UnknownFieldError: no field has that name.
     """
-    from launcher.explaining.record import fields_of, find
-    from launcher.explaining.record import read_provenance
+    from launcher.explaining.record import fields_of, find, read_provenance
     from launcher.explaining.text import fields_text, table_text
     from launcher.frozen.launch_file import read_launch
 

@@ -144,8 +144,7 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     from launcher.base.plain_files import kinds_in
     from launcher.exporters.fidelity import exporter
     from launcher.exporters.writing import put, scratch_for
-    from launcher.frozen.launch_file import attest
-    from launcher.frozen.launch_file import read_launch
+    from launcher.frozen.launch_file import attest, read_launch
 
     name, _, version = trainer.partition("@")
     if name not in MODULES:
@@ -220,8 +219,8 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
 
 def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
     """Files of the export that lies there by its attestation; none if that cannot be read."""
-    from launcher.frozen.launch_file import path_of, read_attestation
     from launcher.frozen.frozen import TamperedError
+    from launcher.frozen.launch_file import path_of, read_attestation
 
     try:
         files = read_attestation(path_of(folder, f"export-{trainer}"), digest).get("files")

@@ -161,8 +161,8 @@ def _tell_exported(
 
 def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -> None:
     """Attest the launch, and bring the study's logbook up to date."""
-    from launcher.frozen.launch_file import attest
     from launcher.frozen.frozen_folder import study_of
+    from launcher.frozen.launch_file import attest
     from launcher.logbook.logbook import write_logbook
 
     body = cast(dict[str, Json], canon.to_json(outcome))

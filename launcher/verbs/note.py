@@ -25,8 +25,7 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
 
     The logbook is drawn anew: everything recorded, day by day, times in UTC. Without TEXT it is printed.
     """
-    from launcher.logbook.logbook import events_of
-    from launcher.logbook.logbook import add_note, dated, write_logbook
+    from launcher.logbook.logbook import add_note, dated, events_of, write_logbook
     from proxies.core.redaction import secret_in
     from sweeps.store.ledger import LEDGER_NAME
 

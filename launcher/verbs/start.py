@@ -32,8 +32,7 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
     """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
     from launcher.plan.file import PlanError, load_plan, override
     from launcher.plan.writing import commented_plan, plan_schema
-    from launcher.study.first_plan import Request, first_plan, manifest_of, priced, sketched, summary
-    from launcher.study.first_plan import warnings
+    from launcher.study.first_plan import Request, first_plan, manifest_of, priced, sketched, summary, warnings
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
@@ -86,11 +85,10 @@ def _comes_to(found: dict[str, Any]) -> str:
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
     from launcher.plan.file import PlanError, checked_plan, with_lines
-    from launcher.study.first_plan import manifest_of, sketched, summary
-    from launcher.study.opening import plan_study
-    from launcher.study.first_plan import missing
+    from launcher.study.first_plan import manifest_of, missing, sketched, summary
     from launcher.study.first_plan import problems as senseless
     from launcher.study.first_plan import warnings as unwise
+    from launcher.study.opening import plan_study
 
     plan, problems = checked_plan(plan_path, overrides)
     problems += with_lines(plan_path, missing(plan, plan_path.parent), overrides)

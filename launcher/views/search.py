@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
 from launcher.experiments.conventions import ties_body
 from launcher.experiments.searching import (
     GROWTH,
@@ -10,6 +14,7 @@ from launcher.experiments.searching import (
     ended_losses,
     phases,
 )
+from launcher.plan.plan import Plan
 from launcher.plan.study import Study
 from launcher.study.rerunning import replays_body
 from launcher.study.rerunning import sentences as replay_sentences
@@ -17,11 +22,6 @@ from launcher.study.sweeping import said
 from launcher.views.transfer import hyperparameter_name
 from proxies.core import canon
 from proxies.core.canon import Json
-from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import cast, get_args
-from launcher.plan.plan import Plan
 from proxies.core.spec import Run, Status
 from sweeps.run.budget import Caps, Spent, is_driven, spent
 from sweeps.run.losses import LOST

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
 from launcher.study.gates import by_role
 from launcher.views.numbers import NONE, Outcome, count, interval, number, words
 from launcher.views.transfer import (
@@ -15,11 +17,9 @@ from launcher.views.transfer import (
     judged,
     short_size,
 )
+from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from transfer.question import from_log2, written
-import math
-from typing import TYPE_CHECKING
-from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction

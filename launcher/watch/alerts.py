@@ -16,8 +16,8 @@ from typing import Literal
 
 from launcher.frozen.frozen import Decision
 from launcher.watch.course import Course, course
-from launcher.watch.pace import UNKNOWN, Liveness
 from launcher.watch.logs.columns import Columns
+from launcher.watch.pace import UNKNOWN, Liveness
 from launcher.watch.rises import Spike, spikes
 from proxies.core.canon import Json
 from proxies.core.schedule import Schedule

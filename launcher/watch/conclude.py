@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base import chronicle
-from launcher.frozen.launch_file import attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision
+from launcher.frozen.launch_file import attest, path_of, read_attestation
 from launcher.study import history
 from launcher.study.history import Concluded
 from launcher.watch.logs.readings import Reading

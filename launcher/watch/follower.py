@@ -6,24 +6,25 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+
 from launcher.base import chronicle
 from launcher.base.talk import duration, say
 from launcher.frozen.frozen import Decision
-from launcher.watch.alerts import Alert, Commands
-from launcher.watch.pace import liveness_of
-from launcher.watch.logs.readings import Reading, Readings
-from proxies.core import canon
-from proxies.core.canon import Json
-from typing import Literal
-import numpy as np
-from launcher.watch import (loss_alerts, machine_alerts, pace,)
-from launcher.watch import loss_alerts  # each registers its alerts
+from launcher.watch import (
+    loss_alerts,
+    machine_alerts,
+    pace,
+)
 from launcher.watch.alerts import Alert, Commands, Run, alerts
 from launcher.watch.course import Course
-from launcher.watch.pace import UNKNOWN, Liveness
 from launcher.watch.logs.columns import Columns
+from launcher.watch.logs.readings import Reading, Readings
+from launcher.watch.pace import UNKNOWN, Liveness, liveness_of
 from launcher.watch.rises import sight
-
+from proxies.core import canon
+from proxies.core.canon import Json
 
 # The verdict of the watch on a run so far: alerts, its standing against the frozen band, and its figures.
 #

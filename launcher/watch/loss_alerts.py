@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+
 import numpy as np
 from scipy.special import stdtrit
+
 from launcher.watch.alerts import Finding, Run, alert
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, end_sd
-from launcher.watch.rises import RISE_NATS, RISE_SDS, rise
-from launcher.watch.logs.columns import Floats
-from proxies.core.schedule import Schedule
-import math
-from launcher.watch.alerts import Finding
-from launcher.watch.course import FALSE_ALARMS
 from launcher.watch.logs.columns import Columns, Floats, spacing
 from launcher.watch.noise import noise_of_differences, resolution
-
+from launcher.watch.rises import RISE_NATS, RISE_SDS, rise
+from proxies.core.schedule import Schedule
 
 # What no longer moves: a loss that is the same number line after line, and losses that stop while steps go on.
 #

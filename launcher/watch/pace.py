@@ -7,22 +7,24 @@ in medians of blocks.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-import numpy as np
-from launcher.base.watchdog import START_SECONDS
-from launcher.watch.logs.columns import Columns, Floats, headers, spacing
 import contextlib
 import datetime
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+
 from launcher.base import chronicle
 from launcher.base.plain_files import CHECKPOINTS, ROLLBACKS_FILE
-
+from launcher.base.watchdog import START_SECONDS
+from launcher.watch.logs.columns import Columns, Floats, headers, spacing
 
 # Whether a run is alive, as its folder says and its log does not: just launched, saving, or lying still.
 #
 # Loading a large checkpoint, and compiling before the first step, come before the first line of an attempt; a save may
 # take longer than any number of steps. A silence that these explain is no stall.
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Liveness:

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
+
+from launcher.base.policy import SpikePolicy
+from launcher.trainer.rollback import MAD_TO_SIGMA, Detector
 from launcher.watch.course import FALSE_ALARMS
 from launcher.watch.logs.columns import Floats, spacing
 from launcher.watch.noise import LEAST_LINES, learn, mean_variance, resolution
-from launcher.base.policy import SpikePolicy
-from launcher.trainer.rollback import MAD_TO_SIGMA, Detector
-from launcher.watch.logs.columns import Floats
-from launcher.watch.noise import learn
-
 
 # Spikes of the training loss, as it was logged.
 #

@@ -10,6 +10,9 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+import torch
+
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.failures import classify
@@ -18,7 +21,6 @@ from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.torch_device import give_back_memory
 from sweeps.run.pool import Advance, Advanced, Finished
 from sweeps.store.checkpoints import RESUMED, WHERE, site
-import torch
 
 if TYPE_CHECKING:
     from launcher.workers.resumable import Resumable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from proxies.training.bank import Bank
     from proxies.training.built import BuiltModel
     from proxies.training.solo import Solo
+
     Engine = Resumable | CommandEngine | Solo | Bank
     """What trains: the user's own command, or a bank or one trial alone, saved now and then unless it runs again."""
 
@@ -195,8 +198,6 @@ class Host:
         where = self._where
         self._store = self._store or TokenStore(Path(where.corpus), trusted=True, weights=where.weights)
         if 0 < where.gpu_share < 1:
-            pass
-
             cap_memory(where.gpu_share)
         if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
             from proxies.training.solo import Solo

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
+
 from proxies.core.checks import Checks, SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, Hparams
 from proxies.core.numbers import KINDS, Kind
-import math
-
 
 # Factors that are powers of how a run compares with its base run. Standard library only.
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratios:

@@ -7,22 +7,21 @@ the splits share none. The hashes are all that grows with the corpus: some hundr
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from proxies.core import canon
 from proxies.data.documents import Document, Reading, SourceFile
 from proxies.data.pretokenized import read_llm_c, read_nanogpt
 from proxies.data.shards import ShardWriter
 from proxies.data.tokenizer import Tokenizer
 from proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
-import io
-from collections.abc import Callable, Iterator
-import pyarrow as pa
-import pyarrow.parquet
-from proxies.core import canon
-from proxies.data.tokens import DataError
-
 
 # Readers of text: plain files, JSON lines and parquet, a document at a time, whatever their size.
 

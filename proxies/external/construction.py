@@ -13,18 +13,17 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-import torch
-from torch import Tensor, nn
-from proxies.core.numbers import ForwardNumbers
-from proxies.core.shape import Shape
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from torch import nn
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from proxies.core.numbers import ForwardNumbers
+from proxies.core.shape import Shape
 
 # How widely a factory's initial tensors are spread, measured; and what brings them to a parametrization's law.
 #

@@ -11,9 +11,8 @@ from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
-from proxies.external.construction import Build, FactoryError, name_of, outline, takes_forward
+from proxies.external.construction import Build, FactoryError, Spread, name_of, outline, spreads, takes_forward
 from proxies.external.roles import Roles, roles_of
-from proxies.external.construction import Spread, spreads
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
 _EMBEDDING_KEY = next(one.name for one in HYPERPARAMETERS.values() if one.multiplies == "embedding")

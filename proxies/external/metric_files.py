@@ -6,18 +6,17 @@ was logged twice, as after a trainer's own resume, the last value counts. Standa
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+
 from proxies.core.programs import Command
-from proxies.external.growing import MetricsError, Rows
-from proxies.external.wandb_run import WandbRun
-import struct
 from proxies.external import wire
 from proxies.external.growing import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
-import json
-import re
-
+from proxies.external.wandb_run import WandbRun
 
 # A JSONL file that a trainer appends to, as rows of metrics. Standard library only.
 

@@ -7,23 +7,32 @@ fan-in: where that grows its std and rate shrink as any hidden matrix's, where i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from torch import nn
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
 from proxies.core.checks import SpecError
 from proxies.core.numbers import Kind
 from proxies.core.shape import Shape
-from proxies.external.construction import Build, FactoryError, name_of, outline
-from proxies.external.construction import Spread, block_prefixes, group_of, spreads
+from proxies.external.construction import (
+    Build,
+    FactoryError,
+    Spread,
+    block_prefixes,
+    construct,
+    group_of,
+    logits_of,
+    name_of,
+    outline,
+    quoted,
+    spreads,
+)
 from proxies.parametrization.parametrization import delta_shape, width_multipliers
-import dataclasses
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Literal
-import torch
-from torch import Tensor, nn
-from proxies.external.construction import Build, construct, logits_of, quoted
-
 
 # A factory's model called once at the base shape: how each parameter is used, and whether it can be a proxy at all.
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from proxies.core.shape import Shape
-from functools import lru_cache
-from torch import Tensor
-from typing import Any
-from torch.autograd.function import once_differentiable
 
+from proxies.core.shape import Shape
 
 # Cross-entropy from hidden states and the readout's weight, by parts: a batch's logits are never whole in memory.
 #

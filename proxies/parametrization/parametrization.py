@@ -21,8 +21,7 @@ from torch import Tensor
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
-from proxies.core.rules import Ratios
-from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, moments
+from proxies.core.rules import Parametrization, Ratios, decays, forward_rule, kind_rule, moments
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from proxies.model.decoder import Multipliers, parameter_shapes

@@ -32,10 +32,9 @@ from proxies.model.optimizer import (
     torch_optimizer,
 )
 from proxies.training.built import BuiltModel, OurModel, our_model
-from proxies.training.torch_device import keep_freed_memory
 from proxies.training.outcome import Progress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
-from proxies.training.torch_device import set_arithmetic
+from proxies.training.torch_device import keep_freed_memory, set_arithmetic
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import ClassVar
+
 import torch
+
 from proxies.core.spec import Numerics
 from proxies.training.calibration import Probe
-import ctypes
-import sys
-
 
 # What this process does with the memory that it frees.
 

@@ -8,24 +8,22 @@ holds.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
 import numpy as np
+from numpy.typing import NDArray
+
 from proxies.core import canon
 from proxies.core.canon import Json
-from scaling_fits.compute.optima import OptimaError, OptimaFit
-from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law, told
+from scaling_fits.compute import valleys
+from scaling_fits.compute.optima import CellStatus, OptimaError, OptimaFit
+from scaling_fits.compute.power_laws import Floats, Pair, PowerLaw, fit_power_law, told
+from scaling_fits.compute.valleys import MOST_OUTSIDE, LocalFit
 from scaling_fits.laws.law import CannotTellError, check_size, option_problems
 from scaling_fits.laws.table import RunTable
-import itertools
-from dataclasses import dataclass, field
-from numpy.typing import NDArray
-from scaling_fits.compute import valleys
-from scaling_fits.compute.optima import CellStatus
-from scaling_fits.compute.power_laws import Pair
-from scaling_fits.compute.valleys import MOST_OUTSIDE, Floats, LocalFit
-
 
 # The best learning rate and batch of each cell, a cell being all runs of one (N, D).
 #

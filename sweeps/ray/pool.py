@@ -8,6 +8,7 @@ is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -16,24 +17,31 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
 from proxies.core.failures import Cause, crashed, log_tail
 from sweeps.ray import start as ray_start
-from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
+from sweeps.ray.nodes import (
+    NodeCheck,
+    Place,
+    alive_nodes,
+    answers,
+    check_nodes,
+    described,
+    devices,
+    found_head,
+    node_room,
+    room,
+)
 from sweeps.ray.own import Environment, OwnFolder
 from sweeps.ray.start import Head, Patience
-from sweeps.run.pool import num_cores
-from sweeps.run.pool import Advance, HostFactory, Report
+from sweeps.run.pool import Advance, HostFactory, Report, carry_out, num_cores
 from sweeps.store.errors import ClusterUnfit, PoolDead
-from collections.abc import Callable, Mapping
-from sweeps.ray.nodes import Place, devices, node_room
-import functools
-from sweeps.run.pool import Advance, HostFactory, Report, carry_out
-
 
 # What runs in an actor: a host. No Ray in here.
+
 
 class RayWorker:
     """A worker; its host is made when it first has something to do, so that starting is quick."""

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.failures import CAUSES, oom_kills
 from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.run.backlog import Attempt, Backlog
-from sweeps.run.crew import Crew
+from sweeps.run.crew import Crew, Leases
 from sweeps.run.losses import NO_CURVE, Loss, Losses, Standing, failed_result
-from sweeps.run.pool import Finished, Report, decoded, decoded_pause
+from sweeps.run.pool import Finished, Pool, Report, decoded, decoded_pause
 from sweeps.search.source import Signal, Source
-from sweeps.store.checkpoints import drop_checkpoints, saved_step
+from sweeps.store.checkpoints import drop_checkpoints, drop_stale_checkpoints, saved_step
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import Progress
-import time
-from collections.abc import Callable, Sequence
-from proxies.core.spec import RunSpec
-from sweeps.run.backlog import Backlog
-from sweeps.run.crew import Crew, Leases
-from sweeps.run.pool import Pool
-from sweeps.search.source import Source
-from sweeps.store.checkpoints import drop_stale_checkpoints
-
 
 # Runs in, outcomes out: fills banks, commits each run once, survives lost and hung workers, stops in order.
 #

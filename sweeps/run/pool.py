@@ -6,20 +6,19 @@ outcome is the driver's and the ledger's business.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.failures import Cause, classify, described, log_tail
 from proxies.core.spec import Curve, RunResult
-import contextlib
-import math
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 
 # How many cores this process may keep busy: in a container fewer than there are. Standard library only.
 

@@ -10,19 +10,19 @@ in flight). So a decision depends on no timing, and a resumed search decides as 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
 from proxies.core.spec import RunResult, Status
 from sweeps.search.past import Past
 from sweeps.search.space import OFF, Params, SearchSpace
 from sweeps.store.curves import load_curve
 from sweeps.store.errors import CurveCorrupt
-import math
-import numpy as np
-from numpy.typing import NDArray
-
 
 # What a run will end at, told from its losses so far and its point, by runs that finished.
 #
@@ -205,7 +205,7 @@ def _predicted(
     space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[Seen]
 ) -> Forecast | None:
     """Where the run will end, by the latest finished trials among `seen`; None with too few of them."""
-    pass  # numpy, and only a search that prunes needs it
+    # numpy, and only a search that prunes needs it
 
     step = len(losses_nats)
     known = [one for one in seen[-MOST_SEEN:] if one.loss_nats is not None and len(one.losses_nats) >= step]

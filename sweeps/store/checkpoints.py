@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import shutil
-from collections.abc import Container
-from pathlib import Path
-from sweeps.store.curves import checked_id
 import functools
 import hashlib
 import os
 import platform
+import re
+import shutil
 import socket
-from proxies.core.canon import Json
-from sweeps.store.lock import born
+from collections.abc import Container
+from pathlib import Path
 
+from proxies.core.canon import Json
+from sweeps.store.curves import checked_id
+from sweeps.store.lock import born
 
 # Which machine and which process this is, and what its arithmetic depends on: part of every result. Stdlib only.
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
 from proxies.core import canon
 from proxies.core.canon import Json
-from sweeps.store import (chain,)
+from sweeps.store import (
+    chain,
+)
 from sweeps.store.chain import Record, journal_of
 from sweeps.store.curves import curve_ids
 from sweeps.store.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
 from sweeps.store.ledger import CALIBRATION, IMPORTED, LEDGER_NAME, PRUNED, RESULT, SUGGESTION, Ledger
 from sweeps.store.lock import DriverLock
-from collections.abc import Iterator
-from sweeps.store import chain
-from sweeps.store.chain import Record
-
 
 # Records in the bytes of a ledger that SQLite refuses: found by their form, believed by their hashes alone.
 #

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.trainer.checkpoints import INDEX, IndexRefusedError, check_index
-from launcher.trainer.checkpoints import read_tensors, staged
+from launcher.trainer.checkpoints import INDEX, IndexRefusedError, check_index, read_tensors, staged
 
 
 def trained(num_layers=2):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.doctor import libraries, machine
+from launcher.doctor.findings import HOME, PACKAGES, judge_names
 from launcher.doctor.folders import judge_room
 from launcher.doctor.libraries import Imported, judge_library, judge_python
 from launcher.doctor.machine import (
@@ -14,7 +15,6 @@ from launcher.doctor.machine import (
     judge_torch,
     judge_wandb,
 )
-from launcher.doctor.findings import HOME, PACKAGES, judge_names
 from sweeps.ray import start as ray_start
 
 GB = 10**9

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor import (folders, machine,)
-from launcher.doctor import findings
+from launcher.doctor import (
+    findings,
+    folders,
+    machine,
+)
 from launcher.doctor.libraries import try_imports
 
 TORCH = """

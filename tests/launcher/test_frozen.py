@@ -12,7 +12,6 @@ import pytest
 from main_run import spec_of, tiny_decision
 
 from launcher.base.policy import Checkpointing
-from launcher.frozen.launch_file import attest, read_attestation
 from launcher.frozen.frozen import (
     SCHEMA_VERSION,
     FrozenError,
@@ -22,7 +21,7 @@ from launcher.frozen.frozen import (
     groups_of,
     learning_rate_of,
 )
-from launcher.frozen.launch_file import read_launch, write_launch
+from launcher.frozen.launch_file import attest, read_attestation, read_launch, write_launch
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams

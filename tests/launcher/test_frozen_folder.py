@@ -9,10 +9,9 @@ import pytest
 from main_run import tiny_decision
 
 from launcher.frozen import frozen_folder
-from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen import FrozenError, TamperedError
 from launcher.frozen.frozen_folder import ATTESTED, look_through, write_frozen
-from launcher.frozen.launch_file import read_launch
+from launcher.frozen.launch_file import attest, read_launch
 from proxies.core import canon
 
 BODIES = {kind: {"of": kind} for kind in ATTESTED}

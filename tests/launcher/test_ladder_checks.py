@@ -8,8 +8,7 @@ import pytest
 from launcher.answers.texts import ladder_text
 from launcher.experiments.ladder import Excess, RungCheck, Tried
 from launcher.study import gates
-from launcher.study.gates import Gate, tuned_gate
-from launcher.study.gates import LadderChecks, checks_body
+from launcher.study.gates import Gate, LadderChecks, checks_body, tuned_gate
 from proxies.core import canon
 from proxies.core.shape import Shape
 

@@ -9,8 +9,7 @@ from tiny_study import ask, forerun
 
 from launcher.base import chronicle
 from launcher.logbook import logbook
-from launcher.logbook.logbook import Event
-from launcher.logbook.logbook import MOST_SHOWN, add_note, page, plain, write_logbook
+from launcher.logbook.logbook import MOST_SHOWN, Event, add_note, page, plain, write_logbook
 
 DIGEST = "a1" * 32
 

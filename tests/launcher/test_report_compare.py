@@ -10,8 +10,7 @@ from markupsafe import escape
 from test_report import HOSTILE, text_of, undrawn, unknown_numbers
 from tiny_study import ask, forerun
 
-from launcher.report.compare import comparability, compare_body, sentences
-from launcher.report.compare import difference
+from launcher.report.compare import comparability, compare_body, difference, sentences
 from launcher.report.page import compare_page
 from proxies.core import canon
 from scaling_fits.forecast.conclusive import inconclusive

@@ -14,8 +14,9 @@ from collections import Counter
 import pytest
 from tiny_study import ask, forerun
 
-from launcher.study import (stages,)
-from launcher.study import stages
+from launcher.study import (
+    stages,
+)
 from launcher.workers.host import Host
 from sweeps.store.errors import StudyMissing
 from sweeps.store.ledger import Ledger

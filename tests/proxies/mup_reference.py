@@ -6,8 +6,7 @@ import mup
 import torch
 from torch import nn
 
-from proxies.model.decoder import NORM_EPS
-from proxies.model.decoder import ROPE_BASE
+from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 
 def rotated(x_BTHE):

@@ -8,8 +8,7 @@ from model_cases import FAMILIES, filled, token_ids
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxies.model import decoder
-from proxies.model.decoder import Decoder, Multipliers, token_loss
-from proxies.model.decoder import fused_token_loss
+from proxies.model.decoder import Decoder, Multipliers, fused_token_loss, token_loss
 
 K, B, T, D, V = 3, 2, 5, 6, 11
 CASES = [(lead, part) for lead in ((K,), ()) for part in (1, 4, None)]

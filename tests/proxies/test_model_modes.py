@@ -7,8 +7,7 @@ import torch
 from model_cases import FAMILIES, filled, token_ids
 from torch.nn import functional
 
-from proxies.model.decoder import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, token_loss
-from proxies.model.decoder import rotate
+from proxies.model.decoder import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, rotate, token_loss
 
 K = 3
 NUMBERS = Multipliers(embedding=2.0, attention=0.3, residual=0.5, output=0.5)

@@ -6,12 +6,13 @@ from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import KINDS
-from proxies.core.rules import Powers, Ratios
 from proxies.core.rules import (
     NAMES,
     PRESETS,
     Name,
     Parametrization,
+    Powers,
+    Ratios,
     decays,
     forward_rule,
     kind_rule,

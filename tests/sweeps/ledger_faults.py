@@ -19,8 +19,7 @@ from pathlib import Path
 
 from sweep_fakes import make_spec, make_specs, outcome
 
-from launcher.frozen.launch_file import attest, read_attestation
-from launcher.frozen.launch_file import LAUNCH_FILE, write_launch
+from launcher.frozen.launch_file import LAUNCH_FILE, attest, read_attestation, write_launch
 from proxies.core import canon
 from sweeps.store import chain
 from sweeps.store.curves import load_curve, store_curve

@@ -12,9 +12,8 @@ import sweep_fakes
 from simulation import BrokenPromiseError, KilledError, PowerLossError, simulate, study_folder
 from spaces import SPACE
 
-from sweeps.run import driver
+from sweeps.run import driver, losses, pool
 from sweeps.run import driver as driver_module
-from sweeps.run import losses, pool
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import Search, SearchSource
 from sweeps.store import chain

@@ -8,8 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sweeps.search import (pruning,)
-from sweeps.search import pruning
+from sweeps.search import (
+    pruning,
+)
 from sweeps.search.pruning import Seen, rungs, told_nats, verdict
 from tests.sweeps.spaces import SPACE
 

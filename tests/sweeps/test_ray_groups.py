@@ -2,8 +2,8 @@
 
 import pytest
 
-from sweeps.ray.pool import counted, dealt
 from sweeps.ray.nodes import Place, room
+from sweeps.ray.pool import counted, dealt
 
 TWO = {"a": {"CPU": 8.0, "GPU": 2.0}, "b": {"CPU": 2.0, "GPU": 1.0}, "c": {"CPU": 4.0}}
 

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from sweeps.ray.pool import reserved
 from sweeps.ray.nodes import Place, answers, check_nodes, room
+from sweeps.ray.pool import reserved
 
 NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0, "memory": 2.0**30}, "c": {}}
 

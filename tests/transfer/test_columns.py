@@ -1,7 +1,7 @@
 import pytest
 
-from transfer.tables.columns import SIZE_COLUMNS, VALUE_COLUMNS
 from transfer.tables.cells import TableError
+from transfer.tables.columns import SIZE_COLUMNS, VALUE_COLUMNS
 
 
 def test_every_name_of_a_size_is_known(read):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from proxies.core.hyperparameters import HYPERPARAMETERS
-from transfer.question import Hyperparameter, TransferError, to_log2
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from proxies.core.table_files import Cells, FormatError, read_cells
 
+from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.table_files import Cells, FormatError, read_cells
+from transfer.question import Hyperparameter, TransferError, to_log2
 
 # Rows of a table as a file holds them, before anybody asks what they mean.
+
 
 class TableError(ValueError):
     """A table that cannot be read or judged. `problems` lists every bad cell by row and column."""

@@ -10,8 +10,7 @@ from typing import TypeVar
 from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
 from proxies.core.table_files import Cells
 from transfer.question import AXES, Axis, Hyperparameter
-from transfer.tables.cells import plain
-from transfer.tables.cells import TableError
+from transfer.tables.cells import TableError, plain
 
 _Name = TypeVar("_Name", bound=str)
 

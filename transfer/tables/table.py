@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from proxies.core.table_files import Cells
-from transfer.question import Axis, Hyperparameter, Point
-from transfer.tables import cells
-from transfer.tables.columns import KNOWN, Columns, find_columns, what_to_judge
-from transfer.tables.cells import TableError, read_sheet
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from transfer.question import AXES, Axis
-from transfer.tables.cells import shown
-from transfer.tables.cells import TableError
+from pathlib import Path
 
+from proxies.core.table_files import Cells
+from transfer.question import AXES, Axis, Hyperparameter, Point
+from transfer.tables import cells
+from transfer.tables.cells import TableError, read_sheet, shown
+from transfer.tables.columns import KNOWN, Columns, find_columns, what_to_judge
 
 # Runs that are alike in all but one axis and one hyperparameter.
 #

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.fidelity import rank_sequences, refuse, report
+from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.shape import Shape
-from proxies.model.decoder import NORM_EPS, parameter_shapes
-from proxies.model.decoder import ROPE_BASE
+from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
 
 ACCELERATE = {"5.23.0": "1.15.0"}
 """The version of accelerate that each known one of transformers was verified with."""

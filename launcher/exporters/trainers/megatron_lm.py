@@ -8,13 +8,15 @@ embedded trainer does: Megatron's own draws would have other deviations.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.fidelity import rank_sequences, refuse, report
+
+from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
     Flags,
+    Scheduler,
     differences,
     flags_of,
     numbers_of,
@@ -27,14 +29,7 @@ from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
 from proxies.core.shape import Shape
-from proxies.model.decoder import parameter_shapes
-import math
-from launcher.exporters.fidelity import rank_sequences
-from launcher.exporters.trainers.megatron_lm_numbers import Flags, Scheduler
-from launcher.frozen.frozen import Decision
-from proxies.model.decoder import NORM_EPS
-from proxies.model.decoder import ROPE_BASE
-
+from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
 
 # The decision as Megatron-LM's command line: every argument but the paths of a run.
 

@@ -11,8 +11,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.fidelity import any_layer, names_by_group, rank_sequences, refuse, report
+from launcher.exporters.fidelity import (
+    FidelityReport,
+    Judgement,
+    any_layer,
+    names_by_group,
+    rank_sequences,
+    refuse,
+    report,
+)
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
@@ -20,8 +27,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.model.decoder import NORM_EPS, parameter_shapes
-from proxies.model.decoder import ROPE_BASE
+from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
 
 VERSIONS = ("3.0.0",)
 MODULE = "forerun_olmo_core"

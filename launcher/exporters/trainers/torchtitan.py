@@ -11,15 +11,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.fidelity import any_layer, names_by_group, rank_sequences, refuse, report
+from launcher.exporters.fidelity import (
+    FidelityReport,
+    Judgement,
+    any_layer,
+    names_by_group,
+    rank_sequences,
+    refuse,
+    report,
+)
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, groups_of, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.model.decoder import NORM_EPS, parameter_shapes
-from proxies.model.decoder import ROPE_BASE
+from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
 
 VERSIONS = ("0.3.0",)
 MODULE = "forerun_torchtitan"

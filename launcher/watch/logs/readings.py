@@ -5,24 +5,30 @@ config is one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-from launcher.base import metrics
-from launcher.base.metrics import Ending
-from launcher.watch.logs.columns import Columns
-from launcher.watch.logs.keys import LOSS, PER_DEVICE, STEP, TIME, TOKENS_PER_SECOND, Keys, number
-from launcher.watch.logs.sources import Log, Source
-from proxies.core import canon
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-import numpy as np
-from launcher.base.metrics import ENDINGS
-from launcher.watch.logs.columns import SCALARS, Columns, Floats, headers
-from launcher.watch.logs.keys import LOSS, PER_DEVICE, RECIPROCALS, STEP, UNASKED_STEP, VALIDATION, Keys, number
-from launcher.watch.logs.sources import Row
 
+import numpy as np
+
+from launcher.base import metrics
+from launcher.base.metrics import ENDINGS, Ending
+from launcher.watch.logs.columns import SCALARS, Columns, Floats, headers
+from launcher.watch.logs.keys import (
+    LOSS,
+    PER_DEVICE,
+    RECIPROCALS,
+    STEP,
+    TIME,
+    TOKENS_PER_SECOND,
+    UNASKED_STEP,
+    VALIDATION,
+    Keys,
+    number,
+)
+from launcher.watch.logs.sources import Log, Row, Source
+from proxies.core import canon
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #

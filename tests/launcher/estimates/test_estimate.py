@@ -9,8 +9,7 @@ from tiny_study import ask, forerun, write_plan
 from launcher.base.reference import MODELS
 from launcher.calibration.study_cost import num_workers
 from launcher.estimates.machine import Given, machine_of
-from launcher.estimates.main_run import MainRun, estimate_main, main_body
-from launcher.estimates.main_run import memory_per_rank
+from launcher.estimates.main_run import MainRun, estimate_main, main_body, memory_per_rank
 from launcher.estimates.utilization import PROGRESS
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch

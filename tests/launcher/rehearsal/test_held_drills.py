@@ -7,8 +7,7 @@ from main_run import tiny_decision
 from tiny_study import forerun
 
 from launcher.base import chronicle
-from launcher.frozen.launch_file import path_of, read_attestation
-from launcher.frozen.launch_file import write_launch
+from launcher.frozen.launch_file import path_of, read_attestation, write_launch
 from launcher.rehearsal.registry import DRILLS, Drill, judged
 from launcher.rehearsal.standing import rehearsal_of
 

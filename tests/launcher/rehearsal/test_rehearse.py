@@ -4,9 +4,8 @@ import pytest
 from main_run import QUIET_TORCH, tiny_decision
 from tiny_study import ask, forerun
 
-from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
-from launcher.frozen.launch_file import write_launch
+from launcher.frozen.launch_file import attest, write_launch
 from launcher.rehearsal.registry import Attested
 from proxies.core import canon
 from sweeps.store.lock import DriverLock

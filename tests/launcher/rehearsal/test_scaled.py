@@ -8,11 +8,11 @@ from types import MappingProxyType
 import pytest
 from main_run import decision_of, spec_of, tiny_decision
 
-from launcher.frozen.launch_file import attest
 from launcher.frozen.frozen import FrozenError, Parallelism
+from launcher.frozen.launch_file import attest
 from launcher.rehearsal import run
-from launcher.rehearsal.run import cut_corpus
 from launcher.rehearsal.registry import Attested, DrillResult
+from launcher.rehearsal.run import cut_corpus
 from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
 from launcher.rehearsal.standing import rehearsal_of
 from proxies.core import canon

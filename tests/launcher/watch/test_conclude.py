@@ -10,9 +10,8 @@ from tiny_study import ask
 from watched_case import finish, header, line, loss_at, read, write_lines
 
 from launcher.base import chronicle, metrics
-from launcher.frozen.launch_file import read_attestation
 from launcher.frozen.frozen import Decision
-from launcher.frozen.launch_file import write_launch
+from launcher.frozen.launch_file import read_attestation, write_launch
 from launcher.study import history
 from launcher.study.evidence import decision_of
 from launcher.study.history import Concluded

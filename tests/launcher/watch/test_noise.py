@@ -6,11 +6,9 @@ from planted_watch import columns_of, decision, expected, losses_of
 from scipy.signal import lfilter
 
 from launcher.base.policy import SpikePolicy
-from launcher.watch.follower import headline
-from launcher.watch.follower import judge
+from launcher.watch.follower import headline, judge
 from launcher.watch.noise import learn, mean_variance
-from launcher.watch.rises import RISE_SDS, limit_sds, rise, sight
-from launcher.watch.rises import spikes
+from launcher.watch.rises import RISE_SDS, limit_sds, rise, sight, spikes
 
 NUM_STEPS, WARMUP = 2000, 40
 STEPS = np.arange(1.0, NUM_STEPS + 1)

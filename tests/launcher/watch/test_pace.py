@@ -7,8 +7,8 @@ from planted_watch import BEGAN, columns_of, decision, started
 from launcher.base.watchdog import START_SECONDS
 from launcher.watch import pace
 from launcher.watch.alerts import Run
-from launcher.watch.pace import Liveness
 from launcher.watch.machine_alerts import medians_of_others, slow, straggler
+from launcher.watch.pace import Liveness
 
 SECONDS, TOKENS = 0.5, 1000.0
 DECISION = decision()
