@@ -50,8 +50,8 @@ from proxies.data.corpus import tokenize
 from proxies.data.tokens import TokenStore
 from proxies.model import decoder
 from proxies.training.bank import Bank
-from proxies.training.built import our_model
 from proxies.training.solo import Solo
+from proxies.training.trainable_model import our_model
 
 WIDTHS, SLOTS = (32, 64, 128, 256), (1, 2, 4, 8)
 BATCH_TOKENS, SEQ_LEN = 1024, 64

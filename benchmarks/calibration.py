@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import machine
 
-from launcher.calibration.calibrating import Bench, asking, choose, groups_of
-from launcher.plan.calibration_records import Calibration, Work, mode_name
+from launcher.calibration.procedure import Bench, asking, choose, groups_of
+from launcher.plan.calibration_records import Calibration, PlannedWork, mode_name
 from launcher.plan.study import Study
-from launcher.study.opening import plan_study
 from launcher.study.pools import start_pool
+from launcher.study.study_folder import plan_study
 
 NUM_TIMES, WIDTHS, BATCHES = 20, (32, 64, 128, 256), (128, 1024)
 """Batches in tokens: two sequences of 64, where launching costs most, and the plan's own."""
@@ -94,9 +94,9 @@ def measured(study: Study, times: int) -> dict[str, Any]:
 
 
 def one(study: Study, pool: Any) -> Calibration:
-    """One calibration, as `launcher.calibration.calibrating` makes it for a group with a minute of work or so."""
+    """One calibration, as `launcher.calibration.procedure` makes it for a group with a minute of work or so."""
     group = next(group for group in groups_of(study) if group.asked.part == "proxy")
-    work = Work(num_workers=pool.num_workers, phases=group.phases)
+    work = PlannedWork(num_workers=pool.num_workers, phases=group.phases)
     bench = Bench(group.asked.given, asking(study, group.example, pool, 2.0, lambda: None))
     return choose(group.asked, work, bench)
 

@@ -166,7 +166,7 @@ def profile(corpus: Path, width: int, num_steps: int) -> dict[str, Any]:
     """Where a bank's steps go, as shares of their time; and a validation over a step."""
     import torch
 
-    from launcher.study.opening import plan_study
+    from launcher.study.study_folder import plan_study
     from proxies.data.tokens import TokenStore
     from proxies.training.bank import Bank
 

@@ -34,12 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpu_runs import TRIAL_STEPS, corpus_of, machine, run_spec
 from process_tree import together
 
-from launcher.calibration.calibrating import Bench, choose
-from launcher.plan.calibration_records import Asked, Work, mode_name
+from launcher.calibration.procedure import Bench, choose
+from launcher.plan.calibration_records import ModeRequest, PlannedWork, mode_name
 from proxies.core import canon
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.spec import Numerics, RunSpec
-from proxies.training.calibration import Answer, Probe, measure
+from proxies.training.calibration import Answer, CalibrationProbe, measure
 
 SEQ_LEN = 512
 BATCHES = (8, 32)
@@ -137,7 +137,7 @@ def make_case(settings: Settings, steps: Steps, batch: int, corpus: Path) -> Cas
     spec = run_spec(settings.models[steps.model], settings.seq_len, batch, settings.plain, store.manifest.data_id)
 
     def ask(modes: tuple[Numerics, ...]) -> tuple[Answer, ...]:
-        probe = Probe(spec=spec, modes=modes, seconds=settings.mode_seconds, worker_gpus=1.0)
+        probe = CalibrationProbe(spec=spec, modes=modes, seconds=settings.mode_seconds, worker_gpus=1.0)
         names = " | ".join(name_of(mode, settings.plain) for mode in modes)
         answer = steps.once(
             f"{batch} sequences, {names}",
@@ -199,8 +199,8 @@ def processes(settings: Settings, case: Case, corpus: Path, number: int) -> dict
 def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
     """Everything that was measured of a case."""
     plain, spec, bench = settings.plain, case.spec, case.bench
-    work = Work(num_workers=1, phases=((settings.num_trials, (TRIAL_STEPS,) * settings.num_trials),))
-    asked = Asked(
+    work = PlannedWork(num_workers=1, phases=((settings.num_trials, (TRIAL_STEPS,) * settings.num_trials),))
+    asked = ModeRequest(
         part="proxy", shape=spec.shape, batch_tokens=spec.batch_tokens, given=plain, open=("num_slots", "compiled")
     )
     chosen = choose(asked, work, bench)

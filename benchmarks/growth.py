@@ -41,7 +41,7 @@ from sweep_fakes import make_spec
 from proxies.core import canon
 from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.run.driver import drive
-from sweeps.run.pool import Advance, Advanced, Finished, Report, carry_out
+from sweeps.run.pool import Finished, HostAnswer, HostCall, Report, carry_out
 from sweeps.search import samplers
 from sweeps.search.source import Search, SearchSource
 from sweeps.search.space import Params
@@ -68,8 +68,8 @@ def run_of(point: Params) -> RunSpec:
 class Trivial:
     """A host whose runs have ended when they are asked for."""
 
-    def advance(self, call: Advance) -> Advanced:
-        return Advanced(finished=tuple(self._ended(slot, canon.decode(RunSpec, data)) for slot, data in call.admit))
+    def advance(self, call: HostCall) -> HostAnswer:
+        return HostAnswer(finished=tuple(self._ended(slot, canon.decode(RunSpec, data)) for slot, data in call.admit))
 
     def _ended(self, slot: int, spec: RunSpec) -> Finished:
         schedule, hparams = spec.schedule, spec.hparams
@@ -93,10 +93,10 @@ class AtOnce:
     num_workers = 1
 
     def __init__(self) -> None:
-        self._calls: list[Advance] = []
+        self._calls: list[HostCall] = []
         self.cpu_seconds = self.seconds = 0.0
 
-    def start(self, worker: int, call: Advance) -> None:
+    def start(self, worker: int, call: HostCall) -> None:
         self._calls.append(call)
 
     def wait(self, timeout_seconds: float) -> list[Report]:

@@ -55,7 +55,7 @@ def objective(asked: dict[str, Any]) -> tuple[Any, dict[str, tuple[float, float]
     """What to call with a point, the ranges, and the search's seed."""
     if asked["plan"] is None:
         return trivial, RANGES, 0
-    from launcher.study.opening import plan_study
+    from launcher.study.study_folder import plan_study
 
     study = plan_study(Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1",))
     search = study.plan.search

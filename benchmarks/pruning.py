@@ -39,7 +39,7 @@ from scipy.stats import spearmanr
 
 from proxies.core.schedule import ScheduleKind, whole_warmup
 from sweeps.search import pruning
-from sweeps.search.pruning import Seen
+from sweeps.search.pruning import EarlierTrial
 from sweeps.search.source import Search
 from sweeps.search.space import Params, SearchSpace, search_space
 
@@ -105,14 +105,14 @@ def trained(corpus: Path, kind: ScheduleKind, seed: int, points: Sequence[tuple[
     return curves, final
 
 
-def loaded(name: str) -> list[Seen]:
+def loaded(name: str) -> list[EarlierTrial]:
     """A grid's trials, as they would be seen at their end."""
     grid = load_file(GRIDS / f"{name}.safetensors")
     trials = []
     for point, curve, final in zip(grid["points"], grid["curves"], grid["final"], strict=True):
         finished = bool(np.isfinite(final))
         trials.append(
-            Seen(
+            EarlierTrial(
                 point=dict(zip(AXES, map(float, point), strict=True)),
                 status="finished" if finished else "diverged",
                 losses_nats=tuple(float(loss) for loss in curve[np.isfinite(curve)]),
@@ -122,7 +122,7 @@ def loaded(name: str) -> list[Seen]:
     return trials
 
 
-def reversed_grid(seed: int) -> list[Seen]:
+def reversed_grid(seed: int) -> list[EarlierTrial]:
     """Planted: until the last tenth of the steps, who will be better is behind, as far as it will be ahead."""
     rng, trials = np.random.default_rng(seed), []
     for point in itertools.product(RATES, *FULL):
@@ -131,7 +131,7 @@ def reversed_grid(seed: int) -> list[Seen]:
         early = 5 - loss + 2 * np.exp(-np.arange(NUM_STEPS) / 40)
         early[-NUM_STEPS // 10 :] = loss
         noise = np.random.default_rng(seed).normal(0, 0.05, NUM_STEPS)  # the batches', which all trials share
-        trials.append(Seen(point=named, status="finished", losses_nats=tuple(early + noise), loss_nats=loss))
+        trials.append(EarlierTrial(point=named, status="finished", losses_nats=tuple(early + noise), loss_nats=loss))
     return trials
 
 
@@ -176,37 +176,37 @@ def changed(change: Change) -> Iterator[None]:
         yield
 
 
-Told = Callable[[str, Seen, Sequence[Seen]], float | None]
-Order = Callable[[int, dict[int, float | None]], Seen | None]
+Told = Callable[[str, EarlierTrial, Sequence[EarlierTrial]], float | None]
+Order = Callable[[int, dict[int, float | None]], EarlierTrial | None]
 
 
-def in_random_order(grid: Sequence[Seen], seed: int) -> Order:
+def in_random_order(grid: Sequence[EarlierTrial], seed: int) -> Order:
     """The grid, shuffled, to its end."""
     order = random.Random(seed).sample(list(grid), len(grid))
     return lambda index, told: order[index] if index < len(order) else None
 
 
-def as_suggested(grid: Sequence[Seen], seed: int, sampler: str = "tpe") -> Order:
+def as_suggested(grid: Sequence[EarlierTrial], seed: int, sampler: str = "tpe") -> Order:
     """What a sampler suggests; its curve and its final loss lie between those of the grid's points around it."""
     search = Search(space_of(grid), seed, PARALLELISM, sampler=sampler, num_startup=NUM_STARTUP)
     between = interpolated(grid)
 
-    def order(index: int, told: dict[int, float | None]) -> Seen:
+    def order(index: int, told: dict[int, float | None]) -> EarlierTrial:
         search.add(search.suggest(told))
         point = search.points[-1]
         *losses, final = map(float, np.ravel(between(coordinates(point))))
-        return Seen(point=point, status="finished", losses_nats=tuple(losses), loss_nats=final)
+        return EarlierTrial(point=point, status="finished", losses_nats=tuple(losses), loss_nats=final)
 
     return order
 
 
-def space_of(grid: Sequence[Seen]) -> SearchSpace:
+def space_of(grid: Sequence[EarlierTrial]) -> SearchSpace:
     """Between a grid's outermost points: a small one ends before `AXES` do."""
     points = [trial.point for trial in grid]
     return search_space(ranges={name: (min(p[name] for p in points), max(p[name] for p in points)) for name in AXES})
 
 
-def interpolated(grid: Sequence[Seen]) -> RegularGridInterpolator:
+def interpolated(grid: Sequence[EarlierTrial]) -> RegularGridInterpolator:
     """Losses of every step and the final one over (log2 rate, warmup, log2 clip), linear between points."""
     axes = [np.unique([coordinates(trial.point)[i] for trial in grid]) for i in range(len(AXES))]
     rows = np.array([[*trial.losses_nats, trial.loss_nats] for trial in grid], dtype=float)
@@ -218,28 +218,28 @@ def coordinates(point: Params) -> tuple[float, ...]:
     return tuple(value if name == "warmup_fraction" else float(np.log2(value)) for name, value in point.items())
 
 
-def foretold(rule: str, trial: Seen, past: Sequence[Seen]) -> float:
+def foretold(rule: str, trial: EarlierTrial, past: Sequence[EarlierTrial]) -> float:
     """What we tell."""
     return pruning.told_nats(SPACE, trial.point, trial.losses_nats, past)
 
 
-def at_rung(rule: str, trial: Seen, past: Sequence[Seen]) -> float:
+def at_rung(rule: str, trial: EarlierTrial, past: Sequence[EarlierTrial]) -> float:
     """The training loss where the trial was given up."""
     return pruning.smoothed(trial.losses_nats, len(trial.losses_nats))
 
 
-def as_diverged(rule: str, trial: Seen, past: Sequence[Seen]) -> None:
+def as_diverged(rule: str, trial: EarlierTrial, past: Sequence[EarlierTrial]) -> None:
     """Worse than the worst finished."""
 
 
-def as_optuna(rule: str, trial: Seen, past: Sequence[Seen]) -> float:
+def as_optuna(rule: str, trial: EarlierTrial, past: Sequence[EarlierTrial]) -> float:
     """Ranked as Optuna's TPE ranks PRUNED trials: behind the finished; the later given up, then the lower, first."""
     return 100.0 + NUM_STEPS - len(trial.losses_nats) + at_rung(rule, trial, past) / 1000
 
 
 def searched(rule: str, order: Order, seed: int, num_trials: int, tell: Told = foretold) -> dict[str, float]:
     """One search: after `num_trials`, and after as many steps as those would take without pruning."""
-    seen: list[Seen] = []
+    seen: list[EarlierTrial] = []
     told: dict[int, float | None] = {}
     spent, whole, best_tried, found = 0, 0, np.inf, dict[str, float]()
     while spent < num_trials * NUM_STEPS and len(seen) < MOST_TIMES * num_trials:
@@ -258,11 +258,11 @@ def searched(rule: str, order: Order, seed: int, num_trials: int, tell: Told = f
     return found | {"best_for_steps_nats": _best(seen), "num_for_steps": len(seen)}
 
 
-def _best(seen: Sequence[Seen]) -> float:
+def _best(seen: Sequence[EarlierTrial]) -> float:
     return min((trial.loss_nats for trial in seen if trial.loss_nats is not None), default=np.inf)
 
 
-def _pruned(rule: str, trial: Seen, past: Sequence[Seen]) -> Seen:
+def _pruned(rule: str, trial: EarlierTrial, past: Sequence[EarlierTrial]) -> EarlierTrial:
     """The trial as it ends under a rule."""
     for rung in pruning.rungs(NUM_STEPS) if rule != "none" else ():
         losses = trial.losses_nats[:rung]
@@ -270,7 +270,7 @@ def _pruned(rule: str, trial: Seen, past: Sequence[Seen]) -> Seen:
             space=SPACE, point=trial.point, num_steps=NUM_STEPS,
             losses_nats=losses, seen=past, num_startup=NUM_STARTUP,
         ):  # fmt: skip
-            return Seen(point=trial.point, status="pruned", losses_nats=losses, loss_nats=None)
+            return EarlierTrial(point=trial.point, status="pruned", losses_nats=losses, loss_nats=None)
     return trial
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from launcher.base.reference import gpu, model
 from launcher.estimates.machine import Span
-from launcher.estimates.utilization import FAST, MIDDLE, Line
+from launcher.estimates.utilization import FAST, MIDDLE, UtilizationLine
 from proxies.core.flops import flops_per_token, six_nd
 from proxies.core.shape import Family, Shape
 
@@ -134,7 +134,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
 """From each team the smallest first."""
 
 
-def fitted(runs: Sequence[PublishedRun]) -> Line:
+def fitted(runs: Sequence[PublishedRun]) -> UtilizationLine:
     """By iterated reweighting, which is the likelihood's maximum under Student's t."""
     peaks = [gpu(run.gpu)[1].peak_flops for run in runs]
     x_RP = np.array([[1.0, peak >= FAST, math.log(run.params / MIDDLE)] for run, peak in zip(runs, peaks, strict=True)])
@@ -147,7 +147,7 @@ def fitted(runs: Sequence[PublishedRun]) -> Line:
         variance = float(np.mean(weights_R * squares_R))
         weights_R = (DEGREES + 1) / (DEGREES + squares_R / variance)
     middle, fast, slope = map(float, theta_P)
-    return Line(middle=middle, fast=fast, slope=slope, scale=math.sqrt(variance), num_runs=len(runs))
+    return UtilizationLine(middle=middle, fast=fast, slope=slope, scale=math.sqrt(variance), num_runs=len(runs))
 
 
 def left_out(those: Sequence[PublishedRun], run: PublishedRun) -> Span:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from launcher.trainer.checkpoint_saver import Saver
 from launcher.trainer.checkpoints import folder_of
-from launcher.trainer.saving import Saver
 from proxies.core.shape import Shape
 from proxies.model.decoder import Decoder, Multipliers, token_loss
 

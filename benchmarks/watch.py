@@ -40,7 +40,7 @@ from watch_curves import BATCH_TOKENS, LADDER, MAIN
 from launcher.frozen.frozen import Decision
 from launcher.study.decide import predicted_loss
 from launcher.watch.follower import judge
-from launcher.watch.logs.columns import Columns
+from launcher.watch.logs.columns import LogColumns
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
 from proxies.core.spec import Curve
@@ -134,7 +134,7 @@ def times(rng: np.random.Generator) -> Made:
     return {"rank_seconds": ranks, "seconds": seconds, "restart": np.array([restart])}
 
 
-def columns(made: Made, upto: int) -> Columns:
+def columns(made: Made, upto: int) -> LogColumns:
     restart = int(made["restart"][0])
     events = [started(), *([started(step=restart)] if restart < upto else [])]
     seconds = made["seconds"][:upto]

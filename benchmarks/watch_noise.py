@@ -39,7 +39,7 @@ from launcher.trainer.rollback import MAD_TO_SIGMA
 from launcher.watch.course import course
 from launcher.watch.follower import judge
 from launcher.watch.loss_alerts import frozen_loss
-from launcher.watch.rises import RISE_NATS, limit_sds, rise, scales, sight, spikes
+from launcher.watch.loss_rises import RISE_NATS, limit_sds, rise, scales, sight, spikes
 
 PHIS, SDS = (0.0, 0.5, 0.9, 0.97, 0.99), (0.02, 0.05, 0.1)
 NUM_STEPS, WARMUP = 4000, 80

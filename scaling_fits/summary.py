@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.allocation.allocate import Allocation, ExactRun
-from scaling_fits.allocation.budgets import Assumption, Budget, Machine
+from scaling_fits.allocation.budgets import Assumption, BudgetMachine, ComputeBudget
 from scaling_fits.allocation.repeats import SOURCE, DataLimit
 from scaling_fits.allocation.shapes import ShapeChoice
 from scaling_fits.forecast import hindcast, pooling
@@ -165,7 +165,7 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
     }
 
 
-def budget_summary(budget: Budget, machine: Machine | None) -> dict[str, Json]:
+def budget_summary(budget: ComputeBudget, machine: BudgetMachine | None) -> dict[str, Json]:
     """`budget`: FLOPs, hours, dollars and days, and what they rest on."""
     body: dict[str, Json] = {
         each.name: canon.to_json(getattr(budget, each.name)) for each in dataclasses.fields(budget)

@@ -12,7 +12,7 @@ from tiny_study import ask
 
 from launcher.experiments.sweep_grids import wanted_tests
 from launcher.plan.file import PlanError, load_plan
-from launcher.study.opening import plan_study
+from launcher.study.study_folder import plan_study
 from proxies.core import canon
 from proxies.core.flops import count_params, flops_per_token
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.study.opening import plan_study
 from launcher.study.stages import bank_key
+from launcher.study.study_folder import plan_study
 from launcher.workers.host import HostFactory
 from proxies.core import canon
 from proxies.core.spec import RunResult
-from sweeps.run.pool import Advance
+from sweeps.run.pool import HostCall
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -34,7 +34,7 @@ def test_own_trainer(tmp_path):
     losses = []
     for width in study.plan.transfer.widths:
         spec = study.run(shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps)
-        call = Advance(bank_key=bank_key(spec), num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=50)
+        call = HostCall(bank_key=bank_key(spec), num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=50)
         while not (finished := host.advance(call).finished):
             call = dataclasses.replace(call, admit=())
         result = canon.decode(RunResult, finished[0].result)

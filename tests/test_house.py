@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
-CORE = {"proxies.external.keeper", "proxies.external.kept", "proxies.external.log_file"} | {
+CORE = {"proxies.external.keeper", "proxies.external.supervised_command", "proxies.external.log_file"} | {
     f"proxies.core.{path.stem}" for path in (ROOT / "proxies" / "core").glob("[a-z]*.py")
 }
 """What every room may import: standard library only."""

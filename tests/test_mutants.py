@@ -51,7 +51,7 @@ MUTANTS = {
         "tests/sweeps/test_ledger.py",
     ),
     "a suggestion sees a trial that may not have ended": (
-        "sweeps/search/past.py", "index - self.parallelism + 1", "index - self.parallelism + 2",
+        "sweeps/search/past_trials.py", "index - self.parallelism + 1", "index - self.parallelism + 2",
         "tests/sweeps/test_suggest.py",
     ),
     "an edited launch config keeps its digest": (

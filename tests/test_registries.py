@@ -25,9 +25,9 @@ EXCEPTIONS = {
     "proxies/parametrization/parametrization.py": "where the table meets a parameter and the forward multipliers",
     "proxies/model/decoder.py": "eps of the norms, which is another number",
     "launcher/plan/sources.py": "what sources say of the table's choices for decay and eps",
-    "launcher/explaining/parametrizations.py": "columns of a table whose `--json` keys are a contract",
+    "launcher/explanations/parametrizations.py": "columns of a table whose `--json` keys are a contract",
     "launcher/frozen/frozen.py": "the frozen record: its keys are a contract",
-    "launcher/trainer/hooks.py": "a rollback may lower the clip: the order for it",
+    "launcher/trainer/callbacks.py": "a rollback may lower the clip: the order for it",
     "launcher/trainer/rollback.py": "a rollback may lower the clip: the policy and the record of it",
     "launcher/trainer/training.py": "the clip in force at a step",
 }

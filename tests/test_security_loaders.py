@@ -29,7 +29,7 @@ from launcher.trainer.checkpoints import CheckpointError, newest_good
 from proxies.core import table_files
 from proxies.data.tokenizer import load_tokenizer
 from proxies.data.tokens import CorruptCorpusError, DataError, TokenStore, read_manifest
-from proxies.external.growing import MetricsError
+from proxies.external.growing_file import MetricsError
 from proxies.external.metric_files import MetricFiles
 from proxies.training.slot_state import newest
 from scaling_fits import fit_file

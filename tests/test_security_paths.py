@@ -7,7 +7,7 @@ from tiny_study import forerun, write_plan
 
 from launcher.plan.file import PlanError, load_plan
 from launcher.plan.plan import Plan
-from launcher.study.opening import LinksOutError, refuse_links_out
+from launcher.study.study_folder import LinksOutError, refuse_links_out
 from proxies.core.checks import SpecError
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import DataError, Shard, read_manifest

@@ -27,9 +27,9 @@ Drills of `forerun rehearse`, in the order in which they are held. What they are
 def alerts_page() -> str:
     """alerts.md."""
     import launcher.watch.follower  # noqa: F401  (its modules register their kinds)
-    from launcher.watch.alerts import KINDS, Commands, Finding
+    from launcher.watch.alerts import KINDS, AlertFinding, Commands
 
-    finding = Finding(first_step=1, seen="", evidence={})
+    finding = AlertFinding(first_step=1, seen="", evidence={})
     rows = [
         f"| `{kind.name}` | {', '.join(kind.severities)} | {cell(kind.when)} | "
         f"`{cell(Commands(run_dir='RUN').line(kind.next_command, finding))}` |"

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.cli.options import table
 from launcher.study.gates import findings, forecast_warnings, points
-from launcher.study.own import own_text
+from launcher.study.own_model import own_text
 from launcher.views import tables
 from launcher.views.numbers import count, interval, loss, words
 from launcher.views.search import sentences
@@ -15,7 +15,7 @@ from launcher.views.transfer import estimate, judged, name_of, wanted
 from proxies.core.canon import Json
 
 
-def _shown(found: tables.Table) -> str:
+def _shown(found: tables.TextTable) -> str:
     return table(found.head, found.rows)
 
 

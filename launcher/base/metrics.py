@@ -12,7 +12,7 @@ group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); a
 Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),
 `saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`; of that very step, whose
 line follows), `rolled_back` (`number`, `to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an
-attempt that ended in order, its `Ending`.
+attempt that ended in order, its `AttemptEnd`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.external.growing import Growing
+from proxies.external.growing_file import GrowingFile
 
 # A run's `metrics.jsonl`, followed while it is written, also over rewinds. Standard library only.
 
@@ -37,7 +37,7 @@ class Following:
     """Reads on where it stopped; lines that are not whole wait for their rest, lines that are none are skipped."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = Growing(run_dir / METRICS_FILE)
+        self._file = GrowingFile(run_dir / METRICS_FILE)
         self._pending = b""
 
     @property
@@ -96,7 +96,7 @@ class Header:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class AttemptEnd:
     """How an attempt at a run ended. A killed or crashed one leaves none."""
 
     event: Literal["finished", "stopped", "interrupted", "aborted", "refused"]
@@ -153,18 +153,18 @@ def rewind(run_dir: Path, step: int) -> None:
     canon.write_atomic(run_dir / METRICS_FILE, content.encode())
 
 
-def write_ending(run_dir: Path, ending: Ending) -> None:
+def write_ending(run_dir: Path, ending: AttemptEnd) -> None:
     """Tell the supervisor; a refused attempt leaves the run's own metrics alone."""
     if ending.event != "refused":
         append(run_dir, ending)
     canon.write_atomic(run_dir / ENDING_FILE, canon.pretty(ending))
 
 
-def read_ending(run_dir: Path) -> Ending | None:
+def read_ending(run_dir: Path) -> AttemptEnd | None:
     """How the last attempt ended, None if it did not get so far.
 
     Raises:
         CanonError: the file is not one of ours.
     """
     path = run_dir / ENDING_FILE
-    return canon.decode(Ending, canon.parse(path.read_bytes())) if path.exists() else None
+    return canon.decode(AttemptEnd, canon.parse(path.read_bytes())) if path.exists() else None

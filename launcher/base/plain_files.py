@@ -40,7 +40,7 @@ def expected(run_dir: Path, digest: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class RefusedCheckpoint:
     """A complete checkpoint that a run does not go on from."""
 
     step: int
@@ -50,7 +50,7 @@ class Refused:
     """Or else of a path that the run went back from, which the chronicle tells as a rollback."""
 
 
-def tell(run_dir: Path, digest: str, refused: Sequence[Refused]) -> None:
+def tell(run_dir: Path, digest: str, refused: Sequence[RefusedCheckpoint]) -> None:
     """Say it on stderr, and of corrupt ones in the run's chronicle, which a full disk may prevent. One rank only."""
     for each in refused:
         say(each.text)

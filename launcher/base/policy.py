@@ -29,7 +29,7 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Abort:
+class AbortPolicy:
     """When the run must stop by itself."""
 
     on_non_finite: bool

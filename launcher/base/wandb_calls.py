@@ -62,7 +62,7 @@ def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
     return given
 
 
-class Job:
+class WandbProcess:
     """A process that works with wandb: orders go in and answers come out as lines of JSON."""
 
     def __init__(self, command: list[str], data_dir: Path, *, online: bool, dies_with_us: bool = True) -> None:
@@ -176,10 +176,10 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[Job]:
+def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[WandbProcess]:
     """Within, `launcher.dashboards.wandb_process` takes orders; see there for them."""
     command = ["-m", "launcher.dashboards.wandb_process"]
-    with contextlib.closing(Job(command, data_dir, online=online, dies_with_us=dies_with_us)) as running:
+    with contextlib.closing(WandbProcess(command, data_dir, online=online, dies_with_us=dies_with_us)) as running:
         yield running
         running.end()
 
@@ -197,7 +197,7 @@ def upload(folders: Collection[Path], project: str, entity: str | None, more_sec
     command = ["-m", "wandb", "sync", "--include-synced", "--project", project, *whose, *map(str, folders)]
     with (
         tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch,
-        contextlib.closing(Job(command, Path(scratch), online=True)) as running,
+        contextlib.closing(WandbProcess(command, Path(scratch), online=True)) as running,
         contextlib.suppress(DashboardError),
     ):
         running.answer(more_seconds)

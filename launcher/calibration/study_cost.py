@@ -13,8 +13,8 @@ from launcher.estimates.utilization import PROXY_MFU
 from launcher.experiments.conventions import num_tie_runs
 from launcher.experiments.ladder import ladder_runs, stage_specs
 from launcher.experiments.sweep_grids import first_runs, warmup_runs
-from launcher.experiments.transferred import target_guess
-from launcher.plan.calibration_records import Asked, Calibration, Part
+from launcher.experiments.transferred_values import target_guess
+from launcher.plan.calibration_records import Calibration, ModeRequest, Part
 from launcher.plan.study import Study
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
@@ -36,7 +36,7 @@ WORKER_FLOPS = Span(
 class Speeds:
     """FLOPs a second of one worker, by shape and batch; of what was not measured, those of the nearest that was."""
 
-    measured: tuple[tuple[Asked, Span], ...] = ()
+    measured: tuple[tuple[ModeRequest, Span], ...] = ()
     source: str = ""
     num_workers: int = 0
     """Workers of the study that was calibrated, measuring at once; 0: not known."""
@@ -48,7 +48,7 @@ class Speeds:
         if not self.measured:
             return self.assumed
 
-        def far(asked: Asked) -> tuple[float, bool, bool]:
+        def far(asked: ModeRequest) -> tuple[float, bool, bool]:
             ratio = _step_flops(asked) / (flops_per_token(spec.shape) * spec.batch_tokens)
             unlike = (asked.shape, asked.batch_tokens) != (spec.shape, spec.batch_tokens)
             return abs(math.log(ratio)), unlike, asked.part != part
@@ -80,7 +80,7 @@ def speeds_of(found: Iterable[Calibration], study: Study, source: str, num_worke
     return Speeds(measured=tuple(measured), source=source, num_workers=num_workers if measured else 0)
 
 
-def _step_flops(asked: Asked) -> float:
+def _step_flops(asked: ModeRequest) -> float:
     return float(flops_per_token(asked.shape)) * asked.batch_tokens
 
 
@@ -91,7 +91,7 @@ MOST_ASKED = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class StageCost:
     """One stage's runs."""
 
     name: str
@@ -151,15 +151,15 @@ def runs_of(study: Study) -> list[StageRuns]:
     ]  # fmt: skip
 
 
-def stages_of(study: Study, speeds: Speeds) -> list[Stage]:
+def stages_of(study: Study, speeds: Speeds) -> list[StageCost]:
     """Every stage in order. A run that two stages ask for is made once, and counted in the first."""
     return [_stage(stage, speeds) for stage in runs_of(study)]
 
 
-def total_of(stages: Iterable[Stage]) -> Stage:
+def total_of(stages: Iterable[StageCost]) -> StageCost:
     """All of them together."""
     every = list(stages)
-    return Stage(
+    return StageCost(
         name="total", num_runs=(sum(s.num_runs[0] for s in every), sum(s.num_runs[1] for s in every)),
         flops=added(s.flops for s in every), core_hours=added(s.core_hours for s in every),
         disk_bytes=added(s.disk_bytes for s in every),
@@ -199,12 +199,12 @@ def _transfer(study: Study, point: Params) -> tuple[list[RunSpec], list[RunSpec]
     return list(first.values()), more
 
 
-def _stage(stage: StageRuns, speeds: Speeds) -> Stage:
+def _stage(stage: StageRuns, speeds: Speeds) -> StageCost:
     runs, every = stage.runs, [*stage.runs, *stage.more]
     flops, disk = _flops(runs), _disk(runs)
     part: Part = "ladder" if stage.name == "ladder" else "proxy"
     hours, more = _core_hours(runs, speeds, part), _core_hours(stage.more, speeds, part)
-    return Stage(
+    return StageCost(
         name=stage.name, num_runs=(len(runs), len(every)), flops=Span(value=flops, low=flops, high=_flops(every)),
         core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
         disk_bytes=Span(value=disk, low=disk, high=_disk(every)),

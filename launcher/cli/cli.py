@@ -78,7 +78,7 @@ _VERBS = {
     "verify": ("exports", "Digest, attestations and exports of a frozen config, each proven by its own trainer."),
     "export": ("exports", "A frozen config as a trainer's own files, with a fidelity report."),
     "rehearse": ("rehearse", "The drills before a launch: kills, cuts, corruption, NaN, a full disk, a hang."),
-    "launch": ("launching", "Run a frozen config with the embedded trainer, restarted when it dies."),
+    "launch": ("launch", "Run a frozen config with the embedded trainer, restarted when it dies."),
     "watch": ("watch", "A main run against its forecast: alerts, end and cost; afterwards, how it went."),
     "note": ("note", "Add a dated line to the logbook of the study and its main run; alone: print it."),
     "report": ("freeze", "report.html and report.json of a study."),

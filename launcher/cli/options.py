@@ -122,7 +122,7 @@ def corpus_of(folder: Path, given: Path | None) -> Path:
         UsageError: the study has none.
         PlanError, DataError: there is no study, or not a sound one.
     """
-    from launcher.study.opening import recorded_study
+    from launcher.study.study_folder import recorded_study
 
     corpus = given or recorded_study(folder.resolve().parent.parent).corpus
     if corpus is None:

@@ -24,13 +24,13 @@ def with_runner(
         PlanError, DataError, SweepError, GateError: what keeps it from being done.
     """
     from launcher.study.gates import failed_text
-    from launcher.study.opening import open_ledger, plan_study, verified_corpus
     from launcher.study.stages import Runner
+    from launcher.study.study_folder import open_ledger, plan_study, verified_corpus
 
     study = plan_study(plan_path, study_dir, overrides)
     store = verified_corpus(study)  # before the study folder is touched
     if study.factory is not None:  # so that a model which cannot be built yet pins nothing
-        from launcher.study.own import own_model
+        from launcher.study.own_model import own_model
 
         own_model(study)
     with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:

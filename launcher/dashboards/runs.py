@@ -37,7 +37,7 @@ def study_runs(study_dir: Path) -> list[RunRecord]:
         FrozenError, TamperedError: a config that was frozen of it is not what its digest names.
     """
     from launcher.report.body import body_of
-    from launcher.study.opening import recorded
+    from launcher.study.study_folder import recorded
 
     study, ledger = recorded(study_dir)
     body = canon.parse(canon.pretty(body_of(study, ledger)))
@@ -63,8 +63,8 @@ def main_runs(study: Study) -> list[RunRecord]:
 def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
     """By run id the stage and job that asked for it first: `search/trial`, `transfer/control` ..."""
     from launcher.experiments.ladder import stage_specs
-    from launcher.experiments.searching import ended_losses, growth, replicated, ties, trial_points
-    from launcher.experiments.transferred import StageMissingError, asked, transferred
+    from launcher.experiments.search import ended_losses, growth, replicated, ties, trial_points
+    from launcher.experiments.transferred_values import StageMissingError, asked, transferred
     from launcher.plan.study import NoFinishedTrialError
     from launcher.study import decide
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.talk import Meter
-from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Job, Mode, ask, job, upload
+from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Mode, WandbProcess, ask, job, upload
 from launcher.dashboards.records import RunRecord
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -35,7 +35,7 @@ _READ_BYTES, _POLL_SECONDS = 2**26, 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class WandbTarget:
     """Where W&B puts it."""
 
     project: str = "forerun"
@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class WrittenRun:
     """A run that was written, as `forerun.json` in its folder keeps it."""
 
     content: str
@@ -53,7 +53,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arrived:
+class UploadState:
     """What the service was asked back."""
 
     url: str
@@ -80,7 +80,7 @@ def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> tuple[dict[str, Path
         there = _entries(home)
         new = [run for run in runs if not _is_there(there.get(run.run_id), run)]
         with contextlib.ExitStack() as opened, Meter("logging runs", len(new)) as meter:
-            writer = opened.enter_context(writing(study_dir, "offline", Place())) if new else None
+            writer = opened.enter_context(writing(study_dir, "offline", WandbTarget())) if new else None
             for run in new:
                 assert writer is not None
                 writer.write(run)
@@ -89,7 +89,7 @@ def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> tuple[dict[str, Path
     return {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}, [run.run_id for run in new]
 
 
-def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: Place) -> Arrived:
+def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget) -> UploadState:
     """Upload what was logged offline and the service does not have as it is now; then ask it back for all.
 
     Raises:
@@ -104,11 +104,11 @@ def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: Place) -> Arr
         after = _asked(home, runs, place, seconds=ARRIVAL_SECONDS) if new else before
     names = {run.run_id: f"{run.name} ({run.run_id})" for run in runs}
     lacking = {names[run_id]: said for run_id, said in after["lacking"].items()}
-    return Arrived(url=after["url"], num_sent=len(new), num_there=len(runs) - len(lacking), lacking=lacking)
+    return UploadState(url=after["url"], num_sent=len(new), num_there=len(runs) - len(lacking), lacking=lacking)
 
 
 def keep_workspace(
-    study_dir: Path, runs: Sequence[RunRecord], place: Place, *, online: bool = False
+    study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget, *, online: bool = False
 ) -> tuple[Path | None, str | None]:
     """Write `wandb/workspace.json`, and online save it to W&B, unless both were done as they would be now.
 
@@ -172,23 +172,23 @@ def _folders(home: Path, run_id: str) -> list[Path]:
     return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
 
 
-def _entries(home: Path) -> dict[str, tuple[Path, Entry]]:
+def _entries(home: Path) -> dict[str, tuple[Path, WrittenRun]]:
     """Every run that was written whole, by its id."""
     found = {}
     for path in home.glob(f"*/{ENTRY_FILE}"):
         if named := _FOLDER.fullmatch(path.parent.name):
             with contextlib.suppress(OSError, ValueError):
-                found[named["run_id"]] = (path.parent, canon.decode(Entry, canon.parse(path.read_bytes())))
+                found[named["run_id"]] = (path.parent, canon.decode(WrittenRun, canon.parse(path.read_bytes())))
     return found
 
 
-def _is_there(found: tuple[Path, Entry] | None, run: RunRecord) -> bool:
+def _is_there(found: tuple[Path, WrittenRun] | None, run: RunRecord) -> bool:
     """Whether a run was written as it is now, and still lies there."""
     return found is not None and found[1].content == run.content and (found[0] / f"run-{run.run_id}.wandb").is_file()
 
 
 @contextlib.contextmanager
-def writing(root_dir: Path, mode: Mode, place: Place, *, dies_with_us: bool = True) -> Iterator[Writer]:
+def writing(root_dir: Path, mode: Mode, place: WandbTarget, *, dies_with_us: bool = True) -> Iterator[Writer]:
     """Within, a process of wandb's writes runs below `root_dir/wandb`; see `launcher.base.wandb_calls.Job`.
 
     Raises:
@@ -208,7 +208,7 @@ def writing(root_dir: Path, mode: Mode, place: Place, *, dies_with_us: bool = Tr
 class Writer:
     """Writes runs with wandb, one after another."""
 
-    def __init__(self, running: Job, home: Path, mode: Mode, place: Place, *, keeps_parts: bool) -> None:
+    def __init__(self, running: WandbProcess, home: Path, mode: Mode, place: WandbTarget, *, keeps_parts: bool) -> None:
         """`keeps_parts`: what is there of a run that could not be written whole stays, beside what was there before."""
         self.job, self._home, self._mode, self._place = running, home, mode, place
         self._keeps_parts = keeps_parts
@@ -246,9 +246,9 @@ class Writer:
         _remove(older)
         return folder, answer["url"], num_rows
 
-    def _read_back(self, run: RunRecord, folder: Path, num_rows: int) -> Entry:
+    def _read_back(self, run: RunRecord, folder: Path, num_rows: int) -> WrittenRun:
         """What is known of a run, once all of it is found in its folder: wandb says nothing when a disk is full."""
-        from proxies.external.growing import MetricsError
+        from proxies.external.growing_file import MetricsError
         from proxies.external.wandb_run import WandbRun
 
         if folder.parent != self._home:
@@ -265,7 +265,7 @@ class Writer:
             raise DashboardError(f"what wandb wrote cannot be read back: {error}; is the disk full?") from error
         if left:
             raise DashboardError(f"wandb did not write {left} of {num_rows} rows to {file}; is the disk full?")
-        return Entry(content=run.content, num_rows=num_rows)
+        return WrittenRun(content=run.content, num_rows=num_rows)
 
 
 def _remove(folders: Sequence[Path]) -> None:
@@ -277,7 +277,7 @@ def _seconds(num_rows: int) -> float:
     return _SECONDS_A_RUN + _SECONDS_A_ROW * num_rows
 
 
-def _asked(home: Path, runs: Sequence[RunRecord], place: Place, *, seconds: float) -> dict[str, Any]:
+def _asked(home: Path, runs: Sequence[RunRecord], place: WandbTarget, *, seconds: float) -> dict[str, Any]:
     """What the service lacks of the runs; what was never logged it lacks."""
     there = _entries(home)
     expected: list[Json] = []

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from launcher.doctor.findings import Finding, found, judge_names, warn
+from launcher.doctor.findings import DoctorFinding, found, judge_names, warn
 from launcher.doctor.folders import check_folder
-from launcher.doctor.libraries import Imported, judge_library, judge_python, needed, try_imports, version_of
+from launcher.doctor.libraries import LibraryCheck, judge_library, judge_python, needed, try_imports, version_of
 from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
 
 _AGAIN = "mend the lines above, then `forerun doctor` again"
 
 
-def examine(study_dir: Path) -> Iterator[Finding]:
+def examine(study_dir: Path) -> Iterator[DoctorFinding]:
     """Every finding, as it is made; some seconds, most of them for importing torch and Ray elsewhere.
 
     `study_dir`: where a study would lie.
@@ -32,19 +32,19 @@ def examine(study_dir: Path) -> Iterator[Finding]:
         yield warn("forerun", said, "pip install forerun, or `pip install -e .` in its source folder")
         needs = {"torch": []}
     imported = try_imports([name for name in needs if version_of(name)])
-    missing = Imported(problem="it is not installed")
+    missing = LibraryCheck(problem="it is not installed")
     for name, limits in needs.items():
         yield judge_library(name, version_of(name), limits, imported.get(name, missing))
     yield from _guarded("devices", lambda: _devices(imported.get("torch", missing)))
 
 
-def _devices(torch: Imported) -> list[Finding]:
+def _devices(torch: LibraryCheck) -> list[DoctorFinding]:
     gpus, problem = ask_smi()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None
     return [judge_driver(gpus, problem), judge_torch(version_of("torch"), torch, gpus, hidden)]
 
 
-def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _guarded(name: str, check: Callable[[], list[DoctorFinding]]) -> list[DoctorFinding]:
     try:
         return check()
     except Exception as error:  # whatever it is: the other lines are worth having

@@ -37,7 +37,7 @@ def foreign(found: dict[str, str], home: Path = HOME) -> dict[str, str]:
     return {name: where for name, where in found.items() if where != str(home / name)}
 
 
-def judge_names(found: dict[str, str], wandb_sweeps: bool, home: Path = HOME) -> Finding:
+def judge_names(found: dict[str, str], wandb_sweeps: bool, home: Path = HOME) -> DoctorFinding:
     """Whether they are ours alone; `wandb_sweeps`: W&B's distribution of that name is installed."""
     wrong = foreign(found, home)
     if wandb_sweeps:
@@ -71,7 +71,7 @@ STATES: tuple[State, ...] = ("ok", "warn", "fail")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One line: `warn` is what may cost time or surprise, `fail` is what a study or a launch would stop at."""
 
     name: str
@@ -81,33 +81,33 @@ class Finding:
     """What to type, or to do; there for all that is not ok."""
 
 
-def ok(name: str, said: str) -> Finding:
+def ok(name: str, said: str) -> DoctorFinding:
     """All is well."""
-    return Finding(name=name, state="ok", said=said)
+    return DoctorFinding(name=name, state="ok", said=said)
 
 
-def warn(name: str, said: str, mend: str) -> Finding:
+def warn(name: str, said: str, mend: str) -> DoctorFinding:
     """It works, but."""
-    return Finding(name=name, state="warn", said=said, mend=mend)
+    return DoctorFinding(name=name, state="warn", said=said, mend=mend)
 
 
-def fail(name: str, said: str, mend: str) -> Finding:
+def fail(name: str, said: str, mend: str) -> DoctorFinding:
     """It does not work."""
-    return Finding(name=name, state="fail", said=said, mend=mend)
+    return DoctorFinding(name=name, state="fail", said=said, mend=mend)
 
 
-def worst(found: Sequence[Finding]) -> State:
+def worst(found: Sequence[DoctorFinding]) -> State:
     """The worst state among them; ok where there are none."""
     return max((each.state for each in found), key=STATES.index, default="ok")
 
 
-def body_of(found: Sequence[Finding]) -> dict[str, object]:
+def body_of(found: Sequence[DoctorFinding]) -> dict[str, object]:
     """As `--json` prints them."""
     counts = {f"num_{state}": sum(each.state == state for each in found) for state in STATES}
     return {"outcome": worst(found), **counts, "findings": [asdict(each) for each in found]}
 
 
-def line_of(finding: Finding) -> str:
+def line_of(finding: DoctorFinding) -> str:
     """As people read it: the mend on a line of its own."""
     line = f"{finding.state:<4}  {finding.name}: {finding.said}"
     return f"{line}\n      mend: {finding.mend}" if finding.mend else line

@@ -6,14 +6,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from launcher.doctor.findings import Finding, fail, ok, warn
+from launcher.doctor.findings import DoctorFinding, fail, ok, warn
 
 LEAST_BYTES, ENOUGH_BYTES = 100 * 10**6, 2 * 10**9
 """Free where a study lies: the demo's takes some 20 MB, checkpoints of a large proxy more."""
 _SHARED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "gpfs", "beegfs", "fuse.sshfs", "fuse.s3fs")
 
 
-def check_folder(path: Path) -> Finding:
+def check_folder(path: Path) -> DoctorFinding:
     """Room and filesystem where a study would lie; that it can be written is tried, and what was written removed."""
     there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     try:
@@ -24,7 +24,7 @@ def check_folder(path: Path) -> Finding:
         return fail("study folder", said, "name another folder with --study")
 
 
-def judge_room(path: Path, free_bytes: int, filesystem: str) -> Finding:
+def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
     """Whether a study fits, and whether drivers on two machines may miss each other's locks."""
     name, free = "study folder", f"{free_bytes / 1e9:,.1f} GB free at {path}"
     mend = "free some space, or --study elsewhere"

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.doctor.findings import Finding, fail, ok, warn
+from launcher.doctor.findings import DoctorFinding, fail, ok, warn
 
 OLDEST_PYTHON = (3, 11)
 IMPORT_SECONDS = 120.0
@@ -40,7 +40,7 @@ print("\\nforerun-doctor " + json.dumps({"cuda": torch.version.cuda or "", "devi
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Imported:
+class LibraryCheck:
     """One library, tried."""
 
     problem: str = ""
@@ -49,28 +49,28 @@ class Imported:
     """What torch says: its `cuda`, what it `warned`, and what is wrong with each of its `devices`, empty if it adds."""
 
 
-def try_imports(names: Sequence[str], limit_seconds: float = IMPORT_SECONDS) -> dict[str, Imported]:
+def try_imports(names: Sequence[str], limit_seconds: float = IMPORT_SECONDS) -> dict[str, LibraryCheck]:
     """Import each in a process of its own, as a worker would, some at once."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         tried = pool.map(lambda name: _tried(name, limit_seconds), names)
         return dict(zip(names, tried, strict=True))
 
 
-def _tried(name: str, limit_seconds: float) -> Imported:
+def _tried(name: str, limit_seconds: float) -> LibraryCheck:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # as Ray's workers get it
     command = [sys.executable, "-P", "-c", _TORCH if name == "torch" else f"import {name}"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False,
                               timeout=limit_seconds)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Imported(problem=f"no answer in {limit_seconds:g} s")
+        return LibraryCheck(problem=f"no answer in {limit_seconds:g} s")
     if done.returncode < 0:
-        return Imported(problem=f"it ends the interpreter ({signal.Signals(-done.returncode).name})")
+        return LibraryCheck(problem=f"it ends the interpreter ({signal.Signals(-done.returncode).name})")
     if done.returncode > 0:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        return Imported(problem=said[-1][:300] if said else f"exit code {done.returncode}")
+        return LibraryCheck(problem=said[-1][:300] if said else f"exit code {done.returncode}")
     lines = [line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(_MARK)]
-    return Imported(facts=json.loads(lines[-1].removeprefix(_MARK)) if lines else {})
+    return LibraryCheck(facts=json.loads(lines[-1].removeprefix(_MARK)) if lines else {})
 
 
 def needed() -> dict[str, list[tuple[str, str]]]:
@@ -95,7 +95,7 @@ def version_of(name: str) -> str:
         return ""
 
 
-def judge_python(version: tuple[int, ...], platform: str) -> Finding:
+def judge_python(version: tuple[int, ...], platform: str) -> DoctorFinding:
     """The interpreter, and the system under it."""
     said = f"{'.'.join(map(str, version))} on {platform}"
     if version[:2] < OLDEST_PYTHON:
@@ -106,7 +106,7 @@ def judge_python(version: tuple[int, ...], platform: str) -> Finding:
     return ok("python", said)
 
 
-def judge_library(name: str, version: str, needs: Sequence[tuple[str, str]], tried: Imported) -> Finding:
+def judge_library(name: str, version: str, needs: Sequence[tuple[str, str]], tried: LibraryCheck) -> DoctorFinding:
     """Its version, and whether it can be imported."""
     mend = f"pip install '{name}{','.join(sign + limit for sign, limit in needs)}'"
     if not version:

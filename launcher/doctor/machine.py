@@ -9,8 +9,8 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from launcher.doctor.findings import Finding, fail, ok, warn
-from launcher.doctor.libraries import Imported
+from launcher.doctor.findings import DoctorFinding, fail, ok, warn
+from launcher.doctor.libraries import LibraryCheck
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """The object store of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts it on the disk."""
@@ -20,7 +20,7 @@ _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader
 _KEY_CHARS = 40
 
 
-def check_machine() -> list[Finding]:
+def check_machine() -> list[DoctorFinding]:
     """Every line of this process's machine but its GPUs."""
     return [
         judge_shm(shutil.disk_usage("/dev/shm").free),
@@ -29,7 +29,7 @@ def check_machine() -> list[Finding]:
     ]
 
 
-def judge_shm(free: int) -> Finding:
+def judge_shm(free: int) -> DoctorFinding:
     """Ray's object store lies there, and what NCCL and data loaders share."""
     said = f"{free / 2**20:,.0f} MiB free"
     if free < OBJECT_STORE_BYTES:
@@ -53,7 +53,7 @@ def loopback_problem() -> str:
         return error.strerror or str(error)
 
 
-def judge_loopback(problem: str) -> Finding:
+def judge_loopback(problem: str) -> DoctorFinding:
     """Ray's parts and the ranks of a run meet there."""
     if problem:
         mend = "sudo ip link set lo up; in a container, allow connections to 127.0.0.1"
@@ -61,7 +61,7 @@ def judge_loopback(problem: str) -> Finding:
     return ok("ports", "127.0.0.1 takes connections at free ports")
 
 
-def judge_wandb(environment: Mapping[str, str]) -> Finding:
+def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
     """A key is needed for `--online` alone; its value is not kept."""
     key = environment.get("WANDB_API_KEY")
     if key is None:
@@ -88,7 +88,7 @@ def ask_smi(seconds: float = SMI_SECONDS) -> tuple[list[str], str]:
     return [line.strip() for line in done.stdout.splitlines() if line.strip()], ""
 
 
-def judge_driver(gpus: Sequence[str], problem: str) -> Finding:
+def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
     """The machine's GPUs and their driver, whatever torch is; `gpus`: name, memory and driver of each."""
     if problem:
         mend = "sudo dmesg | grep -i -E 'nvrm|xid' says why; often a restart mends it, or a new driver"
@@ -99,7 +99,7 @@ def judge_driver(gpus: Sequence[str], problem: str) -> Finding:
     return ok("driver", f"{len(gpus)} GPUs: {kinds}")
 
 
-def judge_torch(version: str, torch: Imported, gpus: Sequence[str], hidden: bool) -> Finding:
+def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: bool) -> DoctorFinding:
     """Whether torch can use what is there; `hidden`: CUDA_VISIBLE_DEVICES is set."""
     name = "torch and GPUs"
     if torch.problem:

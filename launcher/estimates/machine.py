@@ -67,7 +67,7 @@ MOST_GPUS = 10**5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+class MachineOptions:
     """What a user says of the machine; None: of the reference table, or assumed. Bad values are refused all at once."""
 
     gpu: str = "H100"
@@ -108,7 +108,7 @@ class Machine:
     price_usd: Span | None
 
 
-def machine_of(given: Given, flops_per_token: float) -> Machine:
+def machine_of(given: MachineOptions, flops_per_token: float) -> Machine:
     """The table's numbers, with what was given in their place.
 
     `flops_per_token` of the run, in the MFU's convention, turn a measured throughput into a share of the peak.

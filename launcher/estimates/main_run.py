@@ -8,7 +8,7 @@ from typing import cast
 
 from launcher.base.policy import Recomputed
 from launcher.estimates.layout import layout_problems, microbatches
-from launcher.estimates.machine import MFU_CONVENTION, Given, Machine, Span, exactly, gpu_hours, machine_of
+from launcher.estimates.machine import MFU_CONVENTION, Machine, MachineOptions, Span, exactly, gpu_hours, machine_of
 from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
 from launcher.frozen.frozen import Parallelism
 from proxies.core import canon
@@ -183,7 +183,7 @@ class MainEstimate:
     """Duration of a step that makes progress."""
 
 
-def estimate_main(run: MainRun, given: Given) -> MainEstimate:
+def estimate_main(run: MainRun, given: MachineOptions) -> MainEstimate:
     """What the main run takes on the machine.
 
     Raises:

@@ -35,7 +35,7 @@ PROXY_MFU = Span(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class UtilizationLine:
     """Log of the share, as a line."""
 
     middle: float
@@ -61,7 +61,7 @@ class Line:
         )  # fmt: skip
 
 
-PUBLISHED = Line(
+PUBLISHED = UtilizationLine(
     middle=-1.0406051212342933, fast=-0.39212209372076573, slope=0.07287207841366715, scale=0.24100941505825926,
     num_runs=34,
 )  # fmt: skip

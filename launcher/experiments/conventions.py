@@ -60,7 +60,7 @@ def rate_offsets(values: Mapping[str, float], best: Mapping[str, float]) -> tupl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class ConventionFinding:
     """What paired runs say of a convention."""
 
     basis: Basis
@@ -83,7 +83,7 @@ class Finding:
 def contest(
     study: Study, searched: Callable[[int], RunSpec], conventional: Callable[[float, int], RunSpec],
     offsets: Sequence[float], num_seeds: int, results: Mapping[str, RunResult],
-) -> tuple[tuple[RunSpec, ...], Finding | None]:  # fmt: skip
+) -> tuple[tuple[RunSpec, ...], ConventionFinding | None]:  # fmt: skip
     """Compare a searched value with a convention, seed by seed, by the study's margin and level.
 
     Returns the runs that are asked for, as far as outcomes tell, and what they say once all have ended.
@@ -117,7 +117,7 @@ def contest(
 
 def _found(
     study: Study, outcomes: Mapping[tuple[int, int], RunResult], which: int, octaves: float, num_seeds: int
-) -> Finding:
+) -> ConventionFinding:
     """What the runs of the searched value (0) and of the convention (`which`) say; noise is told by all of them."""
     from sweeps.search.replicates import difference
 
@@ -134,7 +134,7 @@ def _found(
         basis = "searched"
     elif told is not None and told.value <= told.noise:
         basis = "noise"
-    return Finding(
+    return ConventionFinding(
         basis=basis, loses_nats=None if told is None else (told.value, told.low, told.high),
         noise_nats=None if told is None else told.noise, octaves=octaves, num_seeds=num_seeds,
         num_diverged=diverged[1],
@@ -147,7 +147,7 @@ def num_runs(num_offsets: int, num_seeds: int) -> int:
     return num_seeds + scouts
 
 
-def because(finding: Finding, margin_nats: float) -> str:
+def because(finding: ConventionFinding, margin_nats: float) -> str:
     """Why a convention is used, or not, as one says it."""
     if finding.basis == "same":
         return "the search found it too"
@@ -168,7 +168,7 @@ def because(finding: Finding, margin_nats: float) -> str:
     return "not determined, conventional: too few runs can tell"
 
 
-SAME = Finding(basis="same", loses_nats=None, noise_nats=None, octaves=0.0, num_seeds=0)
+SAME = ConventionFinding(basis="same", loses_nats=None, noise_nats=None, octaves=0.0, num_seeds=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +183,7 @@ class Tie:
     """Whose value the conventional one is."""
     together: tuple[Hyperparameter, ...]
     """That had their conventional values in these runs."""
-    finding: Finding
+    finding: ConventionFinding
 
     @property
     def value(self) -> float:
@@ -206,7 +206,7 @@ class Tie:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settled:
+class ConventionDecisions:
     """The decisions, as far as outcomes tell, and the runs that they take."""
 
     ties: tuple[Tie, ...]
@@ -216,7 +216,7 @@ class Settled:
     """None before all has been decided."""
 
 
-def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str, RunResult]) -> Settled:
+def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str, RunResult]) -> ConventionDecisions:
     """Decide between the best trial's values and conventional ones.
 
     Args:
@@ -234,16 +234,16 @@ def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str
     taken: tuple[Hyperparameter, ...] = tuple(same)
     octaves = 0.0
 
-    def tried(names: tuple[Hyperparameter, ...]) -> Finding | None:
+    def tried(names: tuple[Hyperparameter, ...]) -> ConventionFinding | None:
         wanted, found = _tried(study, best, {name: values[name] for name in names}, results)
         specs.update((spec.id, spec) for spec in wanted)
         return found
 
-    def ended(*, whole: bool) -> Settled:
+    def ended(*, whole: bool) -> ConventionDecisions:
         rate = best["learning_rate"] * 2.0**octaves
         point: Params = {**best, "learning_rate": rate}
         point.update((name, values[name]) for name in taken)
-        return Settled(ties=tuple(ties), specs=tuple(specs.values()), point=point if whole else None)
+        return ConventionDecisions(ties=tuple(ties), specs=tuple(specs.values()), point=point if whole else None)
 
     if not left:
         return ended(whole=True)
@@ -305,7 +305,7 @@ def _open(study: Study, space: SearchSpace) -> list[Hyperparameter]:
 
 def _tried(
     study: Study, best: Params, values: Params, results: Mapping[str, RunResult]
-) -> tuple[tuple[RunSpec, ...], Finding | None]:
+) -> tuple[tuple[RunSpec, ...], ConventionFinding | None]:
     """The best trial's point against the same with these values."""
 
     def conventional(octaves: float, seed: int) -> RunSpec:
@@ -317,7 +317,7 @@ def _tried(
 
 
 def _tie(
-    study: Study, best: Params, name: Hyperparameter, finding: Finding, together: tuple[Hyperparameter, ...]
+    study: Study, best: Params, name: Hyperparameter, finding: ConventionFinding, together: tuple[Hyperparameter, ...]
 ) -> Tie:  # fmt: skip
     value, source = convention(study.plan, name)
     return Tie(
@@ -345,7 +345,7 @@ class WarmupRule:
     rule: Rule
     num_tokens: int | None = None
     """Tokens of the runs that compared both; None: none did."""
-    finding: Finding | None = None
+    finding: ConventionFinding | None = None
     """The convention is a number of tokens; None: not compared."""
 
     def body(self, margin_nats: float) -> dict[str, Json]:

@@ -125,7 +125,7 @@ LEAST_NOISE_NATS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tried:
+class RungRate:
     """One rate of a checked rung."""
 
     octaves: float
@@ -161,7 +161,7 @@ class RungCheck:
     """What the runs about one rung say."""
 
     rung: RunSpec
-    tried: tuple[Tried, ...]
+    tried: tuple[RungRate, ...]
     noise_nats: float | None
     """Standard deviation of one run; None: nothing tells."""
     excess: Excess | None
@@ -169,7 +169,7 @@ class RungCheck:
     words: str
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> RungRate | None:
         """The rate of the lowest loss; None without any."""
         return best_of(self.tried)
 
@@ -194,7 +194,7 @@ def check(
     if any(spec.id not in results for _, specs in checked.runs for spec in specs):
         return None
     tried = tuple(
-        Tried(
+        RungRate(
             octaves=octaves, learning_rate=specs[0].hparams.learning_rate,
             losses_nats=tuple(results[spec.id].loss_nats for spec in specs),
             diverged=any(results[spec.id].status == "diverged" for spec in specs),
@@ -209,7 +209,7 @@ def check(
     )  # fmt: skip
 
 
-def excess_of(tried: Sequence[Tried], noise_nats: float, level: float) -> Excess | None:
+def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Excess | None:
     """A parabola through the mean losses, and what the rung's own rate loses to its lowest point in between.
 
     None with fewer than three rates that finished, or none on one side of the rung's own. Beyond the outermost rates
@@ -268,7 +268,7 @@ def _interval(draws: Floats, value: float, level: float) -> tuple[float, float]:
 
 
 def _judge(
-    tried: Sequence[Tried], noise_nats: float | None, excess: Excess | None, margin_nats: float, level: float
+    tried: Sequence[RungRate], noise_nats: float | None, excess: Excess | None, margin_nats: float, level: float
 ) -> tuple[Tuned, str]:
     """Mis-tuned where a neighbour is better by more than the margin and the noise; tuned where no rate can be."""
     own, best = next(one for one in tried if one.octaves == 0), best_of(tried)
@@ -300,13 +300,13 @@ def _judge(
     return "cannot_tell", f"{said}; {margin_nats:g} nats are allowed: {more}"
 
 
-def best_of(tried: Sequence[Tried]) -> Tried | None:
+def best_of(tried: Sequence[RungRate]) -> RungRate | None:
     """The rate of the lowest loss; None where none has one."""
     finite = [one for one in tried if one.loss_nats is not None]
     return min(finite, key=lambda one: one.loss_nats or 0.0, default=None)
 
 
-def _why_no_excess(tried: Sequence[Tried]) -> str:
+def _why_no_excess(tried: Sequence[RungRate]) -> str:
     """Why there is no parabola, and the rates that would make one."""
     lost = [f"{one.octaves:+g}" for one in tried if one.loss_nats is None]
     nearer = [one.octaves if one.loss_nats is not None else one.octaves / 2 for one in tried if one.octaves]

@@ -31,7 +31,7 @@ from sweeps.search.space import Params
 from transfer.question import Axis, Hyperparameter, Point, Question, from_log2, to_log2
 
 if TYPE_CHECKING:
-    from transfer.verdict.verdict import Judged, Verdict
+    from transfer.verdict.verdict import DetailedVerdict, Verdict
 
 FIRST_SIZES = 2
 """With the whole grid around the search's best; larger ones need less, around what these predict."""
@@ -202,7 +202,7 @@ def base_value(study: Study, name: Hyperparameter, point: Params) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class SharedSettings:
     """What a test's runs have in common."""
 
     study: Study
@@ -218,7 +218,7 @@ class Setting:
     """Whether larger sizes' grids are asked for without the smaller ones' optima, as if these lay at the base's."""
 
 
-def transfer_test(setting: Setting, name: Hyperparameter, axis: Axis) -> TransferTest:
+def transfer_test(setting: SharedSettings, name: Hyperparameter, axis: Axis) -> TransferTest:
     """A hyperparameter over an axis; the learning rate over width with its control condition."""
     rate = name == "learning_rate"
     condition = _rates(setting, axis) if rate else _values(setting, name, axis)
@@ -226,7 +226,7 @@ def transfer_test(setting: Setting, name: Hyperparameter, axis: Axis) -> Transfe
     return TransferTest(hyperparameter=name, axis=axis, condition=condition, control=control)
 
 
-def _rates(setting: Setting, axis: Axis) -> Condition:
+def _rates(setting: SharedSettings, axis: Axis) -> Condition:
     study, base = setting.study, base_sizes(setting.study).along(axis)
     transfer = study.plan.transfer
     centre = float(round(math.log2(setting.best["learning_rate"])))
@@ -257,7 +257,7 @@ def _rates(setting: Setting, axis: Axis) -> Condition:
     return _extended(setting, "learning_rate", axis, cells)
 
 
-def _predicted(setting: Setting, known: Condition, axis: Axis, base: int, size: int) -> float | None:
+def _predicted(setting: SharedSettings, known: Condition, axis: Axis, base: int, size: int) -> float | None:
     """Where the smaller sizes' optima put this one's, to a quarter octave; None if they do not say."""
     from transfer.verdict.verdict import MIN_DRAWS, examine
 
@@ -268,7 +268,7 @@ def _predicted(setting: Setting, known: Condition, axis: Axis, base: int, size: 
     return round(float(found.at_target.line.at_target[0]) / ROUNDING_OCTAVES) * ROUNDING_OCTAVES
 
 
-def _control(setting: Setting) -> Condition:
+def _control(setting: SharedSettings) -> Condition:
     """The control over width, in standard form: at the base both are the same function, and share its runs."""
     study, base = setting.study, setting.study.plan.proxy.base_width
     transfer = study.plan.transfer
@@ -281,7 +281,7 @@ def _control(setting: Setting) -> Condition:
     return _extended(setting, "learning_rate", "width", cells, control=True)
 
 
-def _values(setting: Setting, name: Hyperparameter, axis: Axis) -> Condition:
+def _values(setting: SharedSettings, name: Hyperparameter, axis: Axis) -> Condition:
     """Another hyperparameter over an axis, around the value that the search settled on."""
     study, transfer = setting.study, setting.study.plan.transfer
     sizes = study.plan.hyperparameter_widths if axis == "width" else axis_sizes(study, axis)
@@ -295,7 +295,8 @@ def _values(setting: Setting, name: Hyperparameter, axis: Axis) -> Condition:
 
 
 def _extended(
-    setting: Setting, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *, control: bool = False
+    setting: SharedSettings, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *,
+    control: bool = False,
 ) -> Condition:  # fmt: skip
     """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, which mend what no verdict
     can be made from, for runs that sharpen it too.
@@ -320,7 +321,7 @@ def _extended(
     return _condition(setting, name, axis, cells, control=control)
 
 
-def _judged_so_far(setting: Setting, name: Hyperparameter, axis: Axis, condition: Condition) -> Verdict:
+def _judged_so_far(setting: SharedSettings, name: Hyperparameter, axis: Axis, condition: Condition) -> Verdict:
     """The verdict that says which runs are still wanted."""
     from transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
 
@@ -334,7 +335,7 @@ def _judged_so_far(setting: Setting, name: Hyperparameter, axis: Axis, condition
     return judge(points, question) if found.outcome == "drifts" else found
 
 
-def question_of(setting: Setting, name: Hyperparameter, axis: Axis, transferred: float | None) -> Question:
+def question_of(setting: SharedSettings, name: Hyperparameter, axis: Axis, transferred: float | None) -> Question:
     """What is asked of a test's runs."""
     study, base = setting.study, base_sizes(setting.study)
     powers, power = scaling(study.plan.parametrization, name), 0.0
@@ -367,7 +368,8 @@ def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value:
 
 
 def _condition(
-    setting: Setting, name: Hyperparameter, axis: Axis, cells: Mapping[tuple[int, float], int], *, control: bool = False
+    setting: SharedSettings, name: Hyperparameter, axis: Axis, cells: Mapping[tuple[int, float], int], *,
+    control: bool = False,
 ) -> Condition:  # fmt: skip
     study, base = setting.study, base_sizes(setting.study).along(axis)
     own, specs = base_value(study, name, setting.best), list[tuple[RunSpec, float]]()
@@ -391,7 +393,7 @@ def _condition(
 
 def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:
     """By test, the runs that its first verdict asks for, before anything has ended."""
-    setting = Setting(study=study, results={}, best=point, target=target, rounds=0, foreseen=True)
+    setting = SharedSettings(study=study, results={}, best=point, target=target, rounds=0, foreseen=True)
     tests = [transfer_test(setting, name, axis) for name, axis in wanted_tests(study)]
     return {test.name: test.specs for test in tests}
 
@@ -409,7 +411,7 @@ def warmup_runs(
     )  # fmt: skip
 
 
-def judged(setting: Setting, test: TransferTest, transferred: float | None) -> Judged:
+def judged(setting: SharedSettings, test: TransferTest, transferred: float | None) -> DetailedVerdict:
     """The verdict on a test's runs, with what it was drawn from."""
     from transfer.verdict.verdict import examine
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from launcher.base.flag import die_with_parent
+from launcher.exporters.export_writer import PROVE_FILE
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
-from launcher.exporters.writing import PROVE_FILE
 from launcher.frozen.frozen import Decision
 from proxies.core import canon
 from proxies.core.shape import Shape
@@ -40,7 +40,7 @@ class ProofError(ValueError):
         super().__init__(f"{trainer} proof: " + "; ".join(problems))
 
 
-class Provable(Exporter, Protocol):
+class ProvableExporter(Exporter, Protocol):
     """An exporter whose `prove.py` tells what its trainer made of the files.
 
     One whose trainer cannot do all as frozen also has `foretold(decision) -> view.Run`: what it does.
@@ -139,7 +139,7 @@ def prove(decision: Decision, trainer: str, version: str, python: Path, lying: P
         ExportError: what the trainer cannot run.
         ProofError: the trainer could not be asked.
     """
-    room = cast(Provable, exporter(trainer))
+    room = cast(ProvableExporter, exporter(trainer))
     with tempfile.TemporaryDirectory(prefix="forerun-proof-") as scratch:
         room.export(decision, Path(scratch), version)
         problems = [] if lying is None else _stale(Path(scratch), lying)

@@ -23,7 +23,7 @@ TOLD = " (told of in its fidelity report)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedWith(GroupNumbers):
+class OptimizerSettings(GroupNumbers):
     """What the trainer's optimizer holds for one of its parameters."""
 
     num_elements: int
@@ -49,12 +49,12 @@ class TrainerView:
     """Updates, counted from 0, at which the rates were read."""
     rates: tuple[tuple[float, ...], ...]
     """Learning rates that the trainer's scheduler set for those updates; one row per optimizer group."""
-    parameters: dict[str, TrainedWith]
+    parameters: dict[str, OptimizerSettings]
     """By the trainer's own names; a matrix shared by two layers once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunNumbers:
     """The numbers of a run, parameter by parameter and step by step."""
 
     numbers: Mapping[str, Mapping[str, float]]
@@ -75,7 +75,7 @@ def proof_steps(schedule: Schedule) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def frozen_run(decision: Decision) -> Run:
+def frozen_run(decision: Decision) -> RunNumbers:
     """The run that is frozen.
 
     Raises:
@@ -83,13 +83,15 @@ def frozen_run(decision: Decision) -> Run:
     """
     schedule = decision.learning_rate.schedule
     assigned = assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
-    return Run(
+    return RunNumbers(
         numbers={name: {field: getattr(group, field) for field in GROUP_NUMBERS} for name, group in assigned.items()},
         shares=tuple(lr_multiplier(schedule, step) for step in proof_steps(schedule)),
     )
 
 
-def compare(decision: Decision, view: TrainerView, names: Mapping[str, str], run: Run | None = None) -> list[str]:
+def compare(
+    decision: Decision, view: TrainerView, names: Mapping[str, str], run: RunNumbers | None = None
+) -> list[str]:
     """Where a trainer's run is not the frozen one (or `run`, in its numbers); empty if nowhere.
 
     `names` gives each of our parameters' name in the trainer; several may share one (a fused matrix, if they are
@@ -114,7 +116,7 @@ def compare(decision: Decision, view: TrainerView, names: Mapping[str, str], run
     return problems + _rate_differences(view, proof_steps(decision.learning_rate.schedule), peaks, run.shares)
 
 
-def marked(decision: Decision, view: TrainerView, names: Mapping[str, str], foretold: Run) -> list[str]:
+def marked(decision: Decision, view: TrainerView, names: Mapping[str, str], foretold: RunNumbers) -> list[str]:
     """The differences of `compare`, those that are `foretold` ending in TOLD; and where that does not come true.
 
     Raises:

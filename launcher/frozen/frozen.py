@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from launcher.base.policy import Abort, Checkpointing, Monitoring, Recomputed, SpikePolicy
+from launcher.base.policy import AbortPolicy, Checkpointing, Monitoring, Recomputed, SpikePolicy
 from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.hyperparameters import HYPERPARAMETERS
@@ -177,7 +177,7 @@ class Decision:
     parallelism: Parallelism
     checkpointing: Checkpointing
     predicted: PredictedLoss
-    abort: Abort
+    abort: AbortPolicy
     spikes: SpikePolicy = field(default=SpikePolicy())
     monitoring: Monitoring = field(default=Monitoring())
     compiled: bool = False

@@ -30,7 +30,7 @@ class Exported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class FolderContents:
     """What lies in the folder of a frozen config."""
 
     unchanged: tuple[str, ...]
@@ -82,7 +82,7 @@ def since_frozen(folder: Path, digest: str, ledger: Ledger) -> tuple[str, int | 
     return head, since, set(cast(list[str], evidence["run_ids"])) - set(ledger.results())
 
 
-def look_through(folder: Path, digest: str) -> Found:
+def look_through(folder: Path, digest: str) -> FolderContents:
     """Every file beside a launch file: attestations by digest and hash, exports by their attestations.
 
     Raises:
@@ -122,7 +122,7 @@ def look_through(folder: Path, digest: str) -> Found:
     for entry in sorted(exports_dir.iterdir()) if exports_dir.exists() else ():
         if entry.name not in attested and not entry.name.endswith(_PART):  # which one that was stopped left
             raise TamperedError(str(entry), ["no attestation names it: `forerun export` makes it anew"])
-    return Found(unchanged=tuple(unchanged), exports=tuple(exports))
+    return FolderContents(unchanged=tuple(unchanged), exports=tuple(exports))
 
 
 def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Exported, int]:

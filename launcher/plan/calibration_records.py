@@ -17,7 +17,7 @@ MOST_SLOTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ModeRequest:
     """Runs that share what they compute with, and what of that is to be chosen."""
 
     part: Part
@@ -35,7 +35,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class PlannedWork:
     """The runs a choice is for."""
 
     num_workers: int
@@ -59,7 +59,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class ModeTiming:
     """What was measured of a mode, over all workers, and what the planned runs would take with it."""
 
     mode: Numerics
@@ -82,16 +82,16 @@ class Figure:
 class Calibration:
     """What was chosen, from what, and why. A record of the ledger: it is never made again."""
 
-    asked: Asked
+    asked: ModeRequest
     chosen: Numerics
     why: str
     device: str
     """Empty where nothing was measured."""
     num_workers: int
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[ModeTiming, ...] = ()
 
     @property
-    def figure(self) -> Figure | None:
+    def figure(self) -> ModeTiming | None:
         """What was measured of the mode that was chosen; None where nothing was."""
         return next((figure for figure in self.figures if figure.mode == self.chosen), None)
 

@@ -32,7 +32,7 @@ from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
-from sweeps.run.budget import Caps
+from sweeps.run.budget import BudgetCaps
 
 # Section `[cluster]` of a plan: where proxies run. No part of the question: it may change on resume.
 
@@ -91,9 +91,9 @@ class ClusterSection(Section):
         return num_workers * (self.worker_gpus or self.worker_cpus)
 
     @property
-    def caps(self) -> Caps:
+    def caps(self) -> BudgetCaps:
         """The most that the study may take."""
-        return Caps(
+        return BudgetCaps(
             num_runs=self.max_runs or None,
             flops=self.max_flops or None,
             hours=self.max_hours or None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.plan.calibration_records import Asked, Part
+from launcher.plan.calibration_records import ModeRequest, Part
 from launcher.plan.plan import Plan
 from proxies.core import canon
 from proxies.core.hyperparameters import LEARNING_RATE, Hparams, warmup_of, with_warmup
@@ -111,10 +111,10 @@ class Study:
         """Base-width hyperparameters: those of the point, the others the plan's."""
         return Hparams.at(point, self.plan.proxy.hyperparameters)
 
-    def asked(self, part: Part, shape: Shape, batch_tokens: int) -> Asked:
+    def asked(self, part: Part, shape: Shape, batch_tokens: int) -> ModeRequest:
         """How runs of a shape and batch compute, and what of it a calibration chooses."""
         given, choices = self.plan.numerics(part), self.plan.choices(part)
-        return Asked(part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=choices)
+        return ModeRequest(part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=choices)
 
     def numerics(self, part: Part, shape: Shape, batch_tokens: int) -> Numerics:
         """How they compute, as the plan says or the calibration chose."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from launcher.base.plain_files import CHECKPOINTS, Refused, complete_folders
+from launcher.base.plain_files import CHECKPOINTS, RefusedCheckpoint, complete_folders
 from launcher.base.watchdog import FLOOR_SECONDS
 from launcher.rehearsal.faults import Fault, fired
 from launcher.rehearsal.registry import DrillResult, judged
-from launcher.rehearsal.stage import Stage
+from launcher.rehearsal.stage import RehearsalFolder
 from launcher.trainer import checkpoints
 from proxies.core.canon import Json
 from proxies.core.failures import cause_in
@@ -17,20 +17,20 @@ BETWEEN_SAVES, AFTER_SAVE = 10, 9
 """Updates made before a fault: between two checkpoints, past the warmup; one after a checkpoint that has one before."""
 
 
-def killed_rank(stage: Stage) -> DrillResult:
+def killed_rank(stage: RehearsalFolder) -> DrillResult:
     """A rank killed between gradients and update: the job is started again, and its weights end the same."""
     fault = Fault(kind="kill", step=BETWEEN_SAVES)
     return _restarted(stage, "killed_rank", fault, FLOOR_SECONDS, "a rank was killed (SIGKILL)")
 
 
-def hang(stage: Stage) -> DrillResult:
+def hang(stage: RehearsalFolder) -> DrillResult:
     """A rank that stands still: the supervisor notices, kills the job, starts it again."""
     seconds = stage.hang_seconds
     what = f"a rank stood still; after {seconds:g} s without a step the job was killed"
     return _restarted(stage, "hang", Fault(kind="hang", step=BETWEEN_SAVES), seconds, what)
 
 
-def _restarted(stage: Stage, name: str, fault: Fault, hang_seconds: float, what: str) -> DrillResult:
+def _restarted(stage: RehearsalFolder, name: str, fault: Fault, hang_seconds: float, what: str) -> DrillResult:
     run = stage.fresh(name.replace("_", "-"))
     outcome = stage.run(run, fault, max_restarts=1, hang_seconds=hang_seconds)
     struck, before = fired(stage.path(run), fault.kind).exists(), f"{what} before update {fault.step + 1}"
@@ -46,7 +46,7 @@ def _restarted(stage: Stage, name: str, fault: Fault, hang_seconds: float, what:
     return judged(name, struck and outcome.num_restarts == 1 and apart.bitwise, said, seen)
 
 
-def nan(stage: Stage) -> DrillResult:
+def nan(stage: RehearsalFolder) -> DrillResult:
     """A forward pass that gives NaN: stopped before the update, the last checkpoint as it was."""
     run = stage.fresh("nan")
     outcome = stage.run(run, Fault(kind="nan", step=AFTER_SAVE))
@@ -62,7 +62,7 @@ def nan(stage: Stage) -> DrillResult:
     )  # fmt: skip
 
 
-def sigterm(stage: Stage) -> DrillResult:
+def sigterm(stage: RehearsalFolder) -> DrillResult:
     """A scheduler's SIGTERM: saved at once, exit 130, and resumed from there."""
     run = stage.fresh("sigterm")
     outcome = stage.run(run, Fault(kind="sigterm", step=AFTER_SAVE, supervisor_pid=os.getpid()))
@@ -78,7 +78,7 @@ def sigterm(stage: Stage) -> DrillResult:
     )  # fmt: skip
 
 
-def disk_full(stage: Stage) -> DrillResult:
+def disk_full(stage: RehearsalFolder) -> DrillResult:
     """No room for a checkpoint: ends in words, the older one intact; with room again it resumes."""
     run = stage.fresh("disk-full")
     outcome = stage.run(run, Fault(kind="disk_full", step=AFTER_SAVE))
@@ -96,12 +96,12 @@ def disk_full(stage: Stage) -> DrillResult:
     )  # fmt: skip
 
 
-def _newest(stage: Stage, run: str) -> tuple[int, bool]:
+def _newest(stage: RehearsalFolder, run: str) -> tuple[int, bool]:
     """The newest checkpoint's step, and whether it is whole by its hashes; 0 where there is none."""
     newest = max(complete_folders(stage.path(run) / CHECKPOINTS), default=0)
     if not newest:
         return 0, False
-    refused: list[Refused] = []
+    refused: list[RefusedCheckpoint] = []
     try:
         found = checkpoints.newest_good(stage.path(run) / CHECKPOINTS, stage.decision.digest, refused)
     except checkpoints.CheckpointError:
@@ -109,7 +109,7 @@ def _newest(stage: Stage, run: str) -> tuple[int, bool]:
     return newest, found is not None and found.step == newest and not refused
 
 
-def _resumes(stage: Stage, run: str, whole: bool) -> bool:
+def _resumes(stage: RehearsalFolder, run: str, whole: bool) -> bool:
     """Whether the run, started again, ends bitwise as the uninterrupted one."""
     after = stage.run(run) if whole else None
     return after is not None and after.event == "finished" and stage.apart(stage.reference(), run).bitwise

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from launcher.rehearsal.registry import FULL_DISK_BYTES
-from launcher.trainer.hooks import Hook, StepInfo
+from launcher.trainer.callbacks import Callback, StepInfo
 from launcher.trainer.training import Trainer
 from proxies.core.canon import Json
 from proxies.data.tokens import TokenStore
@@ -40,7 +40,7 @@ class Fault:
     """Whom `sigterm` tells, as a scheduler would."""
 
 
-class Injector(Hook):
+class FaultInjector(Callback):
     """One fault in one rank's run."""
 
     def __init__(self, fault: Fault) -> None:

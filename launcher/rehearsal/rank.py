@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from launcher.frozen.frozen import Decision
-from launcher.rehearsal.faults import Fault, FaultKind, Injector
+from launcher.rehearsal.faults import Fault, FaultInjector, FaultKind
 from launcher.trainer import rank as trainer
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import TokenStore
@@ -25,7 +25,7 @@ def builder(faults: Sequence[Fault]) -> Callable[..., Trainer]:
     """What makes the trainer of a drill."""
 
     def build(decision: Decision, store: TokenStore, run_dir: Path, interrupted: Callable[[], bool]) -> Trainer:
-        return Trainer(decision, store, run_dir, interrupted, [*map(Injector, faults)])
+        return Trainer(decision, store, run_dir, interrupted, [*map(FaultInjector, faults)])
 
     return build
 

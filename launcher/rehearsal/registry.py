@@ -1,7 +1,8 @@
 """The drills: each one's name, what happens in it, what passes, and what to do if it does not. No torch.
 
-A drill is an entry of `DRILLS` and a function of that name, of a `Stage`, in the module that the entry names. The
-verb's `--only`, its `--json`, the attestation, `launch` and the reference page read the entry; nothing else lists them.
+A drill is an entry of `DRILLS` and a function of that name, which takes a `RehearsalFolder`, in the module that the
+entry names. The verb's `--only`, its `--json`, the attestation, `launch` and the reference page read the entry; nothing
+else lists them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from proxies.core.spec import Dtype
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.rehearsal.stage import Stage
+    from launcher.rehearsal.stage import RehearsalFolder
 
 Outcome = Literal["passed", "failed"]
 
@@ -48,7 +49,7 @@ class DrillResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attested:
+class RehearsalAttestation:
     """What the attestation of a rehearsal holds."""
 
     outcome: Outcome
@@ -82,10 +83,10 @@ class Drill:
     """What to do, where it does not."""
     not_proven: str = ""
 
-    def hold(self, stage: Stage) -> DrillResult:
+    def hold(self, stage: RehearsalFolder) -> DrillResult:
         """Run it."""
         function = getattr(importlib.import_module(f"launcher.rehearsal.{self.module}"), self.name)
-        return cast("Callable[[Stage], DrillResult]", function)(stage)
+        return cast("Callable[[RehearsalFolder], DrillResult]", function)(stage)
 
 
 _DRILLS = (

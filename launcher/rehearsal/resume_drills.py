@@ -7,7 +7,7 @@ import math
 from launcher.base.plain_files import CHECKPOINTS
 from launcher.rehearsal.faults import Fault, FaultKind
 from launcher.rehearsal.registry import CUTS, PROXY_NATS, DrillResult, judged
-from launcher.rehearsal.stage import Stage, checkpoint_folders, flip_a_bit
+from launcher.rehearsal.stage import RehearsalFolder, checkpoint_folders, flip_a_bit
 from proxies.core.canon import Json
 from proxies.data.tokens import TokenStore
 
@@ -18,7 +18,7 @@ CONTROLS: dict[FaultKind, str] = {
 EXIT_CORRUPT = 5
 
 
-def loss(stage: Stage) -> DrillResult:
+def loss(stage: RehearsalFolder) -> DrillResult:
     """The copy's training losses and its validation loss beside those of the same run in the proxies' own engine."""
     losses, validated = stage.losses(stage.reference()), stage.validation_loss(stage.reference())
     first, last = losses[1], losses[max(losses)]
@@ -43,7 +43,7 @@ def loss(stage: Stage) -> DrillResult:
     )  # fmt: skip
 
 
-def _proxy_losses(stage: Stage) -> tuple[dict[int, float], float]:
+def _proxy_losses(stage: RehearsalFolder) -> tuple[dict[int, float], float]:
     """Step -> training loss of the copy's spec as a proxy, and its validation loss at the end (infinite if none)."""
     from proxies.training.solo import Solo
 
@@ -57,7 +57,7 @@ def _proxy_losses(stage: Stage) -> tuple[dict[int, float], float]:
     return dict(zip(curve.steps, curve.train_loss_nats, strict=True)), validated
 
 
-def resume(stage: Stage) -> DrillResult:
+def resume(stage: RehearsalFolder) -> DrillResult:
     """Cut and resumed, a run ends bitwise as the uninterrupted one; resumed wrongly, it does not."""
     run, reference = stage.cut(), stage.reference()
     apart = stage.apart(reference, run)
@@ -77,7 +77,7 @@ def resume(stage: Stage) -> DrillResult:
     return judged("resume", apart.bitwise and not unnoticed, said, seen)
 
 
-def corrupt_newest(stage: Stage) -> DrillResult:
+def corrupt_newest(stage: RehearsalFolder) -> DrillResult:
     """One bit of the newest checkpoint flipped: the one before it is taken, and the weights end the same."""
     run = stage.forked(stage.reference(), _last_cut(stage), "corrupt-newest")
     *_, before, newest = checkpoint_folders(stage.path(run))
@@ -95,7 +95,7 @@ def corrupt_newest(stage: Stage) -> DrillResult:
     return judged("corrupt_newest", holds, said, seen)
 
 
-def corrupt_all(stage: Stage) -> DrillResult:
+def corrupt_all(stage: RehearsalFolder) -> DrillResult:
     """One bit of every checkpoint flipped: refused in words, nothing trained, nothing deleted."""
     run = stage.forked(stage.reference(), _last_cut(stage), "corrupt-all")
     folders = checkpoint_folders(stage.path(run))
@@ -113,6 +113,6 @@ def corrupt_all(stage: Stage) -> DrillResult:
     )  # fmt: skip
 
 
-def _last_cut(stage: Stage) -> int:
+def _last_cut(stage: RehearsalFolder) -> int:
     """The last step but the end's at which the uninterrupted run saved."""
     return stage.num_steps - stage.decision.checkpointing.every_steps

@@ -19,9 +19,9 @@ from launcher.base.talk import Meter
 from launcher.base.watchdog import FLOOR_SECONDS
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.frozen.launch_file import attest
-from launcher.rehearsal.registry import DRILLS, Attested, DrillResult
-from launcher.rehearsal.scaled import full_copy, scaled_copy
-from launcher.rehearsal.stage import Stage, UnexpectedEndError
+from launcher.rehearsal.registry import DRILLS, DrillResult, RehearsalAttestation
+from launcher.rehearsal.scaled_config import full_copy, scaled_copy
+from launcher.rehearsal.stage import RehearsalFolder, UnexpectedEndError
 from launcher.trainer import assembly
 from launcher.trainer.checkpoints import CheckpointError, IndexRefusedError
 from proxies.core import canon
@@ -90,7 +90,7 @@ KIND = "rehearsal"
 SCRATCH = "rehearsal"
 
 
-def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) -> Stage:
+def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) -> RehearsalFolder:
     """The stage beside a config: the cut corpus and the copy; what an earlier rehearsal left there goes.
 
     Raises:
@@ -113,11 +113,13 @@ def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) ->
                 shutil.rmtree(other) if other.is_dir() else other.unlink()
     cut = cut_corpus(corpus, weights, scratch / "corpus")
     scaled = full_copy(decision, cut) if full else scaled_copy(decision, cut)
-    stage = Stage(real=decision, scaled=scaled, folder=scratch, corpus=scratch / "corpus", frozen_dir=frozen_dir)
+    stage = RehearsalFolder(
+        real=decision, scaled=scaled, folder=scratch, corpus=scratch / "corpus", frozen_dir=frozen_dir
+    )
     return dataclasses.replace(stage, hang_seconds=FLOOR_SECONDS) if full else stage
 
 
-def rehearse(stage: Stage, only: Collection[str] = ()) -> Attested:
+def rehearse(stage: RehearsalFolder, only: Collection[str] = ()) -> RehearsalAttestation:
     """Run the drills, write the attestation, and leave the folder of a failed one to look at.
 
     Those of `only`, if any, sign nothing: the attestation is of all of them.
@@ -132,7 +134,7 @@ def rehearse(stage: Stage, only: Collection[str] = ()) -> Attested:
             results.append(_held(stage, name))
             meter.add(1, f"{name}: {results[-1].outcome}")
     failed = any(result.outcome == "failed" for result in results)
-    found = Attested(
+    found = RehearsalAttestation(
         outcome="failed" if failed else "passed", copy={**stage.scaled.told()}, machine={**machine()},
         drills=tuple(results), seconds=round(sum(result.seconds for result in results), 1),
     )  # fmt: skip
@@ -152,7 +154,7 @@ def machine() -> dict[str, Json]:
     }  # fmt: skip
 
 
-def _held(stage: Stage, name: str) -> DrillResult:
+def _held(stage: RehearsalFolder, name: str) -> DrillResult:
     began = time.monotonic()
     try:
         result = DRILLS[name].hold(stage)

@@ -25,14 +25,14 @@ from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.faults import Fault, fired
 from launcher.rehearsal.rank import MODULE, arguments
 from launcher.rehearsal.registry import CUTS, HANG_SECONDS
-from launcher.rehearsal.scaled import Scaled
+from launcher.rehearsal.scaled_config import ScaledConfig
 from launcher.supervisor.attempt import Signals
 from launcher.supervisor.launch import LaunchOutcome, launch
 from launcher.trainer import checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Apart:
+class CheckpointDifference:
     """Two checkpoints."""
 
     num_tensors: int
@@ -60,7 +60,7 @@ class Apart:
         )
 
 
-def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> Apart:
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> CheckpointDifference:
     """How far two checkpoints' tensors are apart."""
     names = sorted(set(one) | set(other))
     shared = [name for name in names if name in one and name in other and one[name].shape == other[name].shape]
@@ -71,7 +71,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> Apart:
         gap = sum(float((one[n].double() - other[n].double()).square().sum()) for n in weights)
         size = sum(float(one[n].double().square().sum()) for n in weights)
         share = math.sqrt(gap / size) if math.isfinite(gap) and size > 0 else math.inf
-    return Apart(num_tensors=len(names), num_differing=differing, weights_share=share)
+    return CheckpointDifference(num_tensors=len(names), num_differing=differing, weights_share=share)
 
 
 LOG_FILE = "supervisor.log"
@@ -97,11 +97,11 @@ class UnexpectedEndError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class RehearsalFolder:
     """One rehearsal's place."""
 
     real: Decision
-    scaled: Scaled
+    scaled: ScaledConfig
     folder: Path
     """All of it may be removed when the rehearsal is over."""
     corpus: Path
@@ -204,12 +204,12 @@ class Stage:
                 shutil.copytree(folder, root / folder.name)
         return name
 
-    def apart(self, one: str, other: str, step: int | None = None) -> Apart:
+    def apart(self, one: str, other: str, step: int | None = None) -> CheckpointDifference:
         """How far the weights and moments of two runs' checkpoints are apart; of the last step unless told."""
         at = self.num_steps if step is None else step
         folders = [checkpoints.folder_of(self.path(name) / CHECKPOINTS, at) for name in (one, other)]
         if not all(folder.is_dir() for folder in folders):
-            return Apart(num_tensors=0, num_differing=0, weights_share=math.inf)
+            return CheckpointDifference(num_tensors=0, num_differing=0, weights_share=math.inf)
         return apart(*map(checkpoints.saved_tensors, folders))
 
     def losses(self, name: str) -> dict[int, float]:

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.talk import say
-from launcher.calibration.calibrating import calibrations
+from launcher.calibration.procedure import calibrations
 from launcher.experiments.ladder import stage_specs
-from launcher.experiments.searching import num_asked
-from launcher.experiments.transferred import asked, transfer_body
+from launcher.experiments.search import num_asked
+from launcher.experiments.transferred_values import asked, transfer_body
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.plan.calibration_records import mode_name
 from launcher.plan.study import Study
 from launcher.study import decide
 from launcher.study.decide import Choice
-from launcher.study.evidence import Findings, decision_of, gather
+from launcher.study.evidence import StudyFindings, decision_of, gather
 from launcher.study.gates import Gate, checks_body, forecast_warnings
-from launcher.study.own import is_own, own_run
+from launcher.study.own_model import is_own, own_run
 from launcher.views.search import search_body
 from launcher.views.tables import fit_body, frontier_flops
 from proxies.core import canon
@@ -59,7 +59,7 @@ def body_of(study: Study, ledger: Ledger) -> dict[str, Json]:
     return report_body(study, ledger, gather(study, ledger))
 
 
-def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
+def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:
     """`report.json`: every number the report shows. No clock, no path."""
     results = ledger.results()
     own = is_own(study)
@@ -102,7 +102,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
     }
 
 
-def _decision(study: Study, found: Findings) -> Decision | None:
+def _decision(study: Study, found: StudyFindings) -> Decision | None:
     """The decision; None where a curve it is made of is lost or there is none, which is said, and `freeze` refuses."""
     from launcher.frozen.frozen import FrozenError
     from sweeps.store.errors import CurveCorrupt
@@ -114,7 +114,7 @@ def _decision(study: Study, found: Findings) -> Decision | None:
         return None
 
 
-def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
+def progress(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:
     """Runs with an outcome, of runs asked for so far, by stage; a stage that is not reached yet is not there."""
     results = ledger.results()
     stages: dict[str, Json] = {"search": [*num_asked(study, ledger)]}
@@ -139,7 +139,7 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
     return given
 
 
-def _ladder(found: Findings, results: Mapping[str, RunResult]) -> Json:
+def _ladder(found: StudyFindings, results: Mapping[str, RunResult]) -> Json:
     """The ladder's rungs in its order, and those that were checked; null before all of them have ended."""
     if found.fit is None:
         return None
@@ -166,7 +166,7 @@ def _ladder(found: Findings, results: Mapping[str, RunResult]) -> Json:
     return {"rungs": rungs, **checks_body(found.checks, found.gates)}
 
 
-def _frontier(study: Study, found: Findings) -> Json:
+def _frontier(study: Study, found: StudyFindings) -> Json:
     """Best loss against compute, from the smallest rung to the budget, each for one new run of the optimal size."""
     if found.fit is None or found.choice is None:
         return None
@@ -181,7 +181,7 @@ def _frontier(study: Study, found: Findings) -> Json:
     return points
 
 
-def _choice(study: Study, found: Findings) -> Json:
+def _choice(study: Study, found: StudyFindings) -> Json:
     if found.choice is None:
         return None
     from scaling_fits.summary import allocation_summary, prediction_summary

@@ -21,7 +21,7 @@ from launcher.figures.transfer import has_optimum
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.report.compare import flat, forecast_doubts
 from launcher.study.gates import findings, forecast_warnings, points
-from launcher.study.own import own_text
+from launcher.study.own_model import own_text
 from launcher.views import numbers, tables, transfer
 from launcher.views.numbers import NONE, Body, Outcome, arm_name
 from launcher.views.search import sentences

@@ -11,11 +11,11 @@ from launcher.base import policy
 from launcher.estimates.layout import planned_parallelism
 from launcher.experiments.ladder import ladder_runs
 from launcher.experiments.sweep_grids import Sizes
-from launcher.experiments.transferred import StageMissingError, Transferred, Verdicts
+from launcher.experiments.transferred_values import StageMissingError, Transferred, Verdicts
 from launcher.frozen import frozen
 from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
 from launcher.plan.study import Study
-from launcher.study.history import Concluded
+from launcher.study.history import ConcludedRun
 from proxies.core import canon
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
@@ -64,7 +64,7 @@ def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
 
 
 def ladder_table(
-    specs: Sequence[RunSpec], results: Mapping[str, RunResult], past: Sequence[Concluded] = ()
+    specs: Sequence[RunSpec], results: Mapping[str, RunResult], past: Sequence[ConcludedRun] = ()
 ) -> RunTable:
     """Finished rungs as a table of runs, and below them main runs that were concluded.
 
@@ -216,7 +216,9 @@ def decision(
         parallelism=planned_parallelism(plan.launch),
         checkpointing=policy.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
         predicted=predicted_loss(choice, rungs),
-        abort=policy.Abort(on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS),
+        abort=policy.AbortPolicy(
+            on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS
+        ),
         spikes=policy.SpikePolicy(max_rollbacks=plan.launch.spike_rollbacks),
         monitoring=policy.Monitoring(
             validate_every_steps=plan.launch.validate_every_steps,

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.experiments.transferred import (
-    Searched,
+from launcher.experiments.transferred_values import (
+    SearchOutcome,
     StageMissingError,
     Transferred,
     Verdicts,
@@ -21,8 +21,8 @@ from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.gates import Gate, LadderChecks, failed_gates, gates, ladder_checks
-from launcher.study.own import OwnProgramError, is_own
-from launcher.study.rerunning import replay_gates
+from launcher.study.own_model import OwnProgramError, is_own
+from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.store.ledger import Ledger
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Findings:
+class StudyFindings:
     """Stage by stage; None where a stage has not ended."""
 
     coordinates: dict[str, Json]
-    searched: Searched | None = None
+    searched: SearchOutcome | None = None
     transferred: Transferred | None = None
     ladder: tuple[RunSpec, ...] = ()
     rungs: tuple[RunResult, ...] = ()
@@ -53,15 +53,15 @@ class Findings:
     """All of them, once there is a choice."""
 
 
-def gather(study: Study, ledger: Ledger) -> Findings:
+def gather(study: Study, ledger: Ledger) -> StudyFindings:
     """What the ledger's records say, up to the first stage that has not ended; no choice where the fit finds none."""
     from scaling_fits.laws.law import CannotTellError
 
     coordinates = {record.key: record.body for record in ledger.records("coordinates")}
-    found = Findings(coordinates=coordinates)
+    found = StudyFindings(coordinates=coordinates)
     try:
         won = searched(study, ledger)
-        found = Findings(coordinates=coordinates, searched=won)
+        found = StudyFindings(coordinates=coordinates, searched=won)
         moved = transferred(study, ledger)
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
         found = dataclasses.replace(found, transferred=moved, verdicts=verdicts)
@@ -84,7 +84,7 @@ def gather(study: Study, ledger: Ledger) -> Findings:
     return dataclasses.replace(found, choice=choice, verdicts=verdicts, gates=closed)
 
 
-def decision_of(study: Study, found: Findings) -> Decision:
+def decision_of(study: Study, found: StudyFindings) -> Decision:
     """The decision that the findings make.
 
     Raises:

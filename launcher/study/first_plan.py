@@ -13,12 +13,12 @@ from typing import cast
 
 from launcher.base.reference import UnknownNameError, gpu
 from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of
-from launcher.estimates.machine import MFU_CONVENTION, Given, Span, exactly, gpu_hours, machine_of
+from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
 from launcher.estimates.utilization import paid_share
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 from launcher.plan.study import Study
-from launcher.study.opening import unnamed
+from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
@@ -204,7 +204,9 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
     plan = study.plan
     assert request.budget_usd is not None
     ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
-    given = Given(gpu=plan.launch.gpu or "H100", num_gpus=ranks, price_usd=plan.launch.usd_per_gpu_hour or None)
+    given = MachineOptions(
+        gpu=plan.launch.gpu or "H100", num_gpus=ranks, price_usd=plan.launch.usd_per_gpu_hour or None
+    )
     budget = plan.target.budget_flops
     for _ in range(_ROUNDS):  # dollars are nearly in proportion to FLOPs: widths go in steps
         changed = plan.model_copy(update={"target": plan.target.model_copy(update={"budget_flops": budget})})

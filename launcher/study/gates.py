@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.experiments.ladder import RungCheck, check, checked_rungs
-from launcher.experiments.transferred import Verdicts
+from launcher.experiments.transferred_values import Verdicts
 from launcher.frozen.launch_file import CheckOutcome
 from launcher.plan.study import Study
 from proxies.core import canon
@@ -21,7 +21,7 @@ from proxies.core.spec import RunResult, RunSpec
 from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
 
 if TYPE_CHECKING:
-    from launcher.experiments.transferred import Verdicts
+    from launcher.experiments.transferred_values import Verdicts
     from launcher.plan.study import Study
     from launcher.study.decide import Choice
     from scaling_fits.forecast.uncertainty import FittedRuns

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxies.core import canon
-from scaling_fits.forecast.conclusive import Foretold, interval_scale
+from scaling_fits.forecast.conclusive import ForecastOutcome, interval_scale
 
 if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns
@@ -22,7 +22,7 @@ CONCLUDED = "concluded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Concluded:
+class ConcludedRun:
     """A main run that came to its end."""
 
     digest: str
@@ -38,22 +38,22 @@ class Concluded:
     """Validation loss at the end."""
 
     @property
-    def foretold(self) -> Foretold:
+    def foretold(self) -> ForecastOutcome:
         """The forecast and the outcome alone."""
-        return Foretold(
+        return ForecastOutcome(
             predicted_nats=self.predicted_nats, low_nats=self.low_nats, high_nats=self.high_nats, level=self.level,
             actual_nats=self.actual_nats,
         )  # fmt: skip
 
 
-def concluded(ledger: Ledger) -> list[Concluded]:
+def concluded(ledger: Ledger) -> list[ConcludedRun]:
     """The study's concluded runs, oldest first. Raises CanonError: a record that this version cannot read."""
     return [
-        canon.decode(Concluded, record.body, f"concluded {record.key[:16]}") for record in ledger.records(CONCLUDED)
+        canon.decode(ConcludedRun, record.body, f"concluded {record.key[:16]}") for record in ledger.records(CONCLUDED)
     ]
 
 
-def scaled(fit: FittedRuns, runs: Sequence[Concluded]) -> FittedRuns:
+def scaled(fit: FittedRuns, runs: Sequence[ConcludedRun]) -> FittedRuns:
     """The fit with its intervals at the scale that earlier forecasts ask for, and what must be said of it."""
     if not runs:
         return fit

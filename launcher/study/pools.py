@@ -113,14 +113,14 @@ def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
     )
     if cluster.backend == "inline":
         return InlinePool(factory)
-    from sweeps.ray.nodes import Place
+    from sweeps.ray.nodes import WorkerPlacement
     from sweeps.ray.pool import RayPool
 
     if not cluster.address and "RAY_ADDRESS" in os.environ:
         say("RAY_ADDRESS is set, and not used: `--set cluster.address=auto` joins that cluster")
     say(f"joining Ray at {cluster.address}" if cluster.address else "starting Ray on this machine")
     check_stop()
-    place = Place(
+    place = WorkerPlacement(
         address=cluster.address,
         worker_cpus=cluster.worker_cpus,
         worker_gpus=cluster.worker_gpus,

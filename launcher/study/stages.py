@@ -16,12 +16,12 @@ from typing import cast
 import torch
 
 from launcher.base.talk import Meter, say
-from launcher.calibration.calibrating import calibrate, calibrated
+from launcher.calibration.procedure import calibrate, calibrated
 from launcher.experiments.ladder import stage_specs
-from launcher.experiments.transferred import (
+from launcher.experiments.transferred_values import (
     SPEND,
     SPENT,
-    Searched,
+    SearchOutcome,
     Transferred,
     asked,
     searched,
@@ -33,8 +33,8 @@ from launcher.plan.study import DEPTH, PLAN_FILE, Study
 from launcher.study.decide import fit_key, fitted, ladder_specs
 from launcher.study.gates import GateError, coordinate_gate, transfer_gate
 from launcher.study.pools import start_pool
-from launcher.study.rerunning import replay_search
-from launcher.study.sweeping import run_search
+from launcher.study.search_runs import run_search
+from launcher.study.winner_reruns import replay_search
 from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
@@ -43,13 +43,13 @@ from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.external.description import describe
 from proxies.external.factory import build_model, load
-from sweeps.run.budget import Budget, Caps, record_driven
+from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven
 from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.pool import Pool
-from sweeps.search.source import Source, StaticSource
+from sweeps.search.source import RunSource, StaticSource
 from sweeps.store.errors import BudgetSpent, SweepError
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import Live, Progress, Running, read_live, write_live
+from sweeps.store.live import DriverProgress, DriverState, RunningRun, read_live, write_live
 from sweeps.store.lock import born
 
 # The coordinate checks of a study: its parametrization over widths and depths, and the standard form beside it.
@@ -125,19 +125,19 @@ LOOK_SECONDS = 1.0
 class Accounts:
     """Opened once there are devices to pay for."""
 
-    def __init__(self, study_dir: Path, ledger: Ledger, caps: Caps, num_devices: float) -> None:
+    def __init__(self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: float) -> None:
         """Take over what a killed driver had spent, as its last look tells; then count our own."""
         self._study_dir, self._ledger = study_dir, ledger
         self._driver = len(ledger.records("driver")) - 1
         last = read_live(study_dir)
         if last is not None and last.driver < self._driver:
             record_driven(ledger, last.driver, last.stretch, last.seconds, last.device_seconds)
-        self.budget = Budget(caps, ledger, num_devices=num_devices)
+        self.budget = StudyBudget(caps, ledger, num_devices=num_devices)
         self._num_devices = num_devices
         self._stretch = 0
         self._looked = -LOOK_SECONDS
 
-    def look(self, stage: str, running: tuple[Running, ...], num_queued: int, left_seconds: float | None) -> None:
+    def look(self, stage: str, running: tuple[RunningRun, ...], num_queued: int, left_seconds: float | None) -> None:
         """Tell how things stand, about once a second at most."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
@@ -146,7 +146,7 @@ class Accounts:
         seconds = self.budget.seconds
         write_live(
             self._study_dir,
-            Live(
+            DriverState(
                 driver=self._driver,
                 pid=os.getpid(),
                 born=born(os.getpid()),
@@ -228,7 +228,7 @@ class Runner:
             f"stopped with {done} runs recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
         )
 
-    def drive(self, label: str, source: Source, specs: Sequence[RunSpec]) -> None:
+    def drive(self, label: str, source: RunSource, specs: Sequence[RunSpec]) -> None:
         """Run a source until it is done; `specs` are the runs it will give, for the estimate of the time left.
 
         Raises:
@@ -247,13 +247,13 @@ class Runner:
             return self._stopping or bool(overrun)
 
         done = self.ledger.results()
-        last = Progress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
+        last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
         work = {spec.id: spec.flops for spec in specs if spec.id not in done}
         all_work = sum(work.values())
         mean_work = all_work / max(1, len(work))
         with Meter(label, all_work) as meter:
 
-            def progress(event: Progress) -> None:
+            def progress(event: DriverProgress) -> None:
                 nonlocal last
                 last = event
                 for said in (*event.lost, *event.notes):
@@ -308,7 +308,7 @@ class Runner:
         """
         return checks_of(self.study, self.ledger, self.store, self._check_stop)
 
-    def sweep(self) -> Searched:
+    def sweep(self) -> SearchOutcome:
         """The search at the base width; of a model that is not ours, once its coordinates are checked.
 
         Raises:

@@ -87,7 +87,7 @@ class AttemptSpec:
         return self.command[0] == "srun"
 
 
-def attempt(spec: AttemptSpec, signals: Signals) -> metrics.Ending | Crash:
+def attempt(spec: AttemptSpec, signals: Signals) -> metrics.AttemptEnd | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
 
     Returns:
@@ -103,7 +103,7 @@ def attempt(spec: AttemptSpec, signals: Signals) -> metrics.Ending | Crash:
     watchdog = Watchdog(spec.run_dir, spec.limits, time.monotonic())
     with contextlib.closing(RedactedLog(spec.log, LineRedactor(), append=True)) as log:
         begins = spec.log.stat().st_size
-        job = Job(spec.command, log.fileno())
+        job = ProcessSession(spec.command, log.fileno())
         try:
             hung = _follow(job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None))
         finally:
@@ -113,7 +113,7 @@ def attempt(spec: AttemptSpec, signals: Signals) -> metrics.Ending | Crash:
     if signals.save.is_set():
         # Too early for the ranks to listen, or too late for patience; no restart answers what was asked for.
         reason = "killed by a second signal" if signals.now.is_set() else "by a signal, before it could save"
-        return metrics.Ending(event="interrupted", exit_code=130, step=last_step(spec.run_dir), reason=reason)
+        return metrics.AttemptEnd(event="interrupted", exit_code=130, step=last_step(spec.run_dir), reason=reason)
     return crash_of(
         end_of(spec.log, begins), step=watchdog.pace.step, exit_code=job.process.returncode, hung=hung,
         num_oom_kills=oom_kills() - kills_before,
@@ -135,7 +135,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _follow(job: Job, spec: AttemptSpec, signals: Signals, watchdog: Watchdog, has_ended: Callable[[], bool]) -> str:
+def _follow(
+    job: ProcessSession, spec: AttemptSpec, signals: Signals, watchdog: Watchdog, has_ended: Callable[[], bool]
+) -> str:
     """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called hung, if it is."""
     every = LIVE_SECONDS if sys.stderr.isatty() else PLAIN_SECONDS
     shown, next_report, passed_on = -1, time.monotonic() + LIVE_SECONDS, False
@@ -179,7 +181,7 @@ def _report(spec: AttemptSpec, pace: Pace, shown: int, now: float) -> int:
     return pace.step
 
 
-class Job:
+class ProcessSession:
     """A process in a session of its own, and all that it starts."""
 
     def __init__(self, command: list[str], log: int) -> None:

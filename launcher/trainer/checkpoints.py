@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.base.plain_files import Refused, complete_folders
+from launcher.base.plain_files import RefusedCheckpoint, complete_folders
 from proxies.core import canon
 
 # The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call
@@ -270,7 +270,7 @@ def _discard(folder: Path) -> None:
 def newest_good(
     root: Path,
     digest: str,
-    refused: list[Refused],
+    refused: list[RefusedCheckpoint],
     usable: Callable[[Manifest], bool] = lambda _: True,
     *,
     may_begin: bool = True,
@@ -303,7 +303,7 @@ def newest_good(
         if manifest is None or problems:
             kept = _quarantine(folder)
             text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}"
-            refused.append(Refused(step=step, text=text, corrupt=True))
+            refused.append(RefusedCheckpoint(step=step, text=text, corrupt=True))
             continue
         _discard_left(left, refused)
         return manifest
@@ -327,10 +327,10 @@ def newest_good(
     return None
 
 
-def _discard_left(folders: Mapping[int, Path], refused: list[Refused]) -> None:
+def _discard_left(folders: Mapping[int, Path], refused: list[RefusedCheckpoint]) -> None:
     for step, folder in folders.items():
         text = f"checkpoint {folder.name} is of a path that the run went back from: deleted"
-        refused.append(Refused(step=step, text=text, corrupt=False))
+        refused.append(RefusedCheckpoint(step=step, text=text, corrupt=False))
         _discard(folder)
 
 

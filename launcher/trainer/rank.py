@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from launcher.base import metrics
 from launcher.base.flag import Flag, die_with_parent
-from launcher.base.metrics import Ending
+from launcher.base.metrics import AttemptEnd
 from launcher.base.watchdog import START_SECONDS
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import read_launch
@@ -39,7 +39,7 @@ from proxies.model.decoder import parameter_shapes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class RankOptions:
     """The command line."""
 
     config: Path
@@ -52,8 +52,8 @@ class Options:
 
 
 def run(
-    options: Options, interrupted: Callable[[], bool] = lambda: False, build: Callable[..., Trainer] = Trainer
-) -> Ending:
+    options: RankOptions, interrupted: Callable[[], bool] = lambda: False, build: Callable[..., Trainer] = Trainer
+) -> AttemptEnd:
     """Train, on every rank of an initialized process group, and say how it ended; a refusal is an ending too.
 
     `build` makes the trainer; a rehearsal gives one with a fault in it.
@@ -63,14 +63,14 @@ def run(
         trainer = build(decision, store, options.out, interrupted)
         ending = trainer.train(options.stop_after)
     except TrainerError as error:
-        ending = Ending(event="refused", exit_code=error.exit_code, step=0, reason=str(error))
+        ending = AttemptEnd(event="refused", exit_code=error.exit_code, step=0, reason=str(error))
     if dist.get_rank() == 0:
         options.out.mkdir(parents=True, exist_ok=True)
         metrics.write_ending(options.out, ending)
     return ending
 
 
-def _prepare(options: Options) -> tuple[Decision, TokenStore]:
+def _prepare(options: RankOptions) -> tuple[Decision, TokenStore]:
     """The decision and the corpus, if they fit each other, the ranks there are, and what this trainer does."""
     decision = read_launch(options.config)
     store = TokenStore(options.data, weights=dict(decision.data.weights) or None)
@@ -80,7 +80,7 @@ def _prepare(options: Options) -> tuple[Decision, TokenStore]:
     return decision, store
 
 
-def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks: int) -> list[str]:
+def _problems(decision: Decision, store: TokenStore, options: RankOptions, num_ranks: int) -> list[str]:
     shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
     own_ranks = num_ranks == decision.parallelism.num_ranks
     stages = schedule.batch_warmup_stages
@@ -115,7 +115,7 @@ def main(build: Callable[..., Trainer] = Trainer) -> NoReturn:
     parser.add_argument("--out", type=Path, required=True, help="run folder: metrics, checkpoints")
     parser.add_argument("--stop-after", type=int, help="save and stop when so many steps are done")
     parser.add_argument("--allow-world-size", action="store_true", help="take the ranks there are")
-    options = Options(**vars(parser.parse_args()))
+    options = RankOptions(**vars(parser.parse_args()))
     die_with_parent()  # torchrun's agent: killed, it would leave its ranks training
     faulthandler.register(signal.SIGUSR1)  # the supervisor of a job that hangs asks every rank where it is
     told = Flag()

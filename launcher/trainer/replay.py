@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
 from launcher.base import chronicle, metrics
-from launcher.trainer.hooks import Hook, StepInfo, Stop
+from launcher.trainer.callbacks import Callback, StepInfo, Stop
 from proxies.core.canon import Json
 from sweeps.store.checkpoints import host
 
@@ -50,7 +50,7 @@ def difference(first: list[Tensor], second: list[Tensor]) -> float:
     return float(share_N.nan_to_num(nan=_MOST).max().clamp(max=_MOST))
 
 
-class Listening(DefaultReduceScatter):
+class RecordingReduceScatter(DefaultReduceScatter):
     """FSDP's reduce-scatter, which also takes the fingerprint of what this rank gives to it, when asked to."""
 
     def __init__(self) -> None:
@@ -63,18 +63,18 @@ class Listening(DefaultReduceScatter):
         return super().__call__(output_tensor, input_tensor, *rest, **options)
 
 
-class Replay(Hook):
+class Replay(Callback):
     """Every so many steps the gradients are computed again, and the run stops where they differ."""
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
-        self._listening: Listening | None = None
+        self._listening: RecordingReduceScatter | None = None
 
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
         """Listens to the exchange of gradients."""
         self._run = run
         if self._listening is None:
-            self._listening = Listening()
+            self._listening = RecordingReduceScatter()
             for module in run.model.modules():
                 if isinstance(module, FSDPModule):
                     module.set_custom_reduce_scatter(self._listening)

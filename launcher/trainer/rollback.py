@@ -20,10 +20,10 @@ import torch.distributed as dist
 from launcher.base import chronicle, metrics
 from launcher.base.plain_files import ROLLBACKS_FILE
 from launcher.base.policy import SpikePolicy
+from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo
+from launcher.trainer.checkpoint_saver import SaveError
 from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
-from launcher.trainer.hooks import GoBack, Hook, StepInfo
 from launcher.trainer.ranks import TrainerError, together
-from launcher.trainer.saving import SaveError
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import Checks
@@ -74,7 +74,7 @@ class Detector:
         return self.num_above == self._policy.patience_steps
 
 
-class SpikeWatch(Hook):
+class SpikeWatch(Callback):
     """Goes back before a spike that lasts, as often as the policy allows; after that it says so, and the run goes on.
 
     The run's own ceiling (`Abort`) holds all the while.
@@ -90,7 +90,7 @@ class SpikeWatch(Hook):
         window, num_above = carried if isinstance(carried, list) else ([], 0)
         self._detector = Detector(self._policy, tuple(window), num_above)  # type: ignore[arg-type]
 
-    def before_update(self, seen: StepInfo) -> GoBack | None:
+    def before_update(self, seen: StepInfo) -> RollbackOrder | None:
         """To before the spike's first step, with the data skipped that led to it."""
         limit_nats = self._detector.limit_nats
         if not self._detector.see(seen.loss_nats):
@@ -106,7 +106,7 @@ class SpikeWatch(Hook):
             return None
         # Not farther than last time: that state was held for good, and older checkpoints may be gone.
         to_step = max(first - policy.rollback_steps, run.rollbacks[-1].to_step if run.rollbacks else 0)
-        return GoBack(
+        return RollbackOrder(
             to_step=to_step,
             skipped_sequences=run.first_sequence(to_step + policy.skip_batches) - run.first_sequence(to_step),
             clip_norm=self._clip_norm(),
@@ -132,7 +132,7 @@ class SpikeWatch(Hook):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rollback(GoBack):
+class Rollback(RollbackOrder):
     """The run went back: to the newest good checkpoint until `to_step`, and as before up to that step."""
 
     at_step: int

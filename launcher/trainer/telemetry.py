@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from launcher.trainer.hooks import Hook, StepInfo
+from launcher.trainer.callbacks import Callback, StepInfo
 from proxies.core.canon import Json
 from proxies.model.optimizer import last_update
 
@@ -49,7 +49,7 @@ def _squares(part: Tensor, share: float) -> Tensor:
     return squares
 
 
-class Layers(Hook):
+class Layers(Callback):
     """Every layer's `weight_rms`, `param_norm`, `grad_norm` (before clipping) and `update_ratio`."""
 
     def __init__(self, every_steps: int) -> None:
@@ -101,7 +101,7 @@ class Layers(Hook):
         return {"layers": layers}
 
 
-class Validation(Hook):
+class Validation(Callback):
     """The validation loss on the way, as at the end."""
 
     def __init__(self, every_steps: int) -> None:
@@ -157,7 +157,7 @@ class Stopwatch:
         self._spans = []
 
 
-class Machines(Hook):
+class Machines(Callback):
     """`rank_seconds` every few steps, of ranks that can be compared."""
 
     def __init__(self) -> None:

@@ -24,16 +24,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from launcher.base import metrics
-from launcher.base.metrics import Ending, Header
-from launcher.base.plain_files import CHECKPOINTS, Refused, expected, tell
+from launcher.base.metrics import AttemptEnd, Header
+from launcher.base.plain_files import CHECKPOINTS, RefusedCheckpoint, expected, tell
 from launcher.base.reference import GPUS
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.trainer import assembly, checkpoints, rollback
-from launcher.trainer.hooks import GoBack, Hook, StepInfo, Stop
+from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo, Stop
+from launcher.trainer.checkpoint_saver import SaveError, Saver
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
 from launcher.trainer.rollback import SpikeWatch
-from launcher.trainer.saving import SaveError, Saver
 from launcher.trainer.telemetry import Layers, Machines, Validation
 from proxies.core import canon
 from proxies.core.flops import flops_per_token
@@ -77,10 +77,10 @@ def share_of_peak(header: Header, tokens_per_second: float) -> dict[str, canon.J
     return {"mfu": reached * header.model_flops_per_token}
 
 
-def hooks_of(decision: Decision) -> list[Hook]:
+def hooks_of(decision: Decision) -> list[Callback]:
     """In the order in which they are called. What the config does not ask for is not there."""
     watched = decision.monitoring
-    hooks: list[Hook] = [Machines()]
+    hooks: list[Callback] = [Machines()]
     if decision.spikes.max_rollbacks:
         hooks.append(SpikeWatch(decision.spikes))
     if watched.layers_every_steps:
@@ -104,7 +104,7 @@ class Trainer:
         store: TokenStore,
         run_dir: Path,
         interrupted: Callable[[], bool],
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[Callback] = (),
     ) -> None:
         self.decision, self.store, self.run_dir, self.interrupted = decision, store, run_dir, interrupted
         self.hooks = (*hooks_of(decision), *hooks)
@@ -124,7 +124,7 @@ class Trainer:
         self.rollbacks: tuple[rollback.Rollback, ...] = ()
         self.done = 0
 
-    def train(self, stop_after: int | None = None) -> Ending:
+    def train(self, stop_after: int | None = None) -> AttemptEnd:
         """Resume or begin; train to the end of the schedule, or until `stop_after` steps are done.
 
         Raises:
@@ -141,7 +141,7 @@ class Trainer:
             ending = self._aborted(str(error))
         return ending
 
-    def _steps(self, stop_after: int | None) -> Ending:
+    def _steps(self, stop_after: int | None) -> AttemptEnd:
         num_steps = len(self.lr_shares)
         target = num_steps if stop_after is None else max(self.done, min(stop_after, num_steps))
         columns: dict[str, canon.Json] = {}
@@ -154,7 +154,7 @@ class Trainer:
             answers = [hook.before_update(seen) for hook in self.hooks]
             if stop := next((answer for answer in answers if isinstance(answer, Stop)), None):
                 return self._aborted(stop.reason)
-            if back := next((answer for answer in answers if isinstance(answer, GoBack)), None):
+            if back := next((answer for answer in answers if isinstance(answer, RollbackOrder)), None):
                 self._go_back(step, back)
                 continue
             self._update(step, norm)
@@ -167,18 +167,18 @@ class Trainer:
             if interrupted or self.done == target or self.done % self.decision.checkpointing.every_steps == 0:
                 self._save()
             if interrupted:
-                return Ending(event="interrupted", exit_code=130, step=self.done, reason="by a signal; saved")
+                return AttemptEnd(event="interrupted", exit_code=130, step=self.done, reason="by a signal; saved")
         measured = columns.get("validation_loss_nats")  # after the last update, where that is when the run looks
         loss_nats = measured if isinstance(measured, float) else self.validation_loss()
         if not math.isfinite(loss_nats):
             return self._aborted(f"validation loss is {loss_nats}")
         event: Literal["finished", "stopped"] = "finished" if target == num_steps else "stopped"
-        return Ending(event=event, exit_code=0, step=target, validation_loss_nats=loss_nats)
+        return AttemptEnd(event=event, exit_code=0, step=target, validation_loss_nats=loss_nats)
 
-    def _aborted(self, reason: str) -> Ending:
-        return Ending(event="aborted", exit_code=3, step=self.done, reason=reason)
+    def _aborted(self, reason: str) -> AttemptEnd:
+        return AttemptEnd(event="aborted", exit_code=3, step=self.done, reason=reason)
 
-    def _go_back(self, step: int, back: GoBack) -> None:
+    def _go_back(self, step: int, back: RollbackOrder) -> None:
         """Recorded first, and then as any resume."""
         self._settle()
         new = rollback.Rollback(at_step=step, **dataclasses.asdict(back))
@@ -214,7 +214,7 @@ class Trainer:
         if self.rank != 0:
             return 0
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        refused: list[Refused] = []
+        refused: list[RefusedCheckpoint] = []
         try:
             usable = functools.partial(rollback.on_path, self.rollbacks)
             first_save = self.decision.checkpointing.every_steps

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.answers.asked import BUDGETS, Checked, asked_options, checked
-from launcher.answers.fitted import read_fit
+from launcher.answers.allocation_request import BUDGETS, Checked, asked_options, checked
+from launcher.answers.law_fits import read_fit
 from launcher.cli.options import OptionProblems, answer, json_option, table
 from launcher.verbs.fits import number, span_text
 from proxies.core.canon import Json
@@ -34,7 +34,7 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
     it is the plan's where none is given. With a study's fit, --shape gives the shape that `forerun freeze` takes.
     """
     if fit_path.is_dir() and all(typed[name] is None for name in BUDGETS):
-        from launcher.study.opening import recorded
+        from launcher.study.study_folder import recorded
 
         typed["flops"] = recorded(fit_path)[0].plan.target.budget_flops
     ask = checked(typed)

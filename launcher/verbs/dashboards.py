@@ -11,7 +11,7 @@ from launcher.cli.options import answer, json_option, study_argument
 from proxies.core import canon
 
 if TYPE_CHECKING:
-    from launcher.dashboards.wandb_writer import Arrived
+    from launcher.dashboards.wandb_writer import UploadState
 
 NOT_ARRIVED = 2
 """Exit code."""
@@ -33,9 +33,9 @@ def dashboards(
     ledger is the truth, and is only read. Exit 2 if something that was sent did not arrive.
     """
     from launcher.dashboards.runs import study_runs
-    from launcher.dashboards.wandb_writer import Place, keep_workspace, log_runs, upload_runs
+    from launcher.dashboards.wandb_writer import WandbTarget, keep_workspace, log_runs, upload_runs
 
-    runs, place = study_runs(study_dir), Place(project=project, entity=entity or None)
+    runs, place = study_runs(study_dir), WandbTarget(project=project, entity=entity or None)
     folders, written = log_runs(study_dir, runs)
     arrived = upload_runs(study_dir, runs, place) if online else None
     workspace, workspace_url = keep_workspace(study_dir, runs, place, online=online)
@@ -58,7 +58,7 @@ def dashboards(
         raise SystemExit(NOT_ARRIVED)
 
 
-def _arrived_lines(arrived: Arrived | None) -> list[str]:
+def _arrived_lines(arrived: UploadState | None) -> list[str]:
     if arrived is None:
         return ["nothing has left this machine; --online sends it, with your own login, and verifies it"]
     lacking = [f"did not arrive: {name}: {'; '.join(said)}" for name, said in arrived.lacking.items()]

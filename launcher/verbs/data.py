@@ -12,7 +12,7 @@ from launcher.base.talk import Meter, say
 from launcher.cli.options import answer, json_option
 
 if TYPE_CHECKING:
-    from proxies.data.splitting import Progress
+    from proxies.data.document_split import SplitProgress
     from proxies.data.tokens import Manifest
 
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
@@ -59,20 +59,20 @@ def tokenize(
         end_id=end_id,
         validation_fraction=validation_fraction,
         weights=_weights(weights),
-        progress=_Teller(),
+        progress=_ProgressLine(),
         say=say,
     )
     _answer(manifest, out, as_json=as_json)
 
 
-class _Teller:
+class _ProgressLine:
     """Turns progress into a live line with the time left."""
 
     def __init__(self) -> None:
         self._meter: Meter | None = None
         self._total_bytes = self._bytes_told = 0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: SplitProgress) -> None:
         if self._meter is None or progress.total_bytes != self._total_bytes:  # a source is gone through again
             self._meter, self._total_bytes = Meter("tokenize", progress.total_bytes), progress.total_bytes
             self._bytes_told = 0

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.answers.estimated import estimate_text
+from launcher.answers.main_run_estimate import estimate_text
 from launcher.cli.options import AMOUNT, answer, folder_of, json_option, set_option
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.calibration.study_cost import Speeds, Stage
+    from launcher.calibration.study_cost import Speeds, StageCost
     from launcher.estimates.machine import Span
     from launcher.estimates.main_run import MainEstimate, MainRun
     from launcher.plan.study import Study
@@ -41,13 +41,13 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_js
     PLAN may be a frozen config instead: then it is the main run alone, exactly as frozen, and the answer is attested
     beside it.
     """
-    from launcher.estimates.machine import Given
+    from launcher.estimates.machine import MachineOptions
     from launcher.estimates.main_run import estimate_main, main_body
 
     frozen = path.is_dir() or path.suffix == ".json"
     study, body, run = _of_frozen(path, overrides) if frozen else _of_plan(path, overrides)
     found = estimate_main(
-        run, Given(num_gpus=run.layout.num_ranks if num_gpus is None else num_gpus, **_machine(study, typed))
+        run, MachineOptions(num_gpus=run.layout.num_ranks if num_gpus is None else num_gpus, **_machine(study, typed))
     )
     if study is None and study_dir is not None:
         raise click.UsageError("--study is for a plan: a frozen config trains no proxies")
@@ -92,7 +92,7 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
 
 def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
     from launcher.calibration.study_cost import planned_main_run
-    from launcher.study.opening import plan_study
+    from launcher.study.study_folder import plan_study
 
     study = plan_study(path, path.parent, overrides, source_sha256="0" * 64)
     return study, {}, planned_main_run(study)
@@ -100,7 +100,7 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
 
 def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
     """How fast proxies train: as a study's calibration recorded it, or as assumed."""
-    from launcher.calibration.calibrating import calibrations
+    from launcher.calibration.procedure import calibrations
     from launcher.calibration.study_cost import Speeds, speeds_of
     from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -124,7 +124,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     workers = num_workers(study, speeds.num_workers)
     each = stages_of(study, speeds)
 
-    def told(stage: Stage) -> dict[str, Json]:
+    def told(stage: StageCost) -> dict[str, Json]:
         on_gpu = stage.gpu_hours(machine.peak_flops, measured_gpus)
         usd = None if machine.price_usd is None else on_gpu.times(machine.price_usd).told()
         return {

@@ -10,7 +10,7 @@ from typing import cast, get_args
 import click
 
 from launcher.cli.options import answer, folder_of, json_option, typed_options
-from launcher.explaining import parametrizations
+from launcher.explanations import parametrizations
 from launcher.plan import sources
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -30,8 +30,8 @@ def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], 
         NoProvenanceError: no provenance lies beside it.
         UnknownFieldError: no field has that name.
     """
-    from launcher.explaining.record import fields_of, find, read_provenance
-    from launcher.explaining.text import fields_text, table_text
+    from launcher.explanations.record import fields_of, find, read_provenance
+    from launcher.explanations.text import fields_text, table_text
     from launcher.frozen.launch_file import read_launch
 
     decision, folder = read_launch(frozen), folder_of(frozen)

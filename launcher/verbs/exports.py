@@ -36,7 +36,7 @@ def verify(frozen: Path, as_json: bool) -> None:
     from launcher.exporters.trainers import native
     from launcher.frozen.frozen_folder import look_through
     from launcher.frozen.launch_file import read_launch
-    from launcher.rehearsal.standing import rehearsal_of
+    from launcher.rehearsal.status import rehearsal_of
 
     decision = read_launch(frozen)
     folder = folder_of(frozen)
@@ -142,8 +142,8 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
 def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
     """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
     from launcher.base.plain_files import kinds_in
+    from launcher.exporters.export_writer import put, scratch_for
     from launcher.exporters.fidelity import exporter
-    from launcher.exporters.writing import put, scratch_for
     from launcher.frozen.launch_file import attest, read_launch
 
     name, _, version = trainer.partition("@")

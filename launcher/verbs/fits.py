@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launcher.answers.fitted import HYPERPARAMETER_FORMS, fit_of
+from launcher.answers.law_fits import HYPERPARAMETER_FORMS, fit_of
 from launcher.cli.options import answer, json_option, table
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest

@@ -35,16 +35,16 @@ class CannotTellError(ValueError):
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.base.talk import say
-    from launcher.calibration.calibrating import calibrated
-    from launcher.explaining.known import known_of
-    from launcher.explaining.provenance import records_of
-    from launcher.explaining.record import packed
+    from launcher.calibration.procedure import calibrated
+    from launcher.explanations.context import known_of
+    from launcher.explanations.provenance import records_of
+    from launcher.explanations.record import packed
     from launcher.frozen.frozen_folder import write_frozen
-    from launcher.rehearsal.standing import rehearsal_of
+    from launcher.rehearsal.status import rehearsal_of
     from launcher.report.body import FINDING, accepted, report_body
     from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
-    from launcher.study.opening import open_ledger, recorded_study
+    from launcher.study.study_folder import open_ledger, recorded_study
     from launcher.trainer.assembly import unfit
     from sweeps.store.ledger import Ledger
 
@@ -204,7 +204,7 @@ def report(
         raise click.UsageError("--out goes with --compare A B: a study's report lies in its own folder")
     from launcher.report.body import body_of
     from launcher.report.page import write_report
-    from launcher.study.opening import recorded
+    from launcher.study.study_folder import recorded
 
     body = body_of(*recorded(study_dir))
     write_report(study_dir, body)

@@ -8,7 +8,7 @@ from typing import cast
 import click
 
 from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option, table
-from launcher.rehearsal.registry import DRILLS, Attested
+from launcher.rehearsal.registry import DRILLS, RehearsalAttestation
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -50,7 +50,7 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
         raise SystemExit(found.exit_code)
 
 
-def _record(folder: Path, digest: str, found: Attested) -> None:
+def _record(folder: Path, digest: str, found: RehearsalAttestation) -> None:
     """Tell the study's chronicle and logbook; without a study, the chronicle of the config's own run."""
     from launcher.base import chronicle
     from launcher.frozen.frozen_folder import study_of
@@ -66,7 +66,7 @@ def _record(folder: Path, digest: str, found: Attested) -> None:
         write_logbook(study_dir)
 
 
-def _text(found: Attested, folder: Path, *, whole: bool) -> str:
+def _text(found: RehearsalAttestation, folder: Path, *, whole: bool) -> str:
     """For people: a line a drill, and what to do."""
     from launcher.base.talk import duration
 

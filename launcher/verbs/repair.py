@@ -36,7 +36,7 @@ def repair(study_dir: Path, as_json: bool) -> None:
 
 def _question(study_dir: Path) -> dict[str, Json] | None:
     """What the plan kept in the study asks; None if that cannot be told any more."""
-    from launcher.study.opening import recorded_study
+    from launcher.study.study_folder import recorded_study
 
     try:
         return recorded_study(study_dir).question

@@ -88,7 +88,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.study.first_plan import manifest_of, missing, sketched, summary
     from launcher.study.first_plan import problems as senseless
     from launcher.study.first_plan import warnings as unwise
-    from launcher.study.opening import plan_study
+    from launcher.study.study_folder import plan_study
 
     plan, problems = checked_plan(plan_path, overrides)
     problems += with_lines(plan_path, missing(plan, plan_path.parent), overrides)

@@ -41,7 +41,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         return
     from launcher.answers.texts import study_text
     from launcher.report.body import body_of
-    from launcher.study.opening import recorded
+    from launcher.study.study_folder import recorded
     from launcher.views.search import now_body
 
     study, ledger = recorded(study_dir)

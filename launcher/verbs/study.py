@@ -29,7 +29,7 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
         body: dict[str, Json] = {"coordinates": found, "outcome": gate.outcome, "reason": gate.reason}
         text = coordinate_text(found)
         if runner.study.factory is not None:
-            from launcher.study.own import own_model
+            from launcher.study.own_model import own_model
 
             body["own_model"] = own_model(runner.study)
             text = f"{model_text(body['own_model'])}\n\n{text}"

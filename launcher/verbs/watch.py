@@ -15,7 +15,7 @@ from proxies.core.canon import Json
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
     from launcher.watch.follower import Follower, WatchStatus
-    from launcher.watch.logs.readings import Readings
+    from launcher.watch.logs.readings import LogReader
 
 _EXITS = {"fine": 0, "alarm": 3, "cannot_tell": 4}
 LEAST_SECONDS, INTERRUPTED = 0.2, 130
@@ -43,8 +43,8 @@ def watch(
 ) -> None:  # fmt: skip
     """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or --conclude is given."""
     from launcher.frozen.launch_file import read_launch
-    from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, Keys
-    from launcher.watch.logs.readings import Readings
+    from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, ColumnNames
+    from launcher.watch.logs.readings import LogReader
     from launcher.watch.logs.sources import source_of
 
     if once and conclude:
@@ -56,8 +56,8 @@ def watch(
     decision, folder = read_launch(frozen), folder_of(frozen)
     metrics = where or str(folder / "run")
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
-    keys = Keys(asked)
-    readings = Readings(
+    keys = ColumnNames(asked)
+    readings = LogReader(
         source_of(metrics, keys), keys, decision.digest, decision.learning_rate.schedule.num_steps,
         decision.parallelism.num_ranks,
     )  # fmt: skip
@@ -111,10 +111,10 @@ def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | Non
 
 
 def _conclude(
-    decision: Decision, folder: Path, run_dir: Path, readings: Readings, study_dir: Path | None, as_json: bool
+    decision: Decision, folder: Path, run_dir: Path, readings: LogReader, study_dir: Path | None, as_json: bool
 ) -> None:  # fmt: skip
     from launcher.frozen.frozen_folder import study_of
-    from launcher.watch.conclude import conclude, next_lines, sentence
+    from launcher.watch.conclusion import conclude, next_lines, sentence
 
     reading = readings.read(last=True)
     found = conclude(decision, folder, run_dir, reading, study_dir or study_of(folder))

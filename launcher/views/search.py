@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from launcher.experiments.conventions import ties_body
-from launcher.experiments.searching import (
+from launcher.experiments.search import (
     GROWTH,
     edges_of,
     ended_losses,
@@ -16,21 +16,21 @@ from launcher.experiments.searching import (
 )
 from launcher.plan.plan import Plan
 from launcher.plan.study import Study
-from launcher.study.rerunning import replays_body
-from launcher.study.rerunning import sentences as replay_sentences
-from launcher.study.sweeping import said
+from launcher.study.search_runs import said
+from launcher.study.winner_reruns import replays_body
+from launcher.study.winner_reruns import sentences as replay_sentences
 from launcher.views.transfer import hyperparameter_name
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import Run, Status
-from sweeps.run.budget import Caps, Spent, is_driven, spent
-from sweeps.run.losses import LOST
+from sweeps.run.budget import BudgetCaps, Spent, is_driven, spent
+from sweeps.run.lost_runs import LOST
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import Live, read_live
+from sweeps.store.live import DriverState, read_live
 from sweeps.store.lock import is_held
 
 if TYPE_CHECKING:
-    from launcher.experiments.transferred import Searched
+    from launcher.experiments.transferred_values import SearchOutcome
     from sweeps.store.ledger import Ledger
 
 # How a study stands this moment, from its ledger and its driver's `live.json` alone: quick, and no judgement.
@@ -80,12 +80,12 @@ def _at_width(width: int, runs: Sequence[Run]) -> dict[str, Json]:
     }
 
 
-def _driver(live: Live, held: bool | None) -> dict[str, Json]:
+def _driver(live: DriverState, held: bool | None) -> dict[str, Json]:
     """The last look, and whether that driver is still there."""
     return {**cast(dict[str, Json], canon.to_json(live)), "at_work": held is not False and live.at_work}
 
 
-def _spent(ledger: Ledger, live: Live | None, caps: Caps) -> Spent:
+def _spent(ledger: Ledger, live: DriverState | None, caps: BudgetCaps) -> Spent:
     """The ledger's count, with the hours of a driver that has not recorded its own yet."""
     if live is None or is_driven(ledger, live.driver, live.stretch):
         return spent(ledger, caps.usd_per_device_hour)
@@ -98,7 +98,7 @@ CLEAR_ERRORS = 2.0
 _STANDING = ("num_repeats", "num_diverged", "mean_nats", "standard_error_nats")
 
 
-def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
+def search_body(study: Study, ledger: Ledger, found: SearchOutcome) -> dict[str, Json]:
     """Trials, the best, how the ranges grew, whether it is bracketed, and repeats."""
     first, done = ledger.first_results(), phases(study, ledger)
     results = [first[study.trial(point).id] for point in found.points]
@@ -126,7 +126,7 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
     }
 
 
-def _replicates(found: Searched) -> Json:
+def _replicates(found: SearchOutcome) -> Json:
     again = found.replicated
     if again is None or again.comparison is None:
         return None

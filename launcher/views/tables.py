@@ -79,7 +79,7 @@ NUM_TRIALS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class TextTable:
     """Columns and rows."""
 
     head: tuple[str, ...]
@@ -88,23 +88,23 @@ class Table:
     """Columns of words; the others are numbers."""
 
 
-def tests_table(transfer: Any) -> Table:
+def tests_table(transfer: Any) -> TextTable:
     """Every verdict of a study: one row each."""
     rows = [
         (name, Outcome(of["outcome"]), estimate(of.get("drift_octaves_per_doubling"), "+.2f"),
          estimate(of["regret_nats"]), number(of["transferred_value"]))
         for name, of in judged(transfer)
     ]  # fmt: skip
-    return Table(head=("test", "outcome", "octaves per doubling", "nats lost", "set to"), rows=rows, left=(0, 1))
+    return TextTable(head=("test", "outcome", "octaves per doubling", "nats lost", "set to"), rows=rows, left=(0, 1))
 
 
-def optima_table(verdict: Any) -> Table:
+def optima_table(verdict: Any) -> TextTable:
     """The optimum at every size that a verdict rests on, the control's below it."""
     rows = [_optimum(verdict, optimum, "") for optimum in verdict["optima"]]
     control = verdict["control"]
     rows += [_optimum(control, optimum, ", control") for optimum in control["optima"]] if control else []
     head = (axis_name(verdict["axis"]), "optimum", "interval", "loss (nats)", "runs", "diverged")
-    return Table(head=head, rows=rows)
+    return TextTable(head=head, rows=rows)
 
 
 def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
     )
 
 
-def values_table(values: Any) -> Table:
+def values_table(values: Any) -> TextTable:
     """Every hyperparameter at the base and at the target."""
     rows = [
         (hyperparameter_name(value["hyperparameter"]), number(value["base_value"]), number(value["target_value"]),
@@ -130,7 +130,7 @@ def values_table(values: Any) -> Table:
         for value in values
     ]  # fmt: skip
     head = ("value", "at the base", "at the target", "tested over", "outcome", "nats lost", "if 2x off")
-    return Table(head=head, rows=rows, left=(0, 3, 4))
+    return TextTable(head=head, rows=rows, left=(0, 3, 4))
 
 
 def value_rules(values: Any) -> list[str]:
@@ -142,7 +142,7 @@ def value_rules(values: Any) -> list[str]:
     ]
 
 
-def coordinates_table(check: Any) -> Table:
+def coordinates_table(check: Any) -> TextTable:
     """One row a role: how many layers pass, and the worst."""
     rows = [
         (words(role), f"{sum(layer['outcome'] == 'passes' for layer in layers)} of {len(layers)}", layers[0]["layer"],
@@ -150,10 +150,10 @@ def coordinates_table(check: Any) -> Table:
         for role, layers in by_role(check)
     ]  # fmt: skip
     head = ("role", "pass", "worst layer", "slope", f"{check['level']:.0%} interval", "outcome")
-    return Table(head=head, rows=rows, left=(0, 2, 5))
+    return TextTable(head=head, rows=rows, left=(0, 2, 5))
 
 
-def trials_table(search: Any) -> Table:
+def trials_table(search: Any) -> TextTable:
     """The best trials of a search."""
     finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
     names = [name for name in HYPERPARAMETERS if name in search["best"]]
@@ -165,10 +165,10 @@ def trials_table(search: Any) -> Table:
         )
         for t in finished[:NUM_TRIALS]
     ]
-    return Table(head=("trial", *map(hyperparameter_name, names), "loss (nats)"), rows=rows)
+    return TextTable(head=("trial", *map(hyperparameter_name, names), "loss (nats)"), rows=rows)
 
 
-def checks_table(ladder: Any) -> Table:
+def checks_table(ladder: Any) -> TextTable:
     """Rungs that were run at other rates too, one row a rate."""
     rows = [
         (str(one["width"]), count(one["tokens"]), exponent(tried["octaves"]), number(tried["learning_rate"], ".3g"),
@@ -177,7 +177,7 @@ def checks_table(ladder: Any) -> Table:
         for one in ladder["checks"] for tried in one["offsets"]
     ]  # fmt: skip
     head = ("width", "tokens", "octaves off", "rate", "loss (nats)", "over the best rate (nats)", "outcome")
-    return Table(head=head, rows=rows, left=(0, 6))
+    return TextTable(head=head, rows=rows, left=(0, 6))
 
 
 def check_sentences(ladder: Any) -> list[str]:
@@ -185,7 +185,7 @@ def check_sentences(ladder: Any) -> list[str]:
     return [check["words"] for check in ladder["checks"] if check["outcome"] != "tuned"]
 
 
-def rungs_table(ladder: Any) -> Table:
+def rungs_table(ladder: Any) -> TextTable:
     """The rungs of the ladder, measured and fitted."""
     rows = [
         (str(rung["width"]), count(rung["params"]), count(rung["tokens"]),
@@ -193,7 +193,7 @@ def rungs_table(ladder: Any) -> Table:
          number(rung["fitted_nats"], ".4f"))
         for rung in ladder["rungs"]
     ]  # fmt: skip
-    return Table(head=("width", "params", "tokens", "loss (nats)", "fitted"), rows=rows)
+    return TextTable(head=("width", "params", "tokens", "loss (nats)", "fitted"), rows=rows)
 
 
 def calibration_line(body: Any) -> str:

@@ -1,7 +1,7 @@
 """Alerts: what they are, and the registry of their kinds, which the judgement, the docs and completion read.
 
-A kind is a function of a `Run` under `@alert`: its name, severity, when it is raised and what to run next stand there,
-and nowhere else. The modules `loss_alerts`, `early_warnings` and `machine_alerts` hold them; `launcher.watch.follower`
+A kind is a function of a `WatchedRun` under `@alert`: its name, severity, when it is raised and what to run next stand
+there, and nowhere else. The modules `loss_alerts` and `machine_alerts` hold them; `launcher.watch.follower`
 loads all three.
 """
 
@@ -16,9 +16,9 @@ from typing import Literal
 
 from launcher.frozen.frozen import Decision
 from launcher.watch.course import Course, course
-from launcher.watch.logs.columns import Columns
+from launcher.watch.logs.columns import LogColumns
+from launcher.watch.loss_rises import Spike, spikes
 from launcher.watch.pace import UNKNOWN, Liveness
-from launcher.watch.rises import Spike, spikes
 from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
 
@@ -64,7 +64,7 @@ class Commands:
         where = f" --metrics {shlex.quote(self.metrics)}" if self.metrics else ""
         return f"forerun watch {shlex.quote(self.frozen)}{where}"
 
-    def line(self, wanted: Next, finding: Finding) -> str:
+    def line(self, wanted: Next, finding: AlertFinding) -> str:
         """The command that follows a finding; `resume`: another trainer's run is not ours to start."""
         frozen = shlex.quote(self.frozen)
         resume = f"forerun launch {frozen} --out {shlex.quote(self.run_dir)}" if self.run_dir else None
@@ -79,11 +79,11 @@ class Commands:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
+class WatchedRun:
     """A run so far, beside what was frozen: what the functions of alerts read."""
 
     decision: Decision
-    columns: Columns
+    columns: LogColumns
     now: float | None = None
     """Seconds since 1970; None: silence cannot be told."""
     liveness: Liveness = UNKNOWN
@@ -109,7 +109,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class AlertFinding:
     """What a function of an alert found."""
 
     first_step: int
@@ -120,7 +120,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class AlertKind:
     """A kind of alert."""
 
     name: str
@@ -129,26 +129,28 @@ class Kind:
     when: str
     """It is raised, for docs and `--help`."""
     next_command: Next
-    find: Callable[[Run], Iterable[Finding]]
+    find: Callable[[WatchedRun], Iterable[AlertFinding]]
 
 
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, AlertKind] = {}
 """All kinds by name, once their modules are loaded."""
 
 
 def alert(
     name: str, *severities: Severity, when: str, next_command: Next
-) -> Callable[[Callable[[Run], Iterable[Finding]]], Callable[[Run], Iterable[Finding]]]:
+) -> Callable[[Callable[[WatchedRun], Iterable[AlertFinding]]], Callable[[WatchedRun], Iterable[AlertFinding]]]:
     """Make a function of a run a kind of alert."""
 
-    def register(find: Callable[[Run], Iterable[Finding]]) -> Callable[[Run], Iterable[Finding]]:
-        KINDS[name] = Kind(name=name, severities=severities, when=when, next_command=next_command, find=find)
+    def register(
+        find: Callable[[WatchedRun], Iterable[AlertFinding]],
+    ) -> Callable[[WatchedRun], Iterable[AlertFinding]]:
+        KINDS[name] = AlertKind(name=name, severities=severities, when=when, next_command=next_command, find=find)
         return find
 
     return register
 
 
-def alerts(run: Run, commands: Commands) -> tuple[Alert, ...]:
+def alerts(run: WatchedRun, commands: Commands) -> tuple[Alert, ...]:
     """All that there is to say of a run: alarms first, then by their first step and name."""
     found = [
         Alert(

@@ -17,12 +17,12 @@ from launcher.watch import (
     machine_alerts,
     pace,
 )
-from launcher.watch.alerts import Alert, Commands, Run, alerts
+from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts
 from launcher.watch.course import Course
-from launcher.watch.logs.columns import Columns
-from launcher.watch.logs.readings import Reading, Readings
+from launcher.watch.logs.columns import LogColumns
+from launcher.watch.logs.readings import LogReader, LogReading
+from launcher.watch.loss_rises import sight
 from launcher.watch.pace import UNKNOWN, Liveness, liveness_of
-from launcher.watch.rises import sight
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -39,7 +39,7 @@ Standing = Literal["on the band", "departed", "cannot tell"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class WatchFindings:
     """What the watch has to say."""
 
     standing: Standing
@@ -61,12 +61,12 @@ class Judged:
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def judge(
     decision: Decision,
-    columns: Columns,
+    columns: LogColumns,
     *,
     now: float | None = None,
     commands: Commands | None = None,
     liveness: Liveness = UNKNOWN,
-) -> Judged:
+) -> WatchFindings:
     """Compare a run with its decision and with itself.
 
     Args:
@@ -76,10 +76,10 @@ def judge(
         commands: the lines to run next, of this config and run.
         liveness: what else the run's folder says.
     """
-    run = Run(decision=decision, columns=columns, now=now, liveness=liveness)
+    run = WatchedRun(decision=decision, columns=columns, now=now, liveness=liveness)
     found = alerts(run, commands or Commands())
     standing, why = _standing(run, any(alert.name == "missed_end" for alert in found))
-    return Judged(
+    return WatchFindings(
         standing=standing,
         why=why,
         alerts=found,
@@ -95,7 +95,7 @@ def judge(
     )
 
 
-def _standing(run: Run, missed: bool) -> tuple[Standing, str]:
+def _standing(run: WatchedRun, missed: bool) -> tuple[Standing, str]:
     decision, columns, seen, num_steps = run.decision, run.columns, run.course, run.schedule.num_steps
     if missed:
         return "departed", "the run ended beside its forecast"
@@ -129,7 +129,7 @@ def _course_figures(decision: Decision, seen: Course | None) -> dict[str, Json]:
     }
 
 
-def _sight_figures(decision: Decision, columns: Columns) -> dict[str, Json]:
+def _sight_figures(decision: Decision, columns: LogColumns) -> dict[str, Json]:
     """What the noise lets one see, in time: within a twentieth of the run."""
     schedule = decision.learning_rate.schedule
     found = sight(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps,
@@ -147,7 +147,7 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _pace_figures(run: Run) -> dict[str, Json]:
+def _pace_figures(run: WatchedRun) -> dict[str, Json]:
     columns, header = run.columns, run.columns.header
     num_ranks = run.decision.parallelism.num_ranks if header is None else header.num_ranks
     ends = pace.projection(columns, run.schedule.num_steps, num_ranks)
@@ -162,7 +162,7 @@ def _pace_figures(run: Run) -> dict[str, Json]:
     }
 
 
-def _recent(columns: Columns, name: str) -> float | None:
+def _recent(columns: LogColumns, name: str) -> float | None:
     values = getattr(columns, name)[-pace.BLOCK_LINES :]
     values = values[np.isfinite(values)]
     return _finite(np.median(values)) if len(values) else None
@@ -198,7 +198,7 @@ class Follower:
     """Looks at one run; its chronicle hears of every alert once."""
 
     def __init__(
-        self, decision: Decision, readings: Readings, *, frozen: Path, run_dir: Path, metrics: str | None = None
+        self, decision: Decision, readings: LogReader, *, frozen: Path, run_dir: Path, metrics: str | None = None
     ) -> None:
         """`frozen` and `metrics` are named in the commands; `run_dir` is where the chronicle lies."""
         self._decision, self._readings, self._run_dir = decision, readings, run_dir
@@ -229,7 +229,7 @@ class Follower:
         return self._standing(reading, found, new, commands, over=over)
 
     def _standing(
-        self, reading: Reading, found: Judged, new: list[Alert], commands: Commands, *, over: bool
+        self, reading: LogReading, found: WatchFindings, new: list[Alert], commands: Commands, *, over: bool
     ) -> WatchStatus:
         nothing = not len(reading.columns) and not found.alerts
         standing = "cannot_tell" if nothing else _STANDINGS[found.exit_code]
@@ -271,7 +271,7 @@ class Follower:
             say(f"the chronicle in {self._run_dir} cannot be written ({error.strerror}): alerts are not recorded")
 
 
-def headline(standing: str, why: str, found: Judged, decision: Decision) -> str:
+def headline(standing: str, why: str, found: WatchFindings, decision: Decision) -> str:
     """The standing, where the run is, and what its noise hides."""
     counts = [
         f"{number} {name}{'s' if number > 1 else ''}"

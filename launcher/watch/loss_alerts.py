@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import stdtrit
 
-from launcher.watch.alerts import Finding, Run, alert
+from launcher.watch.alerts import AlertFinding, WatchedRun, alert
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, end_sd
-from launcher.watch.logs.columns import Columns, Floats, spacing
+from launcher.watch.logs.columns import Floats, LogColumns, spacing
+from launcher.watch.loss_rises import RISE_NATS, RISE_SDS, rise
 from launcher.watch.noise import noise_of_differences, resolution
-from launcher.watch.rises import RISE_NATS, RISE_SDS, rise
 from proxies.core.schedule import Schedule
 
 # What no longer moves: a loss that is the same number line after line, and losses that stop while steps go on.
@@ -35,7 +35,7 @@ _COARSE_NATS = 0.01  # a number that never changed and is rounded more coarsely 
 GAPS_MISSED, LEAST_MISSED = 3, 16
 
 
-def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Finding | None:
+def frozen_loss(columns: LogColumns, warmup_steps: int, num_steps: int) -> AlertFinding | None:
     """Whether the training loss stands still; lines that are no number are left out."""
     there = np.isfinite(columns.train_loss_nats)
     steps, losses = columns.steps[there], columns.train_loss_nats[there]
@@ -54,7 +54,7 @@ def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Finding 
     if num_equal <= allowed:
         return None
     first, nats = int(steps[start]), float(losses[-1])
-    return Finding(
+    return AlertFinding(
         first_step=first,
         seen=f"training loss is {nats:.10g} nats {num_equal} times in a row, since step {first}: given the noise and "
         f"the rounding before, {int(allowed)} may come about",
@@ -62,7 +62,7 @@ def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Finding 
     )
 
 
-def stopped(columns: Columns) -> list[Finding]:
+def stopped(columns: LogColumns) -> list[AlertFinding]:
     """Losses without a value for three of their longest gaps before and 16 lines, while steps go on."""
     found = []
     for name, at in (("training", columns.steps), ("validation", columns.validation_steps)):
@@ -71,7 +71,7 @@ def stopped(columns: Columns) -> list[Finding]:
         lines = columns.line_steps[columns.line_steps > at[-1]]
         missed = len(lines) and lines[-1] - at[-1] > GAPS_MISSED * np.diff(at).max()
         if missed and len(lines) >= LEAST_MISSED:
-            found.append(Finding(
+            found.append(AlertFinding(
                 first_step=int(at[-1]),
                 seen=f"steps go on, {len(lines)} lines of them, without a {name} loss (last at step {int(at[-1])})",
                 evidence={"loss": name, "num_lines": len(lines)},
@@ -103,7 +103,7 @@ _GRAD_LINES = 32
     "gradients_grow", "notice", next_command="look",
     when="the gradient norm doubled against half the steps before, in the same part of the schedule",
 )  # fmt: skip
-def gradients_grow(run: Run) -> Iterator[Finding]:
+def gradients_grow(run: WatchedRun) -> Iterator[AlertFinding]:
     """The norm of the whole gradient."""
     found = gradient_growth(run.columns.steps, run.columns.grad_norm, run.schedule)
     if found is not None:
@@ -118,7 +118,7 @@ def part_starts(schedule: Schedule) -> list[int]:
     return sorted(starts)
 
 
-def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Finding | None:
+def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> AlertFinding | None:
     """Where the gradient norm first was `GRAD_NORM_FACTOR` times its own past."""
     there = np.isfinite(grad_norm) & (grad_norm > 0)
     at, norms = steps[there], grad_norm[there]
@@ -129,7 +129,7 @@ def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Fin
             continue
         before, now = float(np.median(norms[past])), float(np.median(norms[recent]))
         if now > GRAD_NORM_FACTOR * before:
-            return Finding(
+            return AlertFinding(
                 first_step=int(at[end - 1]),
                 seen=f"gradient norm is {now / before:.2f} times what it was half the steps before",
                 evidence={"before": before, "now": now},
@@ -159,11 +159,11 @@ def _past(steps: Floats, end: int, schedule: Schedule) -> slice | None:
     "non_finite", "alarm", next_command="resume",
     when="a training loss that is no number",
 )  # fmt: skip
-def non_finite(run: Run) -> Iterator[Finding]:
+def non_finite(run: WatchedRun) -> Iterator[AlertFinding]:
     """Losses that are no numbers."""
     missing = run.columns.steps[~np.isfinite(run.columns.train_loss_nats)]
     if len(missing):
-        yield Finding(
+        yield AlertFinding(
             first_step=int(missing[0]),
             seen=f"training loss is no number at {len(missing)} logged steps, the first {missing[0]:.0f}",
             evidence={"num_lines": len(missing), "last_step": int(missing[-1])},
@@ -174,12 +174,12 @@ def non_finite(run: Run) -> Iterator[Finding]:
     "diverged", "alarm", next_command="resume",
     when="a training loss above the frozen ceiling, past the warmup",
 )  # fmt: skip
-def diverged(run: Run) -> Iterator[Finding]:
+def diverged(run: WatchedRun) -> Iterator[AlertFinding]:
     """Losses above where the run must stop by itself."""
     limit, columns = run.decision.abort.train_loss_above_nats, run.columns
     above = columns.steps[(columns.steps > run.schedule.warmup_steps) & (columns.train_loss_nats > limit)]
     if len(above):
-        yield Finding(
+        yield AlertFinding(
             first_step=int(above[0]),
             seen=f"training loss passed {limit:.4f} nats at step {above[0]:.0f}: a run must stop there",
             evidence={"limit_nats": limit, "num_lines": len(above)},
@@ -191,7 +191,7 @@ def diverged(run: Run) -> Iterator[Finding]:
     when=f"mean training loss near a look's step is farther from the predicted course than {FALSE_ALARMS:.0%} of "
     "healthy runs ever get, over the whole run",
 )  # fmt: skip
-def departed(run: Run) -> Iterator[Finding]:
+def departed(run: WatchedRun) -> Iterator[AlertFinding]:
     """A look beyond the bound over the whole run."""
     found = run.course
     if found is None or found.departed is None:
@@ -201,7 +201,7 @@ def departed(run: Run) -> Iterator[Finding]:
         float(column[which]) for column in (found.loss_nats, found.expected_nats, found.departure)
     )
     advice = "" if departure > 0 else "; lower may mean easier data than the ladder's, or data seen twice"
-    yield Finding(
+    yield AlertFinding(
         first_step=int(found.seen_at[which]),
         seen=f"training loss near step {found.looked_at[which]:.0f} is {loss:.4f} nats, "
         f"{'above' if departure > 0 else 'below'} the predicted {expected:.4f} by {abs(departure):.1f} standard "
@@ -219,7 +219,7 @@ def departed(run: Run) -> Iterator[Finding]:
     "missed_end", "alarm", next_command="conclude",
     when=f"the validation loss at the end is farther from the forecast than {FALSE_ALARMS:.0%} of healthy runs",
 )  # fmt: skip
-def missed_end(run: Run) -> Iterator[Finding]:
+def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
     """The validation loss after the last step, against the forecast of it."""
     columns, num_steps, predicted = run.columns, run.schedule.num_steps, run.decision.predicted
     if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
@@ -228,7 +228,7 @@ def missed_end(run: Run) -> Iterator[Finding]:
     off = float(np.log(max(actual, LEAST_NATS) / predicted.loss_nats))
     departure = off / (low_sd if off < 0 else high_sd)
     if abs(departure) > stdtrit(FREEDOM, 1 - FALSE_ALARMS / 2):
-        yield Finding(
+        yield AlertFinding(
             first_step=num_steps,
             seen=f"the run ended at {actual:.4f} nats, {abs(departure):.1f} standard deviations from the predicted "
             f"{predicted.loss_nats:.4f} [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}]",
@@ -237,12 +237,12 @@ def missed_end(run: Run) -> Iterator[Finding]:
 
 
 @alert("spikes", "notice", next_command="look", when="spikes that came back, counted")
-def spikes_over(run: Run) -> Iterator[Finding]:
+def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
     """One notice for all that came back."""
     back = [spike for spike in run.spikes if spike.over]
     if back:
         highest = max(back, key=lambda spike: spike.peak_nats - spike.level_nats)
-        yield Finding(
+        yield AlertFinding(
             first_step=back[0].first_step,
             seen=f"{len(back)} spikes that came back, the highest of {highest.peak_nats - highest.level_nats:.3f} nats "
             f"at step {highest.first_step}, the last at step {back[-1].first_step}",
@@ -258,12 +258,12 @@ def spikes_over(run: Run) -> Iterator[Finding]:
     when="a spike of the frozen policy, above what the noise before it can lead to, lasts its patience and has not "
     "come back",
 )  # fmt: skip
-def spike_lasts(run: Run) -> Iterator[Finding]:
+def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
     """A spike that is not over, and has lasted for the policy's patience."""
     policy, spike = run.decision.spikes, run.spikes[-1] if run.spikes else None
     if spike is None or spike.over or not spike.lasted:
         return
-    yield Finding(
+    yield AlertFinding(
         first_step=spike.first_step,
         seen=f"a spike from {spike.level_nats:.4f} to {spike.peak_nats:.4f} nats lasts for {spike.num_lines} "
         f"logged steps: the policy is to go back {policy.rollback_steps} steps before it and to skip "
@@ -282,13 +282,13 @@ def spike_lasts(run: Run) -> Iterator[Finding]:
     "deviations of the run's own noise (5.5 in a run of 100,000 lines), for 32 lines or 32 medians of 2, 4, 8, ... "
     "lines",
 )  # fmt: skip
-def rising(run: Run) -> Iterator[Finding]:
+def rising(run: WatchedRun) -> Iterator[AlertFinding]:
     """A loss that goes up and stays there, slower than a spike."""
     columns, schedule = run.columns, run.schedule
     found = rise(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps)
     if found is not None:
         by = f", {found.sds:.0f} standard deviations of its noise" if np.isfinite(found.sds) else ""  # it has none
-        yield Finding(
+        yield AlertFinding(
             first_step=found.first_step,
             seen=f"training loss rose from {found.lowest_nats:.4f} to {found.now_nats:.4f} nats by step "
             f"{found.first_step} and stayed up{by}",
@@ -300,7 +300,7 @@ def rising(run: Run) -> Iterator[Finding]:
     "frozen_loss", "alarm", next_command="verify",
     when="the newest training losses are one number, more often than the noise and the rounding before them allow",
 )  # fmt: skip
-def training_stands_still(run: Run) -> Iterator[Finding]:
+def training_stands_still(run: WatchedRun) -> Iterator[AlertFinding]:
     """Nothing trains, or nothing measures it."""
     found = frozen_loss(run.columns, run.schedule.warmup_steps, run.schedule.num_steps)
     if found is not None:
@@ -312,6 +312,6 @@ def training_stands_still(run: Run) -> Iterator[Finding]:
     when=f"steps go on, and for {GAPS_MISSED} of its longest gaps before and {LEAST_MISSED} lines there is no training "
     "or validation loss",
 )  # fmt: skip
-def metrics_stop(run: Run) -> Iterator[Finding]:
+def metrics_stop(run: WatchedRun) -> Iterator[AlertFinding]:
     """Losses that come no more while steps go on."""
     yield from stopped(run.columns)

@@ -8,9 +8,9 @@ import numpy as np
 
 from launcher.base.metrics import ENDINGS
 from launcher.watch import pace
-from launcher.watch.alerts import Finding, Run, Severity, alert
-from launcher.watch.logs.columns import Columns, Floats
-from launcher.watch.rises import line_noise
+from launcher.watch.alerts import AlertFinding, Severity, WatchedRun, alert
+from launcher.watch.logs.columns import Floats, LogColumns
+from launcher.watch.loss_rises import line_noise
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
 """Shares of throughput lost, or of time that a rank takes longer than the others."""
@@ -27,7 +27,7 @@ def _severity(share: float) -> Severity:
     when=f"throughput of two blocks of {pace.BLOCK_LINES} lines on end is {NOTICE_SHARE:.0%}, {ALARM_SHARE:.0%} below "
     "the best that the run itself sustained",
 )  # fmt: skip
-def slow(run: Run) -> Iterator[Finding]:
+def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     """Throughput is below the run's own best, and stays there."""
     columns = run.columns
     found = pace.blocks(columns, columns.tokens_per_second)
@@ -40,7 +40,7 @@ def slow(run: Run) -> Iterator[Finding]:
     if num_slow < pace.SUSTAINED:
         return
     first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
-    yield Finding(
+    yield AlertFinding(
         first_step=first,
         seen=f"since step {first} {now:,.0f} tokens/s: {1 - now / best:.0%} below the {best:,.0f} that this run "
         "has sustained",
@@ -54,7 +54,7 @@ def slow(run: Run) -> Iterator[Finding]:
     when=f"a rank computed {NOTICE_SHARE:.0%} longer than the others' median in three of four of the newest "
     f"{STRAGGLER_LINES} lines; {ALARM_SHARE:.0%} at their median",
 )  # fmt: skip
-def straggler(run: Run) -> Iterator[Finding]:
+def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
     """Ranks that the others wait for; the slowest first."""
     steps, seconds_KR = pace.comparable_ranks(run.columns)
     if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
@@ -71,7 +71,7 @@ def straggler(run: Run) -> Iterator[Finding]:
             start -= pace.BLOCK_LINES
         share, first = float(shares_R[rank]), int(steps[start])
         seconds, others = (float(np.median(table[recent, rank])) for table in (seconds_KR, others_KR))
-        yield Finding(
+        yield AlertFinding(
             first_step=first,
             seen=f"rank {rank} computes {seconds:.3g} s a step, {share:.0%} longer than the other ranks' median of "
             f"{others:.3g} s, since step {first} or before: all wait for it",
@@ -90,7 +90,7 @@ def medians_of_others(values_KR: Floats) -> Floats:
     return found
 
 
-def over(columns: Columns, num_steps: int) -> bool:
+def over(columns: LogColumns, num_steps: int) -> bool:
     """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself.
 
     Where not every step is logged the schedule has ended when the next line would lie beyond it.
@@ -105,7 +105,7 @@ def over(columns: Columns, num_steps: int) -> bool:
     f"{pace.LEAST_STALL_SECONDS:.0f} s, and twice the longest step or save; an hour from a launch, a restart or a "
     "rollback to the attempt's first step, for loading and compiling",
 )  # fmt: skip
-def stalled(run: Run) -> Iterator[Finding]:
+def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
     """A run that is not over and says nothing."""
     columns, liveness = run.columns, run.liveness
     if over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
@@ -114,20 +114,20 @@ def stalled(run: Run) -> Iterator[Finding]:
     if seconds > allowed:
         after = "since it was started" if starting else f"after step {columns.step}"
         said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
-        yield Finding(
+        yield AlertFinding(
             first_step=columns.step,
             seen=f"no line for {seconds:,.0f} s {after}, where at most {allowed:,.0f} s are usual{said}",
             evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
         )
 
 
-def _ended(run: Run, event: str) -> Iterator[Finding]:
+def _ended(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
     """The newest attempt ended so, and no other was launched since."""
     columns = run.columns
     last = columns.events[-1] if columns.events else {}
     if last.get("event") == event and not run.liveness.starting(columns.newest_at):
         reason = str(last.get("reason") or "")
-        yield Finding(
+        yield AlertFinding(
             first_step=columns.step,
             seen=f"the run was {event} after step {columns.step}" + (f": {reason}" if reason else ""),
             evidence={"exit_code": last.get("exit_code")},
@@ -135,12 +135,12 @@ def _ended(run: Run, event: str) -> Iterator[Finding]:
 
 
 @alert("aborted", "alarm", next_command="resume", when="the newest attempt stopped itself")
-def aborted(run: Run) -> Iterator[Finding]:
+def aborted(run: WatchedRun) -> Iterator[AlertFinding]:
     """The run's own brake."""
     return _ended(run, "aborted")
 
 
 @alert("interrupted", "notice", next_command="resume", when="the newest attempt was asked to end before its end")
-def interrupted(run: Run) -> Iterator[Finding]:
+def interrupted(run: WatchedRun) -> Iterator[AlertFinding]:
     """A signal."""
     return _ended(run, "interrupted")

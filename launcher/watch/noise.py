@@ -38,7 +38,7 @@ _MOST_SDS = 4.0  # a residual beyond counts as this: spikes are not the noise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Noise:
+class LossNoise:
     """Estimates after ever more lines, A of them; each of the newest three quarters of what lies before it."""
 
     ends: NDArray[np.int64]
@@ -54,7 +54,7 @@ class Noise:
         return np.append(np.nan, self.phi)[at], np.append(np.nan, self.innovation_nats)[at]
 
 
-def learn(steps: Floats, values: Floats, most_phi: float = MOST_PHI) -> Noise:
+def learn(steps: Floats, values: Floats, most_phi: float = MOST_PHI) -> LossNoise:
     """The noise before ever more of these lines.
 
     Args:
@@ -67,7 +67,7 @@ def learn(steps: Floats, values: Floats, most_phi: float = MOST_PHI) -> Noise:
     fits = [_fit(np.log(steps[start:end]), values[start:end], most_phi)
             for end in ends.tolist() for start in [end - min(max(LEAST_LINES, end * 3 // 4), _MOST_LINES)]]  # fmt: skip
     phi, innovation = np.array(fits).reshape(-1, 2).T
-    return Noise(ends=ends, phi=phi, innovation_nats=innovation)
+    return LossNoise(ends=ends, phi=phi, innovation_nats=innovation)
 
 
 def _fit(x: Floats, values: Floats, most_phi: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ import numpy as np
 from launcher.base import chronicle
 from launcher.base.plain_files import CHECKPOINTS, ROLLBACKS_FILE
 from launcher.base.watchdog import START_SECONDS
-from launcher.watch.logs.columns import Columns, Floats, headers, spacing
+from launcher.watch.logs.columns import Floats, LogColumns, headers, spacing
 
 # Whether a run is alive, as its folder says and its log does not: just launched, saving, or lying still.
 #
@@ -92,18 +92,18 @@ class Projection:
     """Device-hours of the whole run, its past included."""
 
 
-def step_seconds(columns: Columns) -> float | None:
+def step_seconds(columns: LogColumns) -> float | None:
     """Median time of a step, over the comparable lines; None where nothing was told of it."""
     seconds = measured(columns)[_comparable(columns)]
     return float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else None
 
 
-def measured(columns: Columns) -> Floats:
+def measured(columns: LogColumns) -> Floats:
     """[S] Seconds of each step, NaN where they cannot be."""
     return np.where((columns.seconds >= 0) & (columns.seconds < _MOST_SECONDS), columns.seconds, np.nan)
 
 
-def goodput(columns: Columns) -> float | None:
+def goodput(columns: LogColumns) -> float | None:
     """Share of the time since the run first started that went into steps that are still part of it."""
     begun = headers(columns.events)
     typical = step_seconds(columns)
@@ -116,7 +116,7 @@ def goodput(columns: Columns) -> float | None:
     return min(1.0, kept / wall) if wall > 0 else None
 
 
-def projection(columns: Columns, num_steps: int, num_ranks: int) -> Projection | None:
+def projection(columns: LogColumns, num_steps: int, num_ranks: int) -> Projection | None:
     """From the recorded step times; None where there are none."""
     seconds = measured(columns)[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
@@ -136,7 +136,7 @@ def projection(columns: Columns, num_steps: int, num_ranks: int) -> Projection |
     return Projection(remaining_seconds=(centre, low, high), device_hours=(hours[0], hours[1], hours[2]))
 
 
-def silence(columns: Columns, now: float | None, found: Liveness) -> tuple[float, float, bool] | None:
+def silence(columns: LogColumns, now: float | None, found: Liveness) -> tuple[float, float, bool] | None:
     """For how many seconds no line came, how many are allowed, and whether an attempt begins that has made no step yet.
 
     None where nobody says when the newest line was written.
@@ -157,12 +157,12 @@ def silence(columns: Columns, now: float | None, found: Liveness) -> tuple[float
     return now - since, max(usual, 2 * float(slowest), LEAST_STALL_SECONDS), False
 
 
-def line_steps(columns: Columns) -> float:
+def line_steps(columns: LogColumns) -> float:
     """Steps from one of the newest lines to the next."""
     return spacing(columns.steps[-BLOCK_LINES:])
 
 
-def comparable_ranks(columns: Columns) -> tuple[Floats, Floats]:
+def comparable_ranks(columns: LogColumns) -> tuple[Floats, Floats]:
     """[K] and [K, R] The lines since the ranks last changed that have a time of each of them."""
     if columns.rank_seconds is None:
         return np.empty(0), np.empty((0, 0))
@@ -173,12 +173,12 @@ def comparable_ranks(columns: Columns) -> tuple[Floats, Floats]:
     return steps[whole], seconds_KR[whole]
 
 
-def _comparable(columns: Columns) -> slice:
+def _comparable(columns: LogColumns) -> slice:
     """Lines since the ranks or the device last changed."""
     return slice(int(np.searchsorted(columns.steps, _comparable_since(columns), side="right")), len(columns.steps))
 
 
-def _comparable_since(columns: Columns) -> int:
+def _comparable_since(columns: LogColumns) -> int:
     """The step after which the ranks or the device last changed; -1: never."""
     begun = headers(columns.events)
     changed = [
@@ -188,7 +188,7 @@ def _comparable_since(columns: Columns) -> int:
     return changed[-1] if changed else -1
 
 
-def blocks(columns: Columns, values: Floats) -> tuple[Floats, Floats] | None:
+def blocks(columns: LogColumns, values: Floats) -> tuple[Floats, Floats] | None:
     """First step and median of each whole block of lines; None below three."""
     at = _comparable(columns)
     steps, values = columns.steps[at], values[at]

@@ -19,18 +19,18 @@ from proxies.core.failures import classify
 from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.torch_device import give_back_memory
-from sweeps.run.pool import Advance, Advanced, Finished
+from sweeps.run.pool import Finished, HostAnswer, HostCall
 from sweeps.store.checkpoints import RESUMED, WHERE, site
 
 if TYPE_CHECKING:
-    from launcher.workers.resumable import Resumable
+    from launcher.workers.resumable import ResumableRuns
     from proxies.data.tokens import TokenStore
     from proxies.external.command import CommandEngine
     from proxies.training.bank import Bank
-    from proxies.training.built import BuiltModel
     from proxies.training.solo import Solo
+    from proxies.training.trainable_model import BuiltModel
 
-    Engine = Resumable | CommandEngine | Solo | Bank
+    Engine = ResumableRuns | CommandEngine | Solo | Bank
     """What trains: the user's own command, or a bank or one trial alone, saved now and then unless it runs again."""
 
 # What keeps a worker to its share of a GPU's memory: torch's own limit, set before anything is allocated.
@@ -81,23 +81,23 @@ class HostFactory:
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
     """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
 
-    def __call__(self) -> Host:
+    def __call__(self) -> WorkerHost:
         """A host with no engine yet."""
-        return Host(self)
+        return WorkerHost(self)
 
 
-class Host:
+class WorkerHost:
     """One engine at a time, rebuilt when the key changes."""
 
     def __init__(self, where: HostFactory) -> None:
         self._where = where
         self._store: TokenStore | None = None
         self._engine: Engine | None = None
-        self._resumable: Resumable | None = None  # the engine, if it is ours
+        self._resumable: ResumableRuns | None = None  # the engine, if it is ours
         self._key = ""
         self._begun: dict[str, int] = {}  # run id -> step that it was admitted at
 
-    def advance(self, call: Advance) -> Advanced:
+    def advance(self, call: HostCall) -> HostAnswer:
         """See `sweeps.run.pool.Host`.
 
         Raises:
@@ -105,8 +105,8 @@ class Host:
         """
         if call.probe is not None:
             if call.probe == WHERE:
-                return Advanced(answer=cast(dict[str, Json], site()))
-            return Advanced(answer=self._measured(call.probe))
+                return HostAnswer(answer=cast(dict[str, Json], site()))
+            return HostAnswer(answer=self._measured(call.probe))
         specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
         if call.bank_key != self._key or self._engine is None:
             if not specs:
@@ -125,7 +125,7 @@ class Host:
         ended = self._trained(self._engine, call.max_steps) if call.max_steps else []
         if call.save and own is not None:
             own.save()
-        return Advanced(
+        return HostAnswer(
             finished=tuple(self._told(*each) for each in ended),
             steps=self._engine.steps,
             paused=() if own is None else tuple(self._told(*each) for each in own.paused()),
@@ -172,10 +172,10 @@ class Host:
         """What trains runs like this one: their own command, we ourselves one at a time, or side by side."""
         where = self._where
         if spec.command is not None:
-            from proxies.external.command import CommandEngine, Workplace
+            from proxies.external.command import CommandEngine, CommandSettings
 
             return CommandEngine(
-                Workplace(
+                CommandSettings(
                     runs_dir=Path(where.study_dir) / "external",
                     code_dir=Path(where.code_dir),
                     corpus=Path(where.corpus) if where.corpus else None,
@@ -186,9 +186,9 @@ class Host:
             )
         if again:
             return self._own(spec, num_microbatches)
-        from launcher.workers.resumable import Resumable
+        from launcher.workers.resumable import ResumableRuns
 
-        self._resumable = Resumable(self._own(spec, num_microbatches), Path(where.study_dir))
+        self._resumable = ResumableRuns(self._own(spec, num_microbatches), Path(where.study_dir))
         return self._resumable
 
     def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank:
@@ -209,11 +209,11 @@ class Host:
 
     def _measured(self, asked: dict[str, Json]) -> dict[str, Json]:
         """The answer to a probe (`proxies.training.calibration.Probe`)."""
-        from proxies.training.calibration import Probe, measure
+        from proxies.training.calibration import CalibrationProbe, measure
         from proxies.training.torch_device import TorchDevice
 
         self._engine, self._resumable, self._key = None, None, ""  # the memory is the probe's
-        probe = canon.decode(Probe, asked)
+        probe = canon.decode(CalibrationProbe, asked)
         return cast(dict[str, Json], canon.to_json(measure(probe, self._own, TorchDevice(probe))))
 
     def _build(self, spec: RunSpec) -> BuiltModel:

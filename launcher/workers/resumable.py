@@ -30,7 +30,7 @@ waits longer. Four slots of a tiny model take 45 ms, and their steps 40.
 """
 
 
-class Resumable:
+class ResumableRuns:
     """Admits runs from their checkpoints, and writes some."""
 
     def __init__(self, engine: Solo | Bank, study_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:

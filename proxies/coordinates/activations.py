@@ -31,7 +31,7 @@ _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "reado
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class LayerReading:
     """One layer at one step. Sizes are mean absolute values over the probe batch."""
 
     role: Role
@@ -64,7 +64,7 @@ class _Start:
     gave: Tensor | None = None
 
 
-class Probe:
+class ActivationProbe:
     """Watches one model through its training. Make it before the first step: what it finds is the start.
 
     Args:
@@ -80,10 +80,10 @@ class Probe:
         self._first: dict[str, Tensor] = {}
         self._starts: dict[str, _Start] = {}
         self._within: list[str] = []
-        self._found: dict[str, Reading] = {}
+        self._found: dict[str, LayerReading] = {}
 
     @torch.no_grad()
-    def record(self, predict: Callable[[Tensor], Tensor], ids_BT: Tensor) -> dict[str, Reading]:
+    def record(self, predict: Callable[[Tensor], Tensor], ids_BT: Tensor) -> dict[str, LayerReading]:
         """One forward pass of `predict` (logits [N, V] of ids [B, T]); every layer's reading, in order of the calls."""
         self._found = {}
         with ExitStack() as stack:
@@ -164,7 +164,7 @@ class Probe:
         name = self._key(name)
         first = self._first.setdefault(name, rows)
         moved = _size(rows - first) if change is None else change
-        self._found[name] = Reading(
+        self._found[name] = LayerReading(
             role=role, size=_size(rows), change=moved, update=update, gain=gain, head_dim=head_dim
         )
 

@@ -18,24 +18,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from proxies.coordinates.activations import Probe, Reading, probe_ids
+from proxies.coordinates.activations import ActivationProbe, LayerReading, probe_ids
 from proxies.coordinates.verdict import (
     FLAGGED,
     INITIAL_STD,
     ORDER,
     Axis,
+    CheckSettings,
     LayerVerdict,
     Measured,
     Outcome,
-    Setting,
     judged,
 )
 from proxies.core.numbers import Kind
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.parametrization.parametrization import parameter_table
-from proxies.training.built import BuiltModel
 from proxies.training.solo import Solo
+from proxies.training.trainable_model import BuiltModel
 
 _ATTENTION = (
     "attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim), or by less, where 1 / head_dim "
@@ -48,7 +48,7 @@ _LATER = (
 _NO_DEPTH_RULE = "no depth rule: the residual stream's updates grow with depth; completep has one"
 
 
-def attributed(layers: list[LayerVerdict], setting: Setting) -> list[LayerVerdict]:
+def attributed(layers: list[LayerVerdict], setting: CheckSettings) -> list[LayerVerdict]:
     """The layers, each that is flagged without a cause of its own given one: a scale, or what it follows from."""
     roots = [layer for layer in layers if _flagged(layer) and layer.cause]
     # What is wrong in the blocks comes before the readout, which reaches them through the gradients.
@@ -163,7 +163,7 @@ def check_coordinates(
     steps = recorded_steps(specs[0][0].schedule.num_steps - 1)
     found, lost = _all_readings(specs, lambda run: _readings(run, store, steps, axis, build), progress, points)
     first = specs[0][0]
-    setting = Setting(
+    setting = CheckSettings(
         axis=axis,
         points=points[: len(found)],
         level=level,
@@ -199,7 +199,7 @@ def recorded_steps(num_steps: int) -> tuple[int, ...]:
     return (*(0, *(2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)), num_steps)
 
 
-def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dict[str, Reading]]]]) -> float:
+def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dict[str, LayerReading]]]]) -> float:
     """The power of the width that the head dim of the attention seen goes as; 0 for less than a fifth, or none seen.
 
     Of the queries themselves: a model of the user's own may have other heads than its plan says.
@@ -213,12 +213,12 @@ def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dic
 
 def _all_readings(
     specs: Sequence[Sequence[RunSpec]],
-    readings: Callable[[RunSpec], list[dict[str, Reading]]],
+    readings: Callable[[RunSpec], list[dict[str, LayerReading]]],
     progress: Callable[[int], None],
     points: Sequence[int],
-) -> tuple[list[list[list[dict[str, Reading]]]], tuple[RunSpec, int] | None]:
+) -> tuple[list[list[list[dict[str, LayerReading]]]], tuple[RunSpec, int] | None]:
     """Readings by width (or depth), seed and step, up to the first run that left the finite numbers, and its step."""
-    found: list[list[list[dict[str, Reading]]]] = []
+    found: list[list[list[dict[str, LayerReading]]]] = []
     for point, runs in zip(points, specs, strict=True):
         at_point = []
         for run in runs:
@@ -237,7 +237,7 @@ def _readings(
     steps: Sequence[int],
     axis: Axis,
     build: Callable[[RunSpec], BuiltModel] | None,
-) -> list[dict[str, Reading]]:
+) -> list[dict[str, LayerReading]]:
     """What is recorded of one run, by step; raises `_NotFiniteError`."""
     # Hooks do not see into a compiled model; and a run of a bank's is measured alone.
     spec = dataclasses.replace(run, numerics=dataclasses.replace(run.numerics, compiled=False, num_slots=1))
@@ -260,8 +260,8 @@ def _readings(
         seq_len,
         store.num_windows("validation", seq_len),
     )
-    probe = Probe(solo.model, kinds, by_depth=axis == "depth")
-    found: list[dict[str, Reading]] = []
+    probe = ActivationProbe(solo.model, kinds, by_depth=axis == "depth")
+    found: list[dict[str, LayerReading]] = []
     for before, step in zip((0, *steps), steps, strict=False):
         if ended := solo.advance(step - before):
             raise _NotFiniteError(ended[0][1].num_steps + 1)
@@ -271,7 +271,7 @@ def _readings(
     return found
 
 
-def _measured(found: list[list[list[dict[str, Reading]]]]) -> list[Measured]:
+def _measured(found: list[list[list[dict[str, LayerReading]]]]) -> list[Measured]:
     """Readings [P][K][S] by layer, in the order of the first model's calls; layers that only some have are left out."""
     everywhere = set.intersection(*(set(at) for runs in found for run in runs for at in run))
 

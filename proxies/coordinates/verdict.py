@@ -82,7 +82,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class CheckSettings:
     """What the readings are judged against."""
 
     axis: Axis
@@ -140,7 +140,7 @@ def ruled(found: Slope | None, expected: tuple[float, float], share: float = 1.0
     return "passes" if inside else "cannot_tell"
 
 
-def expected_change(layer: str, role: Role, setting: Setting) -> tuple[float, float]:
+def expected_change(layer: str, role: Role, setting: CheckSettings) -> tuple[float, float]:
     """Slopes of the change that a right parametrization has, least and largest: (0, 0) unless by choice or place."""
     chosen = setting.parametrization
     if setting.axis == "depth":
@@ -154,7 +154,7 @@ def expected_change(layer: str, role: Role, setting: Setting) -> tuple[float, fl
     return (-0.5 * setting.head_dim_power, 0.0) if role == "attention_logits" else (0.0, 0.0)
 
 
-def expected_update(role: Role, setting: Setting) -> tuple[float, float]:
+def expected_update(role: Role, setting: CheckSettings) -> tuple[float, float]:
     """Slopes of a layer's own first update, least and largest."""
     chosen = setting.parametrization
     if role == "hidden" and setting.axis == "depth":
@@ -165,7 +165,7 @@ def expected_update(role: Role, setting: Setting) -> tuple[float, float]:
     return expected_change("", role, setting)
 
 
-def expected_size(role: Role, setting: Setting) -> tuple[float, float]:
+def expected_size(role: Role, setting: CheckSettings) -> tuple[float, float]:
     """Slopes of the size at step 0, least and largest."""
     if setting.axis == "depth":
         # With alpha 1 what random blocks add fades with the root of the depth.
@@ -178,7 +178,7 @@ def expected_size(role: Role, setting: Setting) -> tuple[float, float]:
     return (fading, fading)
 
 
-def judged(measured: Measured, setting: Setting) -> LayerVerdict:
+def judged(measured: Measured, setting: CheckSettings) -> LayerVerdict:
     """The verdict on one layer: the worst of its last change, its size at step 0, and its own first update.
 
     The cause is what the layer's own weights do wrong; empty where that is nothing.
@@ -216,7 +216,7 @@ def _geometric(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(float(f"{mean:.5g}") for mean in means_P)
 
 
-def _first_update(measured: Measured, setting: Setting) -> Slope | None:
+def _first_update(measured: Measured, setting: CheckSettings) -> Slope | None:
     """The slope at the first recorded step at which the layer moved everywhere."""
     if measured.role not in ("embedding", "hidden", "readout"):
         return None
@@ -225,7 +225,7 @@ def _first_update(measured: Measured, setting: Setting) -> Slope | None:
     return next((slope for slope in found if slope is not None), None)
 
 
-def _cause(measured: Measured, setting: Setting, start: Outcome, update: Outcome) -> str:
+def _cause(measured: Measured, setting: CheckSettings, start: Outcome, update: Outcome) -> str:
     """What the layer's own weights do wrong, at the start or by their own first update; empty if nothing."""
     role, along = measured.role, setting.axis
     if role == "hidden":

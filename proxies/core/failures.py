@@ -23,7 +23,7 @@ Cause = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FailureKind:
     """What one cause means."""
 
     words: str
@@ -38,38 +38,40 @@ class Kind:
     """It may be gone by itself a little later: the same step twice proves nothing."""
 
 
-CAUSES: dict[Cause, Kind] = {
-    "out_of_memory": Kind(
+CAUSES: dict[Cause, FailureKind] = {
+    "out_of_memory": FailureKind(
         "out of memory", "give it more memory, fewer workers beside it (cluster.num_workers), or a smaller model",
         "freeze with launch.microbatch_sequences smaller, launch.activation_checkpointing, or more ranks", exit_code=2,
     ),
-    "no_device": Kind(
+    "no_device": FailureKind(
         "a GPU is missing or lost",
         "`forerun doctor` and `nvidia-smi` show what is there; take the node out, or free the device", exit_code=2,
     ),
-    "disk_full": Kind(
+    "disk_full": FailureKind(
         "the disk is full", "free space, then give the same command again",
         "free space; the last good checkpoint is untouched", exit_code=2,
     ),
-    "port": Kind(
+    "port": FailureKind(
         "the ranks did not meet", "name a free port and a host that every node reaches (--rdzv-endpoint HOST:PORT)",
         exit_code=2, passes=True,
     ),
-    "crashed": Kind("crashed", "what it printed last says where, in native code as a rule"),
-    "lost_worker": Kind("worker lost", "the system's log (dmesg, or the scheduler's) says who ended its process"),
-    "killed": Kind(
+    "crashed": FailureKind("crashed", "what it printed last says where, in native code as a rule"),
+    "lost_worker": FailureKind(
+        "worker lost", "the system's log (dmesg, or the scheduler's) says who ended its process"
+    ),
+    "killed": FailureKind(
         "killed from outside", "the system's log (dmesg, or the scheduler's) says who ended its process",
         exit_code=130, passes=True,
     ),
-    "preempted": Kind("pre-empted", "nothing to mend: it resumes from its last checkpoint"),
-    "hung": Kind(
+    "preempted": FailureKind("pre-empted", "nothing to mend: it resumes from its last checkpoint"),
+    "hung": FailureKind(
         "hung", "look for a deadlock, a dead network disk or a stuck device",
         "the stacks in the log say where each rank waits: a dead link, a stuck device, a deadlock, a slow disk",
         exit_code=130, passes=True,
     ),
-    "bad_data": Kind("bad data", "mend the corpus, then give the same command again"),
-    "user_code": Kind("your code failed", "mend it, then give the same command again"),
-    "error": Kind("error", "what it printed last may say more", "the last lines of the log say more"),
+    "bad_data": FailureKind("bad data", "mend the corpus, then give the same command again"),
+    "user_code": FailureKind("your code failed", "mend it, then give the same command again"),
+    "error": FailureKind("error", "what it printed last may say more", "the last lines of the log say more"),
 }  # fmt: skip
 """In order: where several ranks of one worker fail, the first of these counts."""
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from proxies.data.documents import TEXT_SUFFIXES, Found, Reading, SourceFile, find_files, told
+from proxies.data.document_split import SplitJob, SplitProgress, write_source
+from proxies.data.documents import TEXT_SUFFIXES, FoundFiles, ReaderOptions, SourceFile, find_files, told
 from proxies.data.mixture import weight_problems
 from proxies.data.pretokenized import check_range, vocabulary_of
 from proxies.data.shards import publish, unfinished
-from proxies.data.splitting import Job, Progress, write_source
 from proxies.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
 from proxies.data.tokens import SCHEMA_VERSION, DataError, Manifest, Source
 
@@ -35,7 +35,7 @@ def tokenize(
     end_id: int | None = None,
     validation_fraction: float = 0.02,
     weights: Mapping[str, float] | None = None,
-    progress: Callable[[Progress], None] = lambda progress: None,
+    progress: Callable[[SplitProgress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Manifest:
     """Write the shards and the manifest of `sources` into the folder `out`; identical documents count once.
@@ -67,7 +67,7 @@ def tokenize(
     every = [file for each in files.values() for file in each]
     chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), text_key, vocab_size, end_id)
     with unfinished(out) as folder:
-        job = Job(
+        job = SplitJob(
             folder=folder, tokenizer=chosen, reading=reading,
             dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
             validation_fraction=validation_fraction, progress=progress, say=say,
@@ -81,7 +81,7 @@ def tokenize(
     return manifest
 
 
-def _checked(name: str, found: Found, suffixes: tuple[str, ...], say: Callable[[str], None]) -> list[SourceFile]:
+def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]) -> list[SourceFile]:
     files, num_bytes = found.files, sum(file.num_bytes for file in found.files)
     say(f"{name}: {told(files)}; {num_bytes:,} bytes")
     if found.not_read:
@@ -113,7 +113,7 @@ def _check(named: Mapping[str, list[Path]], validation_fraction: float, weights:
 
 def _vocabulary(
     files: Sequence[SourceFile], tokenizer: Tokenizer, text_key: str, vocab_size: int | None, end_id: int | None
-) -> tuple[Tokenizer | None, Reading]:
+) -> tuple[Tokenizer | None, ReaderOptions]:
     """The tokenizer, None if every file is ids without one, and what readers must be told."""
     ids = [file for file in files if file.ids_dtype]
     texts = [file for file in files if not file.ids_dtype]
@@ -125,7 +125,7 @@ def _vocabulary(
         )
     if unnamed:
         size, end = vocabulary_of(ids, vocab_size, end_id)
-        return None, Reading(text_key=text_key, vocab_size=size, end_id=end)
+        return None, ReaderOptions(text_key=text_key, vocab_size=size, end_id=end)
     if end_id is not None and end_id != tokenizer.end_id:
         raise DataError(
             f"--end-id {end_id}: the tokenizer ends documents with {tokenizer.end_id}; --end-token names another token"
@@ -134,10 +134,10 @@ def _vocabulary(
         raise DataError(f"--vocab-size {vocab_size}: the tokenizer has {tokenizer.vocab_size} ids")
     size = vocab_size or tokenizer.vocab_size
     check_range(ids, size, None)
-    return tokenizer, Reading(text_key=text_key, vocab_size=size, end_id=tokenizer.end_id)
+    return tokenizer, ReaderOptions(text_key=text_key, vocab_size=size, end_id=tokenizer.end_id)
 
 
-def _manifest(job: Job, sources: Sequence[Source], weights: Mapping[str, float] | None) -> Manifest:
+def _manifest(job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,

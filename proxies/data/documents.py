@@ -39,7 +39,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ReaderOptions:
     """What a reader must be told."""
 
     text_key: str
@@ -49,7 +49,7 @@ class Reading:
     """For pre-tokenized files: ids lie below `vocab_size`, and `end_id` parts documents."""
 
 
-class Found(NamedTuple):
+class FoundFiles(NamedTuple):
     """The files that sources name, and what else lies in their folders."""
 
     files: list[SourceFile]
@@ -62,7 +62,7 @@ Document = bytes | NDArray[np.uint32]
 
 def find_files(
     paths: Iterable[Path], suffixes: tuple[str, ...], excluded: tuple[str, ...] = (), out: Path | None = None
-) -> Found:
+) -> FoundFiles:
     """The files, and the files of those suffixes below the folders, in sorted order, each recognised.
 
     Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie inside a source. Any
@@ -105,7 +105,7 @@ def find_files(
         NotRead(suffix=suffix, num_files=len(files), num_bytes=sum(file.stat().st_size for file in files))
         for suffix, files in left.items()
     ]
-    return Found(found, tuple(sorted(not_read, key=lambda one: (-one.num_bytes, one.suffix))))
+    return FoundFiles(found, tuple(sorted(not_read, key=lambda one: (-one.num_bytes, one.suffix))))
 
 
 def _is_text(file: SourceFile) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.data.documents import LLMC_MAGICS, Document, Reading, SourceFile
+from proxies.data.documents import LLMC_MAGICS, Document, ReaderOptions, SourceFile
 from proxies.data.tokens import DataError
 
 PIECE_TOKENS = 2**16
@@ -67,7 +67,7 @@ def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None
         raise DataError(*problems)
 
 
-def read_nanogpt(file: SourceFile, reading: Reading) -> Iterator[Document]:
+def read_nanogpt(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """Documents of a raw uint16 file, each with its end id.
 
     Raises:
@@ -78,7 +78,7 @@ def read_nanogpt(file: SourceFile, reading: Reading) -> Iterator[Document]:
     yield from _read_ids(file, reading, "<u2", 0)
 
 
-def read_llm_c(file: SourceFile, reading: Reading) -> Iterator[Document]:
+def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """Documents of an llm.c file, each with its end id.
 
     Raises:
@@ -103,7 +103,7 @@ def read_llm_c(file: SourceFile, reading: Reading) -> Iterator[Document]:
     yield from _read_ids(file, reading, dtype.str, _HEADER_BYTES)
 
 
-def _read_ids(file: SourceFile, reading: Reading, dtype: str, start: int) -> Iterator[Document]:
+def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: str, start: int) -> Iterator[Document]:
     end_id = -1 if reading.end_id is None else reading.end_id  # no id is -1
     pending, position = np.empty(0, dtype=np.uint32), 0
     for ids in _chunks(file, dtype, start):

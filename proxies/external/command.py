@@ -21,13 +21,13 @@ from pathlib import Path
 from proxies.core import canon, flops
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
-from proxies.external.growing import MetricsError
-from proxies.external.kept import Kept
+from proxies.external.growing_file import MetricsError
 from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
-from proxies.external.metric_files import Logged, MetricFiles
+from proxies.external.metric_files import LoggedMetrics, MetricFiles
+from proxies.external.supervised_command import SupervisedCommand
 
 
-def trouble(spec: RunSpec, logged: Logged, *, ended: bool) -> tuple[int, str] | None:
+def trouble(spec: RunSpec, logged: LoggedMetrics, *, ended: bool) -> tuple[int, str] | None:
     """Where and why a run has diverged: a loss that is no number, or worse than knowing nothing after the warmup.
 
     Of the validation losses the last alone is held against the ceiling, once the run has `ended`.
@@ -71,7 +71,7 @@ def judge(
     return _outcome(spec, logged, seconds, reason="", until=spec.schedule.num_steps)
 
 
-def _incomplete(spec: RunSpec, logged: Logged) -> str:
+def _incomplete(spec: RunSpec, logged: LoggedMetrics) -> str:
     """What a run that finished would have logged, and this one did not."""
     command, wanted = spec.command, spec.schedule.num_steps
     assert command is not None
@@ -90,7 +90,9 @@ def _incomplete(spec: RunSpec, logged: Logged) -> str:
     return ""
 
 
-def _outcome(spec: RunSpec, logged: Logged, seconds: float, *, reason: str, until: int) -> tuple[RunResult, Curve]:
+def _outcome(
+    spec: RunSpec, logged: LoggedMetrics, seconds: float, *, reason: str, until: int
+) -> tuple[RunResult, Curve]:
     shift = 1 if 0 in logged.train_loss else 0
     wanted = spec.schedule.num_steps
     steps = sorted(step for step in logged.train_loss if step <= until and 1 <= step + shift <= wanted)
@@ -133,7 +135,7 @@ class CommandError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Workplace:
+class CommandSettings:
     """Where commands run."""
 
     runs_dir: Path
@@ -153,7 +155,7 @@ class Workplace:
 class CommandEngine:
     """One slot, number 0, for runs whose spec has a command."""
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: CommandSettings) -> None:
         self._place = workplace
         self._run: _Running | None = None
 
@@ -207,7 +209,7 @@ class CommandEngine:
 class _Running:
     """One attempt at one run."""
 
-    def __init__(self, spec: RunSpec, place: Workplace) -> None:
+    def __init__(self, spec: RunSpec, place: CommandSettings) -> None:
         if spec.command is None:
             raise CommandError(f"run {spec.id[:12]} has no command")
         self.spec = spec
@@ -220,7 +222,7 @@ class _Running:
         canon.write_atomic(self.run_dir / RUN_FILE, canon.pretty({"spec": spec, "values": values, "argv": argv}))
         self._metrics = MetricFiles(spec.command, self.run_dir / _fill(spec.command.metrics_path, values))
         self._began = time.monotonic()
-        self.kept = Kept(
+        self.kept = SupervisedCommand(
             argv,
             folder=place.code_dir,
             environment=_environment(spec, self.run_dir, place.python_path),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from proxies.core.programs import Command
 from proxies.external import wire
-from proxies.external.growing import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
+from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
 from proxies.external.wandb_run import WandbRun
 
 # A JSONL file that a trainer appends to, as rows of metrics. Standard library only.
@@ -179,7 +179,7 @@ _PATTERNS = {"wandb": "*.wandb", "tensorboard": "*tfevents*"}
 
 
 @dataclass(kw_only=True, slots=True)
-class Logged:
+class LoggedMetrics:
     """Metrics by the trainer's own step."""
 
     train_loss: dict[int, float] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class MetricFiles:
         self._command = command
         keys = (command.step_key, command.train_loss_key, command.validation_loss_key, command.grad_norm_key)
         self._wanted = frozenset(key for key in keys if key)
-        self._files: dict[Path, tuple[Rows, Logged]] = {}
+        self._files: dict[Path, tuple[Rows, LoggedMetrics]] = {}
         self._steps: dict[Path, int] = {}
 
     def read(self, max_step: int) -> bool:
@@ -225,7 +225,7 @@ class MetricFiles:
         more = False
         for path in self._found():
             if path not in self._files:
-                self._files[path] = (rows_of(path, self._wanted, self._command.step_key), Logged())
+                self._files[path] = (rows_of(path, self._wanted, self._command.step_key), LoggedMetrics())
             rows, logged = self._files[path]
             try:
                 for row in rows.read(READ_BYTES):
@@ -241,9 +241,9 @@ class MetricFiles:
             for row in rows.end():
                 self._take(path, row, logged, max_step)
 
-    def logged(self) -> Logged:
+    def logged(self) -> LoggedMetrics:
         """All files as one, the later ones' values over the earlier ones'."""
-        whole = Logged()
+        whole = LoggedMetrics()
         for _, (_, later) in sorted(self._files.items(), key=lambda file: file[0]):
             whole.train_loss |= later.train_loss
             whole.validation_loss |= later.validation_loss
@@ -265,7 +265,7 @@ class MetricFiles:
             return [self.path] if self.path.is_file() else []
         return sorted(path for path in self.path.rglob(_PATTERNS[self._command.metrics_format]) if path.is_file())
 
-    def _take(self, path: Path, row: dict[str, object], logged: Logged, max_step: int) -> None:
+    def _take(self, path: Path, row: dict[str, object], logged: LoggedMetrics, max_step: int) -> None:
         """One row; a loss without a step is of the last step seen."""
         command = self._command
         if command.step_key in row:

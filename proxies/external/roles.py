@@ -41,7 +41,7 @@ How = Literal["table", "map", "other"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Use:
+class ParameterUse:
     """What one module does with a parameter of its own."""
 
     module: str
@@ -52,10 +52,10 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
+class ModelUsage:
     """What a forward and backward pass showed."""
 
-    uses: dict[str, tuple[Use, ...]]
+    uses: dict[str, tuple[ParameterUse, ...]]
     """Per parameter of two or more dimensions; a tied one has several."""
     problems: tuple[str, ...]
 
@@ -68,7 +68,7 @@ class _Call:
 
 
 @lru_cache(maxsize=32)
-def usage_of(build: Build, shape: Shape) -> Usage:
+def usage_of(build: Build, shape: Shape) -> ModelUsage:
     """Build the model of a shape and call it.
 
     Raises:
@@ -87,13 +87,13 @@ def usage_of(build: Build, shape: Shape) -> Usage:
     for handle in handles:
         handle.remove()
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    uses: dict[str, tuple[Use, ...]] = {}
+    uses: dict[str, tuple[ParameterUse, ...]] = {}
     for path, child in module.named_modules():
         for parameter in child._parameters.values():
             if parameter is not None and parameter.dim() > 1:
                 name = names[id(parameter)]
                 uses[name] = (*uses.get(name, ()), _use(path, child, parameter, calls.get(path)))
-    return Usage(uses=uses, problems=tuple(problems))
+    return ModelUsage(uses=uses, problems=tuple(problems))
 
 
 def _recorder(name: str, calls: dict[str, _Call]) -> Callable[..., None]:
@@ -106,7 +106,7 @@ def _recorder(name: str, calls: dict[str, _Call]) -> Callable[..., None]:
     return hook
 
 
-def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | None) -> Use:
+def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | None) -> ParameterUse:
     """By the module's type; of one of the user's own that holds no others, by what it takes and gives."""
     how: How = "other"
     alone = call is not None and next(module.children(), None) is None
@@ -114,7 +114,7 @@ def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | No
         how = "table"
     elif isinstance(module, nn.Linear) or (alone and call and call.sizes == tuple(parameter.shape)[::-1]):
         how = "map"
-    return Use(module=path, how=how, called=call is not None)
+    return ParameterUse(module=path, how=how, called=call is not None)
 
 
 def _draws(module: nn.Module, again: nn.Module) -> list[str]:
@@ -248,7 +248,7 @@ def _parameter_problems(module: nn.Module) -> list[str]:
 class _Finder:
     """Assigns roles, and collects what has none."""
 
-    def __init__(self, here: Sizes, base: Sizes, delta: Sizes, uses: Mapping[str, tuple[Use, ...]],
+    def __init__(self, here: Sizes, base: Sizes, delta: Sizes, uses: Mapping[str, tuple[ParameterUse, ...]],
                  blocks: frozenset[str], starts: Mapping[str, Spread], vocab_size: int) -> None:  # fmt: skip
         self._here, self._base, self._uses = here, base, uses
         self._grows = {

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 
 from proxies.external import wire
-from proxies.external.growing import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
+from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
 
 _MAGIC = b":W&B"
 _HEADER_BYTES, _FRAME_BYTES, _BLOCK_BYTES = 7, 7, 32768

@@ -32,7 +32,7 @@ from proxies.parametrization.parametrization import (
     parameter_table,
     stack_forward_numbers,
 )
-from proxies.training.outcome import Progress, batch_of, environment, validation_ids
+from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, captured, resumed
 from proxies.training.torch_device import keep_freed_memory, set_arithmetic
 
@@ -46,7 +46,7 @@ class NoGpuError(ValueError):
     refuses_study = True
 
 
-class Recorded:
+class CudaGraph:
     """A function without arguments, recorded on the current CUDA device.
 
     It may read and write tensors that stay where they are, must not ask the device for anything, and is run
@@ -75,7 +75,7 @@ _EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
 
 @dataclass(slots=True)
 class _Slot:
-    progress: Progress
+    progress: RunProgress
     forward: ForwardNumbers
     ahead: tuple[int, Tensor] | None = None
     """The batch of a step to come, where it was read while the device computed."""
@@ -132,7 +132,7 @@ class Bank:
         )
         self._share_K1, self._busy_K1 = torch.zeros(2, num_slots, 1, dtype=torch.float64, device=self.device)
         # Not the bound method itself where nothing is recorded: a circle, whose memory would wait for the collector.
-        self._recorded = Recorded(self._trained) if numerics.cuda_graphs else None
+        self._recorded = CudaGraph(self._trained) if numerics.cuda_graphs else None
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
         """Start a run in a free slot from its own initial weights, or go on from a `state` of it.
@@ -148,7 +148,7 @@ class Bank:
             raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
         if spec.factory or spec.command or spec.schedule.batch_warmup_steps:
             raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup wants one trial at a time")
-        run = Progress(spec, num_microbatches=self._num_microbatches)
+        run = RunProgress(spec, num_microbatches=self._num_microbatches)
         if state is not None:
             run = resumed(spec, state, self.optimizer.state(index), self._num_microbatches)
         numbers = parameter_table(spec)
@@ -174,7 +174,7 @@ class Bank:
         return environment(self.device)
 
     @property
-    def _runs(self) -> dict[int, Progress]:
+    def _runs(self) -> dict[int, RunProgress]:
         return {i: slot.progress for i, slot in enumerate(self._slots) if slot is not None}
 
     def evict(self, index: int) -> None:

@@ -33,7 +33,7 @@ MOST_SAID = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Probe:
+class CalibrationProbe:
     """What a worker is to measure."""
 
     spec: RunSpec
@@ -115,7 +115,7 @@ class _Built:
 
 
 def measure(
-    probe: Probe,
+    probe: CalibrationProbe,
     open_engine: Callable[[RunSpec], Engine],
     device: TorchDevice,
     clock: Callable[[], float] = time.perf_counter,

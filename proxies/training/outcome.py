@@ -53,7 +53,7 @@ def batch_of(store: TokenStore, spec: RunSpec, step: int) -> Tensor:
 
 
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """A run under way: how far it is, and what it has logged."""
 
     spec: RunSpec

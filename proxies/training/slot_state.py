@@ -23,7 +23,7 @@ from torch import Tensor
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
 from proxies.core.spec import RunSpec
-from proxies.training.outcome import Progress, environment
+from proxies.training.outcome import RunProgress, environment
 
 SCHEMA_VERSION = 1
 NUM_KEPT = 2
@@ -68,7 +68,7 @@ class SlotState:
     """On the CPU: the engine's own by name, and what was logged, [step] each: `loss_nats` and `grad_norm`."""
 
 
-def captured(run: Progress, device: torch.device, tensors: Mapping[str, Tensor]) -> SlotState:
+def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tensor]) -> SlotState:
     """The state of `run`, whose engine on `device` adds its own `tensors`; all are copied."""
     header = Header(
         schema_version=SCHEMA_VERSION,
@@ -84,7 +84,7 @@ def captured(run: Progress, device: torch.device, tensors: Mapping[str, Tensor])
     return SlotState(header=header, tensors={**copies, **columns})
 
 
-def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int) -> Progress:
+def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int) -> RunProgress:
     """The progress to go on from.
 
     Args:
@@ -107,7 +107,7 @@ def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_mic
     ]
     if unlike or header.step >= spec.schedule.num_steps:
         raise StateError(f"step {header.step} of {spec.schedule.num_steps}: unlike the run in {', '.join(unlike)}")
-    return Progress(
+    return RunProgress(
         spec,
         step=header.step,
         seconds=header.seconds,

@@ -31,15 +31,15 @@ from proxies.model.optimizer import (
     set_rates,
     torch_optimizer,
 )
-from proxies.training.built import BuiltModel, OurModel, our_model
-from proxies.training.outcome import Progress, batch_of, environment, validation_ids
+from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
 from proxies.training.torch_device import keep_freed_memory, set_arithmetic
+from proxies.training.trainable_model import BuiltModel, DecoderModel, our_model
 
 
 @dataclass(kw_only=True, slots=True)
 class _Trial:
-    progress: Progress
+    progress: RunProgress
     built: BuiltModel
     optimizer: torch.optim.Optimizer
     rates: tuple[ParameterNumbers, ...]
@@ -98,7 +98,7 @@ class Solo:
             self._compile(module, whole=spec.factory is None)
         groups = grouped(built.numbers, parameters)
         trial = _Trial(
-            progress=Progress(spec, num_microbatches=self._num_microbatches),
+            progress=RunProgress(spec, num_microbatches=self._num_microbatches),
             built=built,
             optimizer=torch_optimizer(spec.optimizer, groups),
             rates=tuple(rates for rates, _ in groups),
@@ -107,7 +107,7 @@ class Solo:
             trial.progress = self._restored(trial, state)
         self._trial = trial
 
-    def _restored(self, trial: _Trial, state: SlotState) -> Progress:
+    def _restored(self, trial: _Trial, state: SlotState) -> RunProgress:
         """Put a fresh trial where `state` was taken. Raises StateError."""
         own = _tensors(trial)
         moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)}
@@ -241,7 +241,7 @@ class Solo:
         return total, torch.nn.utils.get_total_norm(gradients)
 
     def _loss(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
-        if isinstance(trial.built, OurModel):
+        if isinstance(trial.built, DecoderModel):
             with self._arithmetic(trial):
                 return trial.built.loss(ids_BT[:, :-1], ids_BT[:, 1:])
         return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:])

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from proxies.core.spec import Numerics
-from proxies.training.calibration import Probe
+from proxies.training.calibration import CalibrationProbe
 
 # What this process does with the memory that it frees.
 
@@ -42,7 +42,7 @@ class TorchDevice:
 
     _resident_at_first: ClassVar[int] = 0
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: CalibrationProbe) -> None:
         """`probe` says what the worker may take."""
         self.kind = "cuda" if torch.cuda.is_available() else "cpu"
         gpus, cpus = min(1.0, probe.worker_gpus or 1.0), probe.worker_cpus / (os.cpu_count() or 1)

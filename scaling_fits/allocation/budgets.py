@@ -22,7 +22,7 @@ class Assumption:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class BudgetMachine:
     """One accelerator as a budget sees it."""
 
     name: str
@@ -34,7 +34,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class BudgetRequest:
     """What was asked for: one budget at most, and a deadline. All-at-once `SpecError` for what does not fit."""
 
     flops: float | None = None
@@ -75,7 +75,7 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class ComputeBudget:
     """FLOPs, and what they are in hours, money and days."""
 
     flops: float
@@ -87,11 +87,11 @@ class Budget:
     """On the GPUs given."""
 
 
-def budget_of(wish: Wish, machine: Machine | None) -> Budget:
+def budget_of(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudget:
     """The FLOPs that a wish comes down to on a machine, with its price where the wish needs one."""
     if machine is None:
         assert wish.flops is not None
-        return Budget(flops=wish.flops, binds="flops", gpu_hours=None, usd=None, days=None)
+        return ComputeBudget(flops=wish.flops, binds="flops", gpu_hours=None, usd=None, days=None)
     hour_flops = 3600.0 * machine.peak_flops * machine.mfu.value
     price = None if machine.price_usd is None else machine.price_usd.value
     hours: dict[str, float] = {}
@@ -107,7 +107,7 @@ def budget_of(wish: Wish, machine: Machine | None) -> Budget:
         hours["deadline"] = 24.0 * wish.deadline_days * wish.num_gpus
     binds = min(hours, key=lambda name: hours[name])
     taken = hours[binds]
-    return Budget(
+    return ComputeBudget(
         flops=wish.flops if binds == "flops" and wish.flops is not None else taken * hour_flops, binds=binds,
         gpu_hours=taken, usd=None if price is None else taken * price,
         days=None if wish.num_gpus is None else taken / (24.0 * wish.num_gpus),

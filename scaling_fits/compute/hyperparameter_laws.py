@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from scaling_fits.compute import valleys
+from scaling_fits.compute import isoflop_curves
+from scaling_fits.compute.isoflop_curves import MOST_OUTSIDE, LocalFit
 from scaling_fits.compute.optima import CellStatus, OptimaError, OptimaFit
 from scaling_fits.compute.power_laws import Floats, Pair, PowerLaw, fit_power_law, told
-from scaling_fits.compute.valleys import MOST_OUTSIDE, LocalFit
 from scaling_fits.laws.law import CannotTellError, check_size, option_problems
 from scaling_fits.laws.table import RunTable
 
@@ -99,7 +99,7 @@ def cell_optima(
     early = [_refused_early(cell) for cell in cells]
     fitted = [cell for cell, refused in zip(cells, early, strict=True) if refused is None]
     fits = [[_fit_window(cell, excess) for cell in fitted] for excess in _EXCESSES]
-    best, drawn = valleys.chosen(
+    best, drawn = isoflop_curves.chosen(
         fits, lambda group, theta: _bottom(fitted[group], theta), num_draws=bootstrap,
         rng=np.random.default_rng([seed, 3]),
     )  # fmt: skip
@@ -160,7 +160,7 @@ def _fit_window(cell: _Cell, excess: float) -> LocalFit:
         if np.linalg.matrix_rank(design[inside]) == cell.num_coefficients:
             break
     judges = above[inside] <= ranked[min(_NUM_JUDGES[len(cell.axes)], len(ranked)) - 1]
-    return valleys.fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
+    return isoflop_curves.fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
 
 
 def _bottom(cell: _Cell, theta_MP: Floats) -> Floats:
@@ -195,7 +195,7 @@ def _judged(cell: _Cell, fit: LocalFit, draws: Floats, level: float) -> CellOpti
     intervals: dict[str, Pair] = {}
     variances = dict.fromkeys(cell.axes, 0.0)
     if len(draws):
-        ends, sds = valleys.spread_of(draws[inside, :-1], level)
+        ends, sds = isoflop_curves.spread_of(draws[inside, :-1], level)
         intervals = {axis: (float(a), float(b)) for axis, (a, b) in zip(cell.axes, 2.0**ends, strict=True)}
         variances = dict(zip(cell.axes, ((sds * math.log(2)) ** 2).tolist(), strict=True))
     return CellOptimum(

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits.compute import valleys
-from scaling_fits.compute.optima import CellStatus, ComputeFit, Inflation, OptimaError, Optimum
+from scaling_fits.compute import isoflop_curves
+from scaling_fits.compute.isoflop_curves import MOST_OUTSIDE, BudgetRuns, CurveMinimum
+from scaling_fits.compute.optima import CellStatus, ComputeFit, ComputeOptimum, Inflation, OptimaError
 from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
-from scaling_fits.compute.valleys import MOST_OUTSIDE, Bottom, Runs
 from scaling_fits.laws.law import option_problems
 from scaling_fits.laws.table import RunTable
 
@@ -31,7 +31,7 @@ class _Budget:
     spread: float
     """Largest FLOPs over smallest."""
     table: RunTable
-    runs: Runs
+    runs: BudgetRuns
 
     def log_tokens(self, log_params: Floats) -> Floats:
         """Log D at log N, between its own runs: so the FLOPs may be counted in any way."""
@@ -41,7 +41,7 @@ class _Budget:
 
     def without(self, status: CellStatus, reason: str) -> _Found:
         """No optimum, and why."""
-        optimum = Optimum(flops=self.flops, status=status, reason=reason, num_runs=len(self.runs.x),
+        optimum = ComputeOptimum(flops=self.flops, status=status, reason=reason, num_runs=len(self.runs.x),
                           num_sizes=len(self.runs.sizes))  # fmt: skip
         return _Found(optimum=optimum, log_variances=None)
 
@@ -50,7 +50,7 @@ class _Budget:
 class _Found:
     """An optimum with what the laws need; None where there is none."""
 
-    optimum: Optimum
+    optimum: ComputeOptimum
     log_variances: Floats | None
     """Of N* and D* (2,)."""
 
@@ -66,7 +66,7 @@ def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed:
     budgets = _budgets(table)
     early = [_refused_early(budget) for budget in budgets]
     fitted = [budget.runs for budget, refused in zip(budgets, early, strict=True) if refused is None]
-    bottoms = iter(valleys.bottoms(fitted, num_draws=bootstrap, seed=seed))
+    bottoms = iter(isoflop_curves.bottoms(fitted, num_draws=bootstrap, seed=seed))
     found = [
         budget.without(*refused) if refused else _found(budget, next(bottoms), level)
         for budget, refused in zip(budgets, early, strict=True)
@@ -103,7 +103,7 @@ def _budgets(table: RunTable) -> list[_Budget]:
     budgets = []
     for group in groups:
         part = table.rows(np.isin(np.arange(table.num_runs), group))
-        runs = Runs(x=np.log(part.params), y=np.log(part.loss), weight=part.weight / part.weight.mean())
+        runs = BudgetRuns(x=np.log(part.params), y=np.log(part.loss), weight=part.weight / part.weight.mean())
         budgets.append(_Budget(flops=math.exp(float(np.log(part.flops).mean())), table=part, runs=runs,
                                spread=float(part.flops.max() / part.flops.min())))  # fmt: skip
     return sorted(budgets, key=lambda budget: budget.flops)
@@ -120,7 +120,7 @@ def _budget_warnings(budgets: list[_Budget]) -> list[str]:
 
 def _refused_early(budget: _Budget) -> tuple[CellStatus, str] | None:
     """What keeps a budget from being fitted at all."""
-    sizes, least = np.exp(budget.runs.sizes), valleys.LEAST_SIZES
+    sizes, least = np.exp(budget.runs.sizes), isoflop_curves.LEAST_SIZES
     if len(sizes) < least:
         more = least - len(sizes)
         return "too_few", f"{len(sizes)} of the {least} sizes wanted: add {more} more"
@@ -139,7 +139,7 @@ def _add(sizes: Floats, *, low: bool) -> str:
             f"about {end * step:.2g} and {end * step**2:.2g}")  # fmt: skip
 
 
-def _found(budget: _Budget, bottom: Bottom, level: float) -> _Found:
+def _found(budget: _Budget, bottom: CurveMinimum, level: float) -> _Found:
     sizes = budget.runs.sizes
     low, high = float(sizes[0]), float(sizes[-1])
     if not math.isfinite(bottom.log_params):
@@ -157,9 +157,9 @@ def _found(budget: _Budget, bottom: Bottom, level: float) -> _Found:
     if len(inside):
         log_params, log_loss = bottom.draws[inside].T
         logs = np.stack([log_params, budget.log_tokens(log_params), log_loss], axis=1)
-        log_ends, sds = valleys.spread_of(logs, level)
+        log_ends, sds = isoflop_curves.spread_of(logs, level)
         ends, variances = [(math.exp(a), math.exp(b)) for a, b in log_ends], sds[:2] ** 2
-    optimum = Optimum(
+    optimum = ComputeOptimum(
         flops=budget.flops, params=math.exp(at[0]), params_interval=ends[0], tokens=math.exp(at[1]),
         tokens_interval=ends[1], loss_nats=math.exp(at[2]), loss_interval=ends[2], num_runs=len(budget.runs.x),
         num_sizes=len(sizes),

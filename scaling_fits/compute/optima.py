@@ -35,7 +35,7 @@ class OptimaError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Optimum:
+class ComputeOptimum:
     """The best size for one amount of compute, or why nobody can say. Numbers are None unless the status is ok."""
 
     flops: float
@@ -97,7 +97,7 @@ class OptimaFit:
 class ComputeFit(OptimaFit):
     """Laws of the optimum against compute, with the optima behind them."""
 
-    optima: tuple[Optimum, ...]
+    optima: tuple[ComputeOptimum, ...]
     """By FLOPs, ascending."""
     params_law: PowerLaw | None
     """N* of C. None, like the other law, where the optima identify none."""
@@ -172,7 +172,7 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
     }
 
 
-def _told(optimum: Optimum) -> dict[str, Json]:
+def _told(optimum: ComputeOptimum) -> dict[str, Json]:
     """An optimum as it is printed: its loss has no unit in its name."""
     values = {field.name: canon.to_json(getattr(optimum, field.name)) for field in dataclasses.fields(optimum)}
     return {"loss" if name == "loss_nats" else name: value for name, value in values.items()}

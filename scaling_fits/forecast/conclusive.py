@@ -96,7 +96,7 @@ def first_and_rest(warnings: Json) -> tuple[list[str], list[Json]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Foretold:
+class ForecastOutcome:
     """A forecast of one run, and what the run came to. Losses in nats per token."""
 
     predicted_nats: float

@@ -43,7 +43,7 @@ _NO_MISFIT = 0.1  # chance of residuals so smooth under a true law, above which 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class FittedRange:
     """What the fitted runs reach."""
 
     num_runs: int
@@ -77,7 +77,7 @@ class FittedRuns:
     """Refits per member."""
     level: float
     seed: int
-    span: Span
+    span: FittedRange
     backtest: Backtest | None
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
@@ -240,13 +240,13 @@ def _outliers_said(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     return (told,)
 
 
-def _span(table: RunTable) -> Span:
+def _span(table: RunTable) -> FittedRange:
     six_nd = 6.0 * table.params * table.tokens
 
     def reach(column: Floats) -> tuple[float, float]:
         return float(column.min()), float(column.max())
 
-    return Span(
+    return FittedRange(
         num_runs=table.num_runs,
         params=reach(table.params),
         tokens=reach(table.tokens),
@@ -316,11 +316,11 @@ def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
     return pooling.reach(np.max(list(_beyond(fitted.span, params, tokens).values()), axis=0))
 
 
-def _flops_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
+def _flops_beyond(span: FittedRange, params: Floats, tokens: Floats) -> Floats:
     return 6.0 * params * tokens / span.six_nd[1]
 
 
-def _beyond(span: Span, params: Floats, tokens: Floats) -> dict[str, Floats]:
+def _beyond(span: FittedRange, params: Floats, tokens: Floats) -> dict[str, Floats]:
     """Factors by which runs lie outside what was fitted, by what they are outside of."""
     return {
         "FLOPs": _flops_beyond(span, params, tokens),

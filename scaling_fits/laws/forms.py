@@ -32,7 +32,7 @@ class Geometric(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class FormShape:
     """How one form sits in the six coordinates."""
 
     formula: str
@@ -111,8 +111,8 @@ def _scales(theta_MP: Floats) -> tuple[Floats, ...]:
 
 
 _FLOORS = (0.01, 0.2, 0.4, 0.6, 0.75, 0.87, 0.95)
-SHAPES: dict[str, Shape] = {
-    "chinchilla": Shape(
+SHAPES: dict[str, FormShape] = {
+    "chinchilla": FormShape(
         formula="E + A·N<sup>−α</sup> + B·D<sup>−β</sup>",
         free=(0, 1, 2, 3, 4, None),
         names=("E", "A", "B", "alpha", "beta"),
@@ -122,7 +122,7 @@ SHAPES: dict[str, Shape] = {
         shares=_FLOORS,
         slopes=Geometric(0.03, 6.0, 14),
     ),
-    "coupled": Shape(
+    "coupled": FormShape(
         formula="E + (A·N<sup>−α</sup> + B·D<sup>−β</sup>)<sup>k</sup>",
         free=(0, 1, 2, 3, 4, 5),
         names=("E", "A", "B", "alpha", "beta", "k"),
@@ -134,7 +134,7 @@ SHAPES: dict[str, Shape] = {
         powers=(0.4, 0.7, 1.0, 1.6, 2.6),
         slopes=Geometric(0.03, 6.0, 9),
     ),
-    "power": Shape(
+    "power": FormShape(
         formula="A·N<sup>−α</sup> + B·D<sup>−β</sup>, no floor",
         free=(None, 0, 1, 2, 3, None),
         fixed=(LOG_NOTHING, 0, 0, 0, 0, 1.0),

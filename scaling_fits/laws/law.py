@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from scaling_fits.laws import search, solver
-from scaling_fits.laws.forms import SHAPES, Form, Shape
+from scaling_fits.laws.forms import SHAPES, Form, FormShape
 from scaling_fits.laws.solver import Floats, Points
 from scaling_fits.laws.table import RunTable
 from scaling_fits.laws.weights import effective_runs, outliers
@@ -290,13 +290,13 @@ def centred(theta_MP: Floats, centre: tuple[float, float, float]) -> Floats:
     return moved
 
 
-def uncentred(theta_MP: Floats, centre: tuple[float, float, float], shape: Shape) -> Floats:
+def uncentred(theta_MP: Floats, centre: tuple[float, float, float], shape: FormShape) -> Floats:
     """Coordinates about the origin of log N, log D and log loss from coordinates about `centre`."""
     moved = centred(theta_MP, (-centre[0], -centre[1], -centre[2]))
     return shape.theta(moved[:, shape.first])  # what a form fixes stays where it is
 
 
-def _judge(theta: Floats, points: Points, shape: Shape, residual_sd: float) -> tuple[FitStatus, list[str]]:
+def _judge(theta: Floats, points: Points, shape: FormShape, residual_sd: float) -> tuple[FitStatus, list[str]]:
     """Status of an optimum in centred coordinates, with what a reader must know."""
     lower, upper = search.bounds(shape, points)
     free = theta[shape.first]

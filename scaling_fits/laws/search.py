@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_fits.laws import solver
-from scaling_fits.laws.forms import Shape
+from scaling_fits.laws.forms import FormShape
 from scaling_fits.laws.solver import HUBER_DELTA, NUM_COORDINATES, Floats, Points
 
 MAX_EXPONENT = 10.0  # the Gemstones set with the degenerate optimum has 4.98: see it, then warn
@@ -57,7 +57,7 @@ class Solutions:
     """The next Newton step would gain less than a millionth of the objective (best fits: 1e-10)."""
 
 
-def bounds(shape: Shape, points: Points) -> tuple[Floats, Floats]:
+def bounds(shape: FormShape, points: Points) -> tuple[Floats, Floats]:
     """Lowest and highest value of each free coordinate (Q,), for runs in centred logs."""
     low, high = float(points.y.min()), float(points.y.max())
     lower = np.array([low - _LOWER_E, -_WIDEST, -_WIDEST, 1e-3, 1e-3, shape.least_k])
@@ -69,7 +69,7 @@ def polish(
     theta_MP: Floats,
     points: Points,
     weight_MR: Floats,
-    shape: Shape,
+    shape: FormShape,
     *,
     ease: bool = True,
     exact: bool = False,
@@ -92,7 +92,7 @@ def polish(
 
 
 def _derivatives(
-    free_MQ: Floats, points: Points, weight_MR: Floats, shape: Shape, delta: float
+    free_MQ: Floats, points: Points, weight_MR: Floats, shape: FormShape, delta: float
 ) -> tuple[Floats, Floats, Floats]:
     """Objective (M,), gradient (M, Q) and Hessian (M, Q, Q) in the free coordinates."""
     f, g, h = solver.derivatives(shape.theta(free_MQ), points, weight_MR, delta, plain=shape.plain)
@@ -100,7 +100,13 @@ def _derivatives(
 
 
 def _descend(
-    start_MQ: Floats, points: Points, weight_MR: Floats, shape: Shape, delta: float, max_steps: int, tolerance: float
+    start_MQ: Floats,
+    points: Points,
+    weight_MR: Floats,
+    shape: FormShape,
+    delta: float,
+    max_steps: int,
+    tolerance: float,
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """The search at one delta: coordinates, objective, and whether the next step would gain under the tolerance.
 
@@ -151,7 +157,7 @@ def _newton_step(
     return step * np.minimum(1.0, 2.0 / longest), gain
 
 
-def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape, most_steps: int = STEPS) -> Solutions:
+def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: FormShape, most_steps: int = STEPS) -> Solutions:
     """`polish` for many starts of one problem: those that met on the way go on as one, the best few to the end."""
     weight_MR = np.broadcast_to(weight_R, (len(theta_MP), len(weight_R)))
     free = theta_MP[:, shape.first]
@@ -163,7 +169,7 @@ def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape, mo
     return polish(kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True, most_steps=most_steps)
 
 
-def refits(theta_P: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
+def refits(theta_P: Floats, points: Points, weight_MR: Floats, shape: FormShape) -> Solutions:
     """The optimum under each row of weights downhill from one law and, of few runs, from others' ends.
 
     Under Dirichlet weights of 11 runs and more, 90 to 100 % of the problems end within 1e-3 of where a search of
@@ -181,7 +187,7 @@ def refits(theta_P: Floats, points: Points, weight_MR: Floats, shape: Shape) -> 
     )
 
 
-def _from_neighbours(theta_MP: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
+def _from_neighbours(theta_MP: Floats, points: Points, weight_MR: Floats, shape: FormShape) -> Solutions:
     """Each problem polished from the law of another problem that suits it best, laws like its own passed over."""
     pool_KP = _thinned(theta_MP, points)
     scores = weight_MR @ solver.huber(solver.residuals(pool_KP, points)).T
@@ -225,7 +231,7 @@ def _apart(points_MA: Floats, distance: float, most: int) -> list[int]:
     return kept
 
 
-def condition(theta_P: Floats, points: Points, shape: Shape) -> float:
+def condition(theta_P: Floats, points: Points, shape: FormShape) -> float:
     """How loose the loosest mixture of parameters is at a law: 1 for none, infinite if the runs do not see one.
 
     The largest over the smallest singular value of the Jacobian of the log losses by the free coordinates that no
@@ -244,7 +250,7 @@ def condition(theta_P: Floats, points: Points, shape: Shape) -> float:
     return float(values[0] / values[-1]) if values[-1] > 0 else float("inf")
 
 
-def grid_starts(points: Points, weight_R: Floats, shape: Shape, num_starts: int) -> Floats:
+def grid_starts(points: Points, weight_R: Floats, shape: FormShape, num_starts: int) -> Floats:
     """The best cells of the profiled grid, at most one per neighbourhood, best first (num_starts, P)."""
     slabs = [_slab(points, weight_R, shape, share, power) for share, power in product(shape.shares, shape.powers)]
     theta, misfit = np.concatenate([slab[0] for slab in slabs]), np.concatenate([slab[1] for slab in slabs])
@@ -255,7 +261,7 @@ def grid_starts(points: Points, weight_R: Floats, shape: Shape, num_starts: int)
     return theta[np.argsort(score, kind="stable")[:num_starts]]
 
 
-def _slab(points: Points, weight_R: Floats, shape: Shape, share: float, power: float) -> tuple[Floats, Floats]:
+def _slab(points: Points, weight_R: Floats, shape: FormShape, share: float, power: float) -> tuple[Floats, Floats]:
     """The cells of one E and k with A and B filled in (G, P), and their sums of squared relative errors (G,).
 
     The terms are taken over their target, and that over its largest, in logs: no unit of N or D is too far out.

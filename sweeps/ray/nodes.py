@@ -23,7 +23,7 @@ NodeCheck = Callable[[], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class WorkerPlacement:
     """Where workers run, and what each takes of it."""
 
     address: str = ""
@@ -99,7 +99,7 @@ def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
     return dict(sorted(alive.items(), key=lambda item: item[1]))
 
 
-def room(resources: Mapping[str, Mapping[str, float]], place: Place) -> int:
+def room(resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement) -> int:
     """How many workers fit. None is split over two nodes, nor is a share of a GPU over two GPUs.
 
     Args:
@@ -109,7 +109,7 @@ def room(resources: Mapping[str, Mapping[str, float]], place: Place) -> int:
     return sum(node_room(node, place) for node in resources.values())
 
 
-def node_room(node: Mapping[str, float], place: Place) -> int:
+def node_room(node: Mapping[str, float], place: WorkerPlacement) -> int:
     """How many workers fit on one node, given its resources."""
     slack = 1 + 1e-9  # fractions: ten tenths are one
     needs = {name: amount for name, amount in place.needs.items() if name != "GPU" or not place.shares_gpus}

@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 _AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-class OwnFolder:
+class ClusterFolder:
     """A folder for one cluster, with its token; removed by `close`."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from proxies.core.failures import Cause, crashed, log_tail
 from sweeps.ray import start as ray_start
 from sweeps.ray.nodes import (
     NodeCheck,
-    Place,
+    WorkerPlacement,
     alive_nodes,
     answers,
     check_nodes,
@@ -35,9 +35,9 @@ from sweeps.ray.nodes import (
     node_room,
     room,
 )
-from sweeps.ray.own import Environment, OwnFolder
-from sweeps.ray.start import Head, Patience
-from sweeps.run.pool import Advance, HostFactory, Report, carry_out, num_cores
+from sweeps.ray.own import ClusterFolder, Environment
+from sweeps.ray.start import Head, StartTimeout
+from sweeps.run.pool import HostCall, HostFactory, Report, carry_out, num_cores
 from sweeps.store.errors import ClusterUnfit, PoolDead
 
 # What runs in an actor: a host. No Ray in here.
@@ -55,7 +55,7 @@ class RayWorker:
             return str(Path("/proc/self/fd/2").readlink())
         return ""
 
-    def advance(self, worker: int, call: Advance) -> Report:
+    def advance(self, worker: int, call: HostCall) -> Report:
         """One call to the host, as a report."""
         return carry_out(worker, call, self._host)
 
@@ -72,7 +72,9 @@ Spots = list[Any]
 """By worker: a scheduling strategy of Ray's."""
 
 
-def dealt(resources: Mapping[str, Mapping[str, float]], place: Place, num_workers: int) -> list[tuple[str, float, int]]:
+def dealt(
+    resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement, num_workers: int
+) -> list[tuple[str, float, int]]:
     """Workers with a share of a GPU each, dealt out one by one: no GPU has two before every one has one.
 
     Args:
@@ -102,7 +104,11 @@ def dealt(resources: Mapping[str, Mapping[str, float]], place: Place, num_worker
 
 
 def reserved(
-    ray: Any, resources: Mapping[str, Mapping[str, float]], place: Place, num_workers: int, look: Callable[[], None]
+    ray: Any,
+    resources: Mapping[str, Mapping[str, float]],
+    place: WorkerPlacement,
+    num_workers: int,
+    look: Callable[[], None],
 ) -> Spots:
     """Have Ray keep the places of all workers, in placement groups that end with this driver.
 
@@ -150,7 +156,7 @@ class RayPool:
     """Workers as Ray actors, each with its share of a node and one arithmetic thread."""
 
     def __init__(
-        self, num_workers: int, host_factory: HostFactory, *, place: Place | None = None,
+        self, num_workers: int, host_factory: HostFactory, *, place: WorkerPlacement | None = None,
         node_check: NodeCheck | None = None, check_stop: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Start Ray (some 5 s, minutes on a busy machine) or join it, then start the workers.
@@ -171,7 +177,7 @@ class RayPool:
         import ray
 
         self._ray: Any = ray
-        self._factory, self._place, self._check_stop = host_factory, place or Place(), check_stop
+        self._factory, self._place, self._check_stop = host_factory, place or WorkerPlacement(), check_stop
         self._dead: PoolDead | None = None
         tries = 1 if self._place.address else 2
         while True:
@@ -199,12 +205,12 @@ class RayPool:
         self._actors: list[Any] = []  # by worker
         self._logs: dict[int, str] = {}
         self._starting: dict[Any, int] = {}  # workers that have not said that they are up
-        self._patience = Patience(self._check_stop, what="the cluster")
+        self._patience = StartTimeout(self._check_stop, what="the cluster")
         self._pending: dict[Any, int] = {}  # calls in flight
         self._probed_at = time.monotonic()
         self._head: Head | None = None
         self._connecting: threading.Thread | None = None
-        self._own = None if self._place.address else OwnFolder()
+        self._own = None if self._place.address else ClusterFolder()
         self._environment = Environment(self._own.token if self._own else None)
 
     def _failure(self, error: Exception) -> str:
@@ -218,7 +224,7 @@ class RayPool:
         said += ". Try the same command again when the machine is less busy"
         return f"{said}, or without Ray: `--set 'cluster.backend=\"inline\"'`"
 
-    def start(self, worker: int, call: Advance) -> None:
+    def start(self, worker: int, call: HostCall) -> None:
         """See `Pool`."""
         self._pending[self._actors[worker].advance.remote(worker, call)] = worker
 
@@ -297,7 +303,7 @@ class RayPool:
         else:
             num_cpus = math.ceil(num_workers * place.worker_cpus) or num_cores()
             self._head = Head(self._own, num_cpus)
-            self._patience = Patience(self._check_stop, self._head.size, what="its head")
+            self._patience = StartTimeout(self._check_stop, self._head.size, what="its head")
             address = self._head.address(self._patience)
         self._join(address)
         self._hire(num_workers, node_check)
@@ -379,7 +385,7 @@ class RayPool:
 
     def _begin(self, workers: list[int], check: Callable[[], None]) -> None:
         """Have Ray start the actors of `workers`: calls may follow at once, and wait for them."""
-        self._patience = Patience(check, int if self._head is None else self._head.size, what="its workers")
+        self._patience = StartTimeout(check, int if self._head is None else self._head.size, what="its workers")
         for worker in workers:
             actor = self._actor_class.options(scheduling_strategy=self._spots[worker]).remote(self._factory)
             self._actors[worker] = actor

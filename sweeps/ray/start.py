@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxies.core.redaction import LineRedactor
-from proxies.external.kept import Kept
 from proxies.external.log_file import RedactedLog
+from proxies.external.supervised_command import SupervisedCommand
 from sweeps.ray import head as ray_head
-from sweeps.ray.own import OwnFolder
+from sweeps.ray.own import ClusterFolder
 
 IDLE_SECONDS = 60.0
 """Without any progress, a start is given up. A worker process takes 1 to 5 s, more on a busy machine."""
@@ -29,7 +29,7 @@ OBJECT_STORE_BYTES = 80 * 2**20
 _POLL_SECONDS = 0.1
 
 
-class Patience:
+class StartTimeout:
     """Says when a wait has lasted too long: nothing has moved for `IDLE_SECONDS`, or `MOST_SECONDS` are over."""
 
     def __init__(
@@ -69,14 +69,14 @@ class Patience:
 class Head:
     """Ray's head, and all that it starts; gone when `close` returns, or when this process ends in whatever way."""
 
-    def __init__(self, own: OwnFolder, num_cpus: int) -> None:
+    def __init__(self, own: ClusterFolder, num_cpus: int) -> None:
         """Begin to start it. Raises OSError."""
         self._own, self._address = own, own.folder / "address"
         self._log = own.folder / "head.log"
         ray_dir = own.ray_dir or f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray"
         self._session = Path(ray_dir, "session_latest")
         arguments = [str(self._address), str(num_cpus), str(OBJECT_STORE_BYTES), own.ray_dir or ""]
-        self._kept = Kept(
+        self._kept = SupervisedCommand(
             [sys.executable, "-P", ray_head.__file__, *arguments],
             folder=Path.cwd(),
             environment=own.marked(os.environ),
@@ -84,7 +84,7 @@ class Head:
             grace_seconds=0.0,
         )
 
-    def address(self, patience: Patience) -> str:
+    def address(self, patience: StartTimeout) -> str:
         """`host:port`, once it is up.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxies.core.spec import RunSpec
-from sweeps.run.losses import NEVER_LOST, Standing
+from sweeps.run.lost_runs import NEVER_LOST, RetryStatus
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class Attempt:
     run_id: str
     bank_key: str
     """What it shares with the others of its bank: among them `standing.num_microbatches`."""
-    standing: Standing = NEVER_LOST
+    standing: RetryStatus = NEVER_LOST
     """What the executions that were begun and never reported mean for this one."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which its source has still to look at it."""

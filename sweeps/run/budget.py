@@ -18,7 +18,7 @@ _HOUR_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caps:
+class BudgetCaps:
     """The most a study may take, over all its drivers; None: no cap. A plan checks them (`launcher.plan`)."""
 
     num_runs: int | None = None
@@ -45,11 +45,11 @@ class Spent:
     """None where no price is known."""
 
 
-class Budget:
+class StudyBudget:
     """What one driver may still spend. Lost executions are in the hours, not in the FLOPs."""
 
     def __init__(
-        self, caps: Caps, ledger: Ledger, *, num_devices: float, clock: Callable[[], float] = time.monotonic
+        self, caps: BudgetCaps, ledger: Ledger, *, num_devices: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`num_devices`: held while this driver works, fractions counted. `clock`: monotonic seconds."""
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock

@@ -9,8 +9,8 @@ from typing import cast
 from proxies.core import canon
 from proxies.core.spec import RunSpec
 from sweeps.run.backlog import Attempt
-from sweeps.run.pool import Advance, Pool, Report
-from sweeps.store.live import Running
+from sweeps.run.pool import HostCall, Pool, Report
+from sweeps.store.live import RunningRun
 
 FACTOR = 10.0
 """Times the longest call so far of its kind."""
@@ -18,7 +18,7 @@ FLOOR_SECONDS = 120.0
 """A busy machine, the first checkpoint of a large model on a slow disk: less is no sign of anything."""
 
 
-class Leases:
+class AdaptiveTimeouts:
     """Deadlines of calls by kind: what takes alike. A kind that has never been seen may take the longest of all."""
 
     def __init__(self, ceiling_seconds: float) -> None:
@@ -65,7 +65,7 @@ class Crew:
     """Starts calls, takes in reports, and reports those that are silent for too long."""
 
     def __init__(
-        self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: Leases, clock: Callable[[], float]
+        self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: AdaptiveTimeouts, clock: Callable[[], float]
     ) -> None:
         """Arguments as in `sweeps.run.driver`."""
         self._pool, self._num_slots_for, self._leases, self._clock = pool, num_slots_for, leases, clock
@@ -81,10 +81,10 @@ class Crew:
         """Those without a call in flight, by number."""
         return ((index, worker) for index, worker in enumerate(self.workers) if worker.busy_since is None)
 
-    def running(self) -> tuple[Running, ...]:
+    def running(self) -> tuple[RunningRun, ...]:
         """Every run in a slot."""
         return tuple(
-            Running(
+            RunningRun(
                 run_id=attempt.run_id,
                 worker=index,
                 step=worker.steps.get(slot, 0),
@@ -103,7 +103,7 @@ class Crew:
         worker = self.workers[index]
         some = next(iter(worker.slots.values()))
         worker.kind = (worker.bank_key, _what(worker, max_steps))
-        call = Advance(
+        call = HostCall(
             bank_key=worker.bank_key,
             num_slots=self._num_slots_for(some.spec),
             admit=tuple(

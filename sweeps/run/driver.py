@@ -12,15 +12,15 @@ from proxies.core.checks import SpecError
 from proxies.core.failures import CAUSES, oom_kills
 from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.run.backlog import Attempt, Backlog
-from sweeps.run.crew import Crew, Leases
-from sweeps.run.losses import NO_CURVE, Loss, Losses, Standing, failed_result
+from sweeps.run.crew import AdaptiveTimeouts, Crew
+from sweeps.run.lost_runs import NO_CURVE, Loss, Losses, RetryStatus, failed_result
 from sweeps.run.pool import Finished, Pool, Report, decoded, decoded_pause
-from sweeps.search.source import Signal, Source
+from sweeps.search.source import RunSource, SourceSignal
 from sweeps.store.checkpoints import drop_checkpoints, drop_stale_checkpoints, saved_step
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import Progress
+from sweeps.store.live import DriverProgress
 
 # Runs in, outcomes out: fills banks, commits each run once, survives lost and hung workers, stops in order.
 #
@@ -36,7 +36,7 @@ HANG_SECONDS = 600.0
 
 
 def drive(
-    source: Source,
+    source: RunSource,
     pool: Pool,
     ledger: Ledger,
     study_dir: Path,
@@ -47,7 +47,7 @@ def drive(
     max_attempts: int = 3,
     hang_seconds: float = HANG_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[DriverProgress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
     refusal: Callable[[RunSpec, Sequence[RunSpec]], str] = lambda spec, in_flight: "",
     clock: Callable[[], float] = time.monotonic,
@@ -77,7 +77,7 @@ def drive(
         RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
         PoolDead, DiskFull, StaleDriver: as named; what was recorded stands.
     """
-    crew, backlog = Crew(pool, num_slots_for, Leases(hang_seconds), clock), Backlog(num_slots_for)
+    crew, backlog = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock), Backlog(num_slots_for)
     driver = Driver(
         source, ledger, study_dir, crew, backlog, bank_key_for,
         steps_per_call=steps_per_call, max_attempts=max_attempts, should_stop=should_stop, refusal=refusal,
@@ -103,7 +103,7 @@ class Driver:
 
     def __init__(
         self,
-        source: Source,
+        source: RunSource,
         ledger: Ledger,
         study_dir: Path,
         crew: Crew,
@@ -122,7 +122,7 @@ class Driver:
         self.settled = ledger.results() if source.pruner is None else ledger.first_results()
         """Outcomes that need no further run. Whoever does not prune wants the whole of what another has pruned."""
         self._open: dict[str, Attempt] = {}  # by run id: queued or running, no outcome yet
-        self._signal = Signal.WAIT
+        self._signal = SourceSignal.WAIT
         self._should_stop, self._refusal = should_stop, refusal
         self._refused = ""
         self._oom_kills = oom_kills()
@@ -140,15 +140,15 @@ class Driver:
             return True
         if self._refused:
             raise BudgetSpent(self._refused)
-        if self._signal is not Signal.DONE:
+        if self._signal is not SourceSignal.DONE:
             raise SourceStuck("the source waits for results, yet nothing is running or queued: a bug in the source")
         return False
 
     def pull(self) -> None:
         """Queue every run the source can name now. A list is short, and a search has P in flight at most."""
-        while self._signal is not Signal.DONE:
+        while self._signal is not SourceSignal.DONE:
             answer = self._source.next(self.settled)
-            if isinstance(answer, Signal):
+            if isinstance(answer, SourceSignal):
                 self._signal = answer
                 return
             run_id = answer.id
@@ -173,7 +173,7 @@ class Driver:
         self._refused = self._refused or self._refusal(attempt.spec, self._crew.specs())
         return not self._refused
 
-    def collect(self, timeout_seconds: float) -> Progress | None:
+    def collect(self, timeout_seconds: float) -> DriverProgress | None:
         """Take in what arrives, give up on what hangs; None if nothing happened."""
         reports = self._crew.wait(timeout_seconds)
         for report in reports:
@@ -186,7 +186,7 @@ class Driver:
                 self._lose_worker(report, report.error)
         if not reports:
             return None
-        event = Progress(
+        event = DriverProgress(
             outcomes=tuple(self._outcomes),
             lost=tuple(self._lost),
             notes=tuple(note for report in reports for note in report.notes),
@@ -196,7 +196,7 @@ class Driver:
         self._outcomes, self._lost = [], []
         return event
 
-    def stop(self, grace_seconds: float, clock: Callable[[], float]) -> Iterator[Progress]:
+    def stop(self, grace_seconds: float, clock: Callable[[], float]) -> Iterator[DriverProgress]:
         """Have every worker save what it holds, for so long at most; what arrives meanwhile is recorded."""
         until, asked = clock() + grace_seconds, set[int]()
         while (left_seconds := until - clock()) > 0:
@@ -290,7 +290,7 @@ class Driver:
         else:
             self._backlog.put_back(attempt)
 
-    def _judge(self, attempt: Attempt) -> Standing:
+    def _judge(self, attempt: Attempt) -> RetryStatus:
         """Have the next attempt follow from the losses so far."""
         attempt.standing = standing = self._losses.standing(attempt.run_id, attempt.spec, self._max_attempts)
         parts = f"/{standing.num_microbatches}" if standing.num_microbatches > 1 else ""

@@ -90,7 +90,7 @@ def decoded_pause(paused: Finished, run_id: str, num_steps: int) -> tuple[RunRes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advance:
+class HostCall:
     """One call to a worker's host."""
 
     bank_key: str
@@ -115,7 +115,7 @@ class Advance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advanced:
+class HostAnswer:
     """A host's answer to one call."""
 
     finished: tuple[Finished, ...] = ()
@@ -135,7 +135,7 @@ class Host(Protocol):
     It saves the state of its slots now and then by itself, and a run that is admitted again goes on from there.
     """
 
-    def advance(self, call: Advance) -> Advanced:
+    def advance(self, call: HostCall) -> HostAnswer:
         """Admit runs, train every occupied slot for up to `max_steps` steps, hand over those that ended.
 
         May return sooner: as soon as some have ended, for their slots are then refilled, or are where they are to be
@@ -149,8 +149,8 @@ HostFactory = Callable[[], Host]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report(Advanced):
-    """What came of one `Advance`: the host's answer, or why there is none."""
+class Report(HostAnswer):
+    """What came of one `HostCall`: the host's answer, or why there is none."""
 
     worker: int
     error: str | None = None
@@ -163,7 +163,7 @@ class Report(Advanced):
     """The error says of itself, by `refuses_study = True`, that no attempt can mend it."""
 
 
-def carry_out(worker: int, call: Advance, host: Callable[[], Host]) -> Report:
+def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
     """Make one call in the worker's own process: what it raises becomes a report, with its cause.
 
     Args:
@@ -192,7 +192,7 @@ class Pool(Protocol):
 
     num_workers: int
 
-    def start(self, worker: int, call: Advance) -> None:
+    def start(self, worker: int, call: HostCall) -> None:
         """Begin a call on an idle worker."""
         ...
 
@@ -222,9 +222,9 @@ class InlinePool:
     def __init__(self, host_factory: HostFactory) -> None:
         """`host_factory` is called when there is something to do."""
         self._host = functools.cache(host_factory)
-        self._call: Advance | None = None
+        self._call: HostCall | None = None
 
-    def start(self, worker: int, call: Advance) -> None:
+    def start(self, worker: int, call: HostCall) -> None:
         """See `Pool`."""
         self._call = call
 

@@ -17,9 +17,9 @@ from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.run.backlog import Attempt
-from sweeps.run.crew import Crew, Leases
-from sweeps.run.losses import Standing
-from sweeps.run.pool import Advance, Finished, Pool, decoded
+from sweeps.run.crew import AdaptiveTimeouts, Crew
+from sweeps.run.lost_runs import RetryStatus
+from sweeps.run.pool import Finished, HostCall, Pool, decoded
 from sweeps.store.checkpoints import CPU, HOST, RESUMED, WHERE
 
 POLL_SECONDS = 0.5
@@ -33,7 +33,7 @@ Outcome = Literal["agrees", "differs", "cannot_tell"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class RerunVerdict:
     """What two executions of a run say."""
 
     outcome: Outcome
@@ -45,7 +45,7 @@ class Verdict:
     reason: str
 
 
-def compare(spec: RunSpec, first: RunResult, again: RunResult) -> Verdict:
+def compare(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
     """Whether the second execution of a run gave what the first one did."""
     losses = (first.loss_nats, again.loss_nats)
     end_nats = None if losses[0] is None or losses[1] is None else abs(losses[0] - losses[1])
@@ -57,7 +57,7 @@ def compare(spec: RunSpec, first: RunResult, again: RunResult) -> Verdict:
     elif not bits and end_nats is not None and end_nats <= SEED_NATS:
         outcome, reason = "agrees", f"{end_nats:.3g} nats apart, {reason}, and two seeds differ by {SEED_NATS:g}"
     places = (first.environment, again.environment)
-    return Verdict(
+    return RerunVerdict(
         outcome=outcome, hosts=tuple(place.get(HOST, "") for place in places),
         curve_ids=(first.curve_id, again.curve_id),
         end_nats=end_nats, reason=reason,
@@ -89,7 +89,7 @@ def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
     """
     busy, found = set(range(pool.num_workers)), dict[int, dict[str, str]]()
     for worker in busy:
-        pool.start(worker, Advance(bank_key="", num_slots=1, admit=(), max_steps=0, probe=WHERE))
+        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), max_steps=0, probe=WHERE))
     until = time.monotonic() + WHERE_SECONDS
     while busy and time.monotonic() < until:
         for report in pool.wait(POLL_SECONDS):
@@ -113,9 +113,9 @@ def carried_out(
     `num_microbatches` are those of the first time: its batches did not fit in fewer. The others as in
     `sweeps.run.driver`; `check`, called a few times a second, raises what ends the work.
     """
-    crew = Crew(pool, lambda spec: spec.numerics.num_slots, Leases(hang_seconds), clock)
+    crew = Crew(pool, lambda spec: spec.numerics.num_slots, AdaptiveTimeouts(hang_seconds), clock)
     held = Attempt(
-        spec=spec, run_id=spec.id, standing=Standing(num_microbatches=num_microbatches), again=True,
+        spec=spec, run_id=spec.id, standing=RetryStatus(num_microbatches=num_microbatches), again=True,
         bank_key=f"{bank_key}/{num_microbatches}/again",
     )  # fmt: skip
     num_lost = 0

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxies.core.spec import RunResult, Status
-from sweeps.search.past import Past
+from sweeps.search.past_trials import PastTrials
 from sweeps.search.space import OFF, Params, SearchSpace
 from sweeps.store.curves import load_curve
 from sweeps.store.errors import CurveCorrupt
@@ -135,7 +135,7 @@ MOST_SEEN = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class EarlierTrial:
     """A trial that had ended before the one in question was suggested."""
 
     point: Params
@@ -157,7 +157,7 @@ def verdict(
     point: Params,
     num_steps: int,
     losses_nats: Sequence[float],
-    seen: Sequence[Seen],
+    seen: Sequence[EarlierTrial],
     num_startup: int,
 ) -> str:
     """Empty if the run goes on; else why not, in a sentence.
@@ -183,7 +183,7 @@ def verdict(
     )
 
 
-def told_nats(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[Seen]) -> float:
+def told_nats(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[EarlierTrial]) -> float:
     """What a sampler is told, in nats, of a trial that was given up after `losses_nats`."""
     found = _predicted(space, point, losses_nats, seen)
     if found is None:
@@ -197,12 +197,12 @@ def smoothed(losses_nats: Sequence[float], step: int) -> float:
     return sum(window) / len(window)
 
 
-def _best(seen: Sequence[Seen]) -> float:
+def _best(seen: Sequence[EarlierTrial]) -> float:
     return min(one.loss_nats for one in seen if one.loss_nats is not None)
 
 
 def _predicted(
-    space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[Seen]
+    space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[EarlierTrial]
 ) -> Forecast | None:
     """Where the run will end, by the latest finished trials among `seen`; None with too few of them."""
     # numpy, and only a search that prunes needs it
@@ -234,7 +234,7 @@ class _Trial:
 class SearchPruner:
     """See `source.Pruner`. The source says which trials begin, and takes in those that have ended, by index."""
 
-    def __init__(self, search: Past, study_dir: Path, *, num_steps: int) -> None:
+    def __init__(self, search: PastTrials, study_dir: Path, *, num_steps: int) -> None:
         """A pruner that has seen nothing.
 
         Args:
@@ -243,7 +243,7 @@ class SearchPruner:
             num_steps: of every trial.
         """
         self._search, self._study_dir, self._num_steps = search, study_dir, num_steps
-        self._seen: list[Seen] = []
+        self._seen: list[EarlierTrial] = []
         self._trials: dict[str, _Trial] = {}
 
     def begin(self, run_id: str, point: Params, *, num_seen: int, whole: bool) -> None:
@@ -273,7 +273,9 @@ class SearchPruner:
         told = result.loss_nats
         if result.status == "pruned":
             told = told_nats(self._search.space, point, losses_nats, self._seen)
-        self._seen.append(Seen(point=point, status=result.status, losses_nats=losses_nats, loss_nats=result.loss_nats))
+        self._seen.append(
+            EarlierTrial(point=point, status=result.status, losses_nats=losses_nats, loss_nats=result.loss_nats)
+        )
         old = len(self._seen) - self._search.parallelism - MOST_SEEN - 1
         if old >= 0:  # no trial in flight is compared with its curve any more, and ten thousand of them take room
             self._seen[old] = dataclasses.replace(self._seen[old], losses_nats=())

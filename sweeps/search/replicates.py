@@ -32,7 +32,7 @@ def num_candidates(num_replicates: int, num_finished: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class CandidateStatus:
     """A candidate after its repeats."""
 
     candidate: int
@@ -48,7 +48,7 @@ class Standing:
 class Comparison:
     """What the repeats say."""
 
-    standings: tuple[Standing, ...]
+    standings: tuple[CandidateStatus, ...]
     """The best first; those that diverged with another seed last."""
     paired: bool
     lead_nats: float | None
@@ -118,7 +118,7 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     means, covariance = found.means, found.covariance
     order = sorted(range(len(sound)), key=lambda i: (means[i], i))
     standings = [
-        Standing(
+        CandidateStatus(
             candidate=sound[i], num_repeats=counts[sound[i]], num_diverged=0, mean_nats=float(means[i]),
             standard_error_nats=None if covariance is None else float(np.sqrt(covariance[i, i])),
         )
@@ -126,7 +126,7 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     ]  # fmt: skip
     lost = sorted((d, c) for c, d in enumerate(diverged) if c not in sound)
     standings += [
-        Standing(candidate=c, num_repeats=counts[c], num_diverged=d, mean_nats=None, standard_error_nats=None)
+        CandidateStatus(candidate=c, num_repeats=counts[c], num_diverged=d, mean_nats=None, standard_error_nats=None)
         for d, c in lost
     ]
     lead = error = None

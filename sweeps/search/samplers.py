@@ -24,7 +24,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sweeps.search.past import Past
+from sweeps.search.past_trials import PastTrials
 from sweeps.search.space import OFF, Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(verbosity)
 
 
-class Asker(Protocol):
+class SamplerOnPast(Protocol):
     """A sampler on one search's past."""
 
     def ask(self) -> Params:
@@ -64,7 +64,7 @@ class Sampler:
     """A way to suggest points, as plans name it."""
 
     name: str
-    begin: Callable[[Past], Asker]
+    begin: Callable[[PastTrials], SamplerOnPast]
     line: str
     """When to use it, in a few words."""
     learns: bool = False
@@ -72,7 +72,7 @@ class Sampler:
 
 
 class _Tpe:
-    def __init__(self, past: Past) -> None:
+    def __init__(self, past: PastTrials) -> None:
         self._past, self._axes = past, _axes(past.space)
         self._kept: dict[tuple[int, bool], optuna.trial.FrozenTrial] = {}
 
@@ -104,7 +104,7 @@ class _Tpe:
 
 
 class _Gp:
-    def __init__(self, past: Past) -> None:
+    def __init__(self, past: PastTrials) -> None:
         self._past, self._axes = past, _axes(past.space, fixed=False)
 
     @quiet()
@@ -123,7 +123,7 @@ class _Gp:
 
 
 class _Random:
-    def __init__(self, past: Past) -> None:
+    def __init__(self, past: PastTrials) -> None:
         self._past, self._axes = past, _axes(past.space, fixed=False)
 
     @quiet()

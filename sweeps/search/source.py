@@ -9,20 +9,20 @@ from typing import Protocol, cast
 
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
-from sweeps.search.past import Past, quasi_random
+from sweeps.search.past_trials import PastTrials, quasi_random
 from sweeps.search.pruning import SearchPruner
-from sweeps.search.samplers import SAMPLERS, Asker
+from sweeps.search.samplers import SAMPLERS, SamplerOnPast
 from sweeps.search.space import Params
 from sweeps.store.ledger import SUGGESTION, Ledger
 
 
 @dataclass(slots=True, eq=False)
-class Search(Past):
+class Search(PastTrials):
     """One search as its trials come: what is kept between suggestions is only what any one of them would work out."""
 
     sampler: str = field(default="tpe", kw_only=True)
     """A name of `sweeps.search.samplers.SAMPLERS`."""
-    _asker: Asker | None = field(default=None, init=False)
+    _asker: SamplerOnPast | None = field(default=None, init=False)
 
     def suggest(self, told: Mapping[int, float | None]) -> Params:
         """The next trial's point; it is not added.
@@ -44,7 +44,7 @@ class Search(Past):
         return self._asker.ask()
 
 
-class Signal(enum.Enum):
+class SourceSignal(enum.Enum):
     """What a source says when it has no run to give."""
 
     WAIT = "wait"
@@ -68,7 +68,7 @@ class Pruner(Protocol):
         ...
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """Gives out runs one by one, each once. A new source starts over; the driver skips what has an outcome."""
 
     @property
@@ -76,7 +76,7 @@ class Source(Protocol):
         """Who looks at its runs; None: all are run to their end, also those that another source has pruned."""
         ...
 
-    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | SourceSignal:
         """The next run, given every outcome so far by run id."""
         ...
 
@@ -108,11 +108,11 @@ class StaticSource:
 
     @property
     def pruner(self) -> None:
-        """See `Source`."""
+        """See `RunSource`."""
 
-    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
-        """See `Source`."""
-        return next(self._runs, Signal.DONE)
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | SourceSignal:
+        """See `RunSource`."""
+        return next(self._runs, SourceSignal.DONE)
 
 
 class SearchSource:
@@ -151,18 +151,18 @@ class SearchSource:
         self._run_ids: list[str] = []
         self._told: dict[int, float | None] = {}  # of the first trials, in order
         self.pruner = pruner
-        """See `Source`."""
+        """See `RunSource`."""
 
-    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
-        """See `Source`. Raises what `Ledger.append` raises."""
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | SourceSignal:
+        """See `RunSource`. Raises what `Ledger.append` raises."""
         index = len(self._run_ids)
         if index == self._num_trials:
-            return Signal.DONE
+            return SourceSignal.DONE
         num_seen = self._search.num_seen
         for i in range(len(self._told), num_seen):  # what has an outcome keeps it: each is looked up once
             result = results.get(self._run_ids[i])
             if result is None:
-                return Signal.WAIT
+                return SourceSignal.WAIT
             told = result.loss_nats if self.pruner is None else self.pruner.take_in(self._search.points[i], result)
             self._told[i] = told
         point = self._point(index)

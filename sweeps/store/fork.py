@@ -15,7 +15,7 @@ _ENDED_WELL = ("finished", "diverged")  # what failed may work here; what was pr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Imported:
+class ImportedRecords:
     """What was taken over."""
 
     num_runs: int
@@ -49,7 +49,7 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
     return parent
 
 
-def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Path) -> Imported:
+def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Path) -> ImportedRecords:
     """Record every run of `parent` that ended well and has no outcome here, its curve first; cut short, go on again.
 
     A `fork` record (the parent's folder and head) comes before what is taken over, so that it names its origin.
@@ -71,7 +71,9 @@ def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Pat
             continue
         store_curve(study_dir, run.spec.id, curve)
         ledger.append(IMPORTED, run.spec.id, run)
-    return Imported(num_runs=len(wanted) - len(damaged), num_known=len(ended) - len(wanted), damaged=tuple(damaged))
+    return ImportedRecords(
+        num_runs=len(wanted) - len(damaged), num_known=len(ended) - len(wanted), damaged=tuple(damaged)
+    )
 
 
 def _is_same(study_dir: Path, parent_dir: Path) -> bool:

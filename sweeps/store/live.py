@@ -17,7 +17,7 @@ from sweeps.store.lock import lives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class RunningRun:
     """A run in a slot of a worker, as last heard of."""
 
     run_id: str
@@ -29,7 +29,7 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class DriverProgress:
     """What happened since the last call, and how things stand."""
 
     outcomes: tuple[RunResult, ...]
@@ -38,7 +38,7 @@ class Progress:
     """A text for every worker just lost: why, what its log said last, what to do."""
     notes: tuple[str, ...]
     """Sentences of workers: a checkpoint gone on from, or put aside."""
-    running: tuple[Running, ...]
+    running: tuple[RunningRun, ...]
     """In the slots of all workers, by worker."""
     num_queued: int
     """Known and waiting for a slot; a search may bring more."""
@@ -48,7 +48,7 @@ LIVE_NAME = "live.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Live:
+class DriverState:
     """One look at a driver at work."""
 
     driver: int
@@ -66,7 +66,7 @@ class Live:
     left_seconds: float | None
     """What is left of this stage, at the rate so far; None before anything has ended."""
     num_queued: int
-    running: tuple[Running, ...]
+    running: tuple[RunningRun, ...]
     at: str
     """Time of writing, a label."""
 
@@ -84,7 +84,7 @@ class Live:
         return lives(self.host, self.pid, self.born)
 
 
-def write_live(study_dir: Path, live: Live) -> None:
+def write_live(study_dir: Path, live: DriverState) -> None:
     """Replace the file, if there is room; nobody waits for it."""
     path = study_dir / LIVE_NAME
     scratch = path.with_suffix(".tmp")
@@ -94,10 +94,10 @@ def write_live(study_dir: Path, live: Live) -> None:
         scratch.replace(path)
 
 
-def read_live(study_dir: Path) -> Live | None:
+def read_live(study_dir: Path) -> DriverState | None:
     """The last look; None if there is none that can be read."""
     path = study_dir / LIVE_NAME
     try:
-        return canon.decode(Live, canon.parse(path.read_bytes())) if path.is_file() else None
+        return canon.decode(DriverState, canon.parse(path.read_bytes())) if path.is_file() else None
     except (OSError, canon.CanonError, SpecError):
         return None

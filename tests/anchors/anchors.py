@@ -12,7 +12,7 @@ from proxy_cases import run_spec
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.model.optimizer import BankAdamW
-from proxies.training import bank, built, solo
+from proxies.training import bank, solo, trainable_model
 from proxies.training.bank import Bank
 from transfer.question import Point, Question
 from transfer.verdict.verdict import judge
@@ -81,7 +81,7 @@ def overwritten_rates(patch, *, from_step=0):
 def unscaled_readout(patch):
     """In both engines."""
     planted_output(patch)
-    patch.setattr(bank, "forward_numbers", built.forward_numbers)
+    patch.setattr(bank, "forward_numbers", trainable_model.forward_numbers)
 
 
 def gradient_spike(patch, *, at_step, times):

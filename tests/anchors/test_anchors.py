@@ -30,7 +30,7 @@ from proxies.model.decoder import Decoder
 from proxies.parametrization.parametrization import initial_tensor, parameter_table
 from proxies.training import solo
 from transfer.question import Point, Question
-from transfer.verdict.by_optima import judge_optima
+from transfer.verdict.optima_verdict import judge_optima
 from transfer.verdict.verdict import judge
 
 ISSUE_66 = {96: (-9.0, 4.1184), 192: (-10.0, 3.7074), 384: (-11.0, 3.3776), 768: (-11.0, 3.1009)}

@@ -12,7 +12,7 @@ from launcher.base import metrics
 from launcher.base.policy import SpikePolicy
 from launcher.frozen.frozen import learning_rate_of
 from launcher.frozen.launch_file import write_launch
-from launcher.trainer.rank import Options, run
+from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
 from proxies.core.schedule import Schedule
 
@@ -35,7 +35,7 @@ def care_decision(corpus, *, num_ranks=1, every_steps=3, policy=POLICY, **change
 def train(decision, corpus, out, build=Trainer, **options):
     """One rank's run in this process, into `out/run`; needs `one_rank`."""
     config = write_launch(out / "frozen", decision)
-    return run(Options(config=config, data=corpus, out=out / "run", **options), build=build)
+    return run(RankOptions(config=config, data=corpus, out=out / "run", **options), build=build)
 
 
 class Poisoned:

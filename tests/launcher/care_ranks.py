@@ -7,7 +7,7 @@ import time
 import torch
 from torch.distributed.tensor import DTensor
 
-from launcher.trainer.hooks import Hook
+from launcher.trainer.callbacks import Callback
 from launcher.trainer.telemetry import layer_of
 from launcher.trainer.training import Trainer
 
@@ -18,7 +18,7 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().double().clone()
 
 
-class Ruler(Hook):
+class Ruler(Callback):
     """Every layer's numbers, measured on the whole weights and on a copy of them from before the update."""
 
     def __init__(self):

@@ -155,7 +155,7 @@ def copied(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def study(finished):
-    from launcher.study.opening import recorded_study
+    from launcher.study.study_folder import recorded_study
 
     return recorded_study(finished / "study")
 

@@ -15,8 +15,8 @@ from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws.table import from_columns
 from scaling_fits.summary import allocation_summary, prediction_summary
 from transfer.question import Point, Question, from_log2
+from transfer.verdict.joint_verdict import judge_together
 from transfer.verdict.summary import estimate_summary, together_summary, verdict_summary
-from transfer.verdict.together import judge_together
 from transfer.verdict.verdict import examine
 
 WIDTHS, OPTIMUM, BUDGET_FLOPS, DATA_ID = (32, 64, 128), -5.4, 1e13, "0123456789abcdef" * 4

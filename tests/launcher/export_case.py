@@ -16,7 +16,7 @@ from main_run import decision_of, spec_of
 
 from launcher.base import policy
 from launcher.exporters.fidelity import ExportError, FidelityReport
-from launcher.exporters.view import Run, TrainedWith, TrainerView, proof_steps
+from launcher.exporters.view import OptimizerSettings, RunNumbers, TrainerView, proof_steps
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.schedule import Schedule
@@ -71,7 +71,7 @@ def unrunnable(manifest: Manifest, *, qk_norm: bool = False, **changes: Any) -> 
         manifest,
         shape=dataclasses.replace(SHAPE, family="gpt2", qk_norm=qk_norm),
         precision="float64",
-        abort=policy.Abort(on_non_finite=False, train_loss_above_nats=6.0),
+        abort=policy.AbortPolicy(on_non_finite=False, train_loss_above_nats=6.0),
         learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
         **changes,
     )
@@ -156,7 +156,7 @@ def assert_travels(export_dir: Path, corpus: Path, *modules: str) -> None:
     assert done.stdout.split() == [*files, "False"]
 
 
-def planted_view(decision: Decision, names: dict[str, str], run: Run, trainer: str, version: str) -> TrainerView:
+def planted_view(decision: Decision, names: dict[str, str], run: RunNumbers, trainer: str, version: str) -> TrainerView:
     """What a trainer would tell that does `run`; fused matrices hold as many elements as their parts."""
     sizes = parameter_shapes(decision.shape)
     rows = {name: row for row, name in enumerate(dict.fromkeys(names.values()))}
@@ -172,7 +172,8 @@ def planted_view(decision: Decision, names: dict[str, str], run: Run, trainer: s
         steps=proof_steps(decision.learning_rate.schedule),
         rates=tuple(tuple(numbers[name]["learning_rate"] * share for share in run.shares) for name in rows),
         parameters={
-            name: TrainedWith(num_elements=elements[name], rates=row, **numbers[name]) for name, row in rows.items()
+            name: OptimizerSettings(num_elements=elements[name], rates=row, **numbers[name])
+            for name, row in rows.items()
         },
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base import metrics
-from launcher.base.policy import Abort, Checkpointing
+from launcher.base.policy import AbortPolicy, Checkpointing
 from launcher.frozen.frozen import (
     SCHEMA_VERSION,
     Data,
@@ -106,7 +106,7 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_
         parallelism=Parallelism(data_parallel_shard=num_ranks),
         checkpointing=Checkpointing(every_steps=every_steps),
         predicted=PredictedLoss(loss_nats=2.5, low_nats=2.0, high_nats=3.0, level=0.9, extrapolation=10.0),
-        abort=Abort(on_non_finite=True, train_loss_above_nats=math.log(256) + 1),
+        abort=AbortPolicy(on_non_finite=True, train_loss_above_nats=math.log(256) + 1),
     )
 
 

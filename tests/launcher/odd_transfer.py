@@ -7,8 +7,8 @@ import math
 import numpy as np
 from example_report import RATES, WIDTHS, judged_test, valley_runs
 
+from transfer.verdict.joint_verdict import judge_together
 from transfer.verdict.summary import together_summary
-from transfer.verdict.together import judge_together
 
 
 @functools.cache

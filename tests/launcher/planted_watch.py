@@ -11,7 +11,7 @@ import watched_case
 from main_run import decision_of, spec_of
 
 from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
-from launcher.watch.logs.columns import SCALARS, Columns
+from launcher.watch.logs.columns import SCALARS, LogColumns
 from proxies.core.schedule import Schedule
 from scaling_fits.forecast.loss_curves import SHARES, WINDOW
 
@@ -64,12 +64,12 @@ def losses_of(rng, num_steps=NUM_STEPS, noise=0.03, departure=0.0):
     return expected(steps, num_steps) * np.exp(departure) + noise * rng.standard_normal(num_steps)
 
 
-def columns_of(losses, **given) -> Columns:
+def columns_of(losses, **given) -> LogColumns:
     steps = given.pop("steps", np.arange(1, len(losses) + 1, dtype=np.float64))
     scalars = {name: given.pop(name, np.full(len(steps), np.nan)) for name in SCALARS}
     validation = {name: given.pop(name, np.empty(0)) for name in ("validation_steps", "validation_loss_nats")}
     ranks = {"rank_steps": steps, **given} if "rank_seconds" in given else given
-    return Columns(steps=steps, train_loss_nats=np.asarray(losses), **scalars, **validation, **ranks)
+    return LogColumns(steps=steps, train_loss_nats=np.asarray(losses), **scalars, **validation, **ranks)
 
 
 def header(step=0, num_ranks=2, after_seconds=0.0):

@@ -19,7 +19,7 @@ from main_run import all_choices, decision_of, tiny_decision
 
 from launcher.base.policy import Monitoring
 from launcher.frozen.launch_file import write_launch
-from launcher.trainer.rank import Options, run
+from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import read_manifest
 
@@ -62,7 +62,7 @@ def main():
         if dist.get_rank() == 0:
             write_launch(out / name / "frozen", decision)
         dist.barrier()
-        options = Options(config=config, data=corpus, out=out / name / "run")
+        options = RankOptions(config=config, data=corpus, out=out / name / "run")
         if is_cut:
             run(dataclasses.replace(options, stop_after=CUT), build=build)
             if dist.get_rank() == 0:

@@ -12,18 +12,18 @@ from launcher.base.flag import Flag
 from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.rank import builder
 from launcher.rehearsal.run import set_up
-from launcher.rehearsal.stage import Stage
+from launcher.rehearsal.stage import RehearsalFolder
 from launcher.supervisor.launch import LaunchOutcome
-from launcher.trainer.rank import Options, run
+from launcher.trainer.rank import RankOptions, run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class HereStage(Stage):
+class HereStage(RehearsalFolder):
     """Needs a process group of this process alone."""
 
     def run(self, name, *faults, stop_after=None, max_restarts=0, hang_seconds=0.0):
         config = write_launch(self.folder / "frozen", self.decision)
-        options = Options(
+        options = RankOptions(
             config=config, data=self.corpus, out=self.path(name), stop_after=stop_after, allow_world_size=True
         )
         told = Flag()

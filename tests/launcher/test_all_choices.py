@@ -6,7 +6,7 @@ import pytest
 from tiny_study import SENTENCE, ask, plan_with
 
 from launcher.frozen.launch_file import read_launch
-from launcher.study.opening import recorded_study
+from launcher.study.study_folder import recorded_study
 from proxies.core.rules import named
 from proxies.data.tokens import TokenStore
 from proxies.parametrization.parametrization import forward_numbers, parameter_table

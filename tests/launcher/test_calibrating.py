@@ -7,13 +7,13 @@ import pytest
 from planted_machine import Machine
 from tiny_study import ask, forerun, plan_with, write_corpus
 
-from launcher.calibration import calibrating
-from launcher.calibration.calibrating import calibrate, calibrated, calibrations, groups_of
-from launcher.study.opening import open_ledger, plan_study, recorded
+from launcher.calibration import procedure
+from launcher.calibration.procedure import calibrate, calibrated, calibrations, groups_of
 from launcher.study.stages import InterruptedStudyError
+from launcher.study.study_folder import open_ledger, plan_study, recorded
 from proxies.core import canon
 from proxies.core.spec import Numerics
-from proxies.training.calibration import Probe
+from proxies.training.calibration import CalibrationProbe
 from sweeps.run.pool import Report
 from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
@@ -32,7 +32,7 @@ class PlantedPool:
 
     def start(self, worker, call):
         assert worker not in self.calls
-        self.calls[worker] = canon.decode(Probe, call.probe)
+        self.calls[worker] = canon.decode(CalibrationProbe, call.probe)
         self.probes.append(self.calls[worker])
 
     def wait(self, timeout_seconds):
@@ -60,7 +60,7 @@ def doubling(limit):
 
 @pytest.fixture(autouse=True)
 def every_group_is_worth_it(monkeypatch):
-    monkeypatch.setattr(calibrating, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(procedure, "LEAST_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ def test_a_worker_that_breaks_or_is_silent_is_started_anew_and_the_others_count(
     pool = PlantedPool(doubling(4), 3, failing=lambda worker, modes: worker == 2)
     run(study, pool)
     assert set(pool.restarted) == {2}
-    monkeypatch.setattr(calibrating, "SILENT_SECONDS", -1000.0)
+    monkeypatch.setattr(procedure, "SILENT_SECONDS", -1000.0)
     deaf = PlantedPool(doubling(4), 2, deaf=(1,))
     groups = groups_of(study)
-    answers = calibrating.asking(study, groups[0].example, deaf, 0.1, lambda: None)((Numerics(),))
+    answers = procedure.asking(study, groups[0].example, deaf, 0.1, lambda: None)((Numerics(),))
     assert (len(answers), deaf.restarted) == (1, [1])
 
 
@@ -150,8 +150,8 @@ def whole(tmp_path_factory):
     plan = plan_with(folder, AUTO + SHORT)
     write_corpus(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrating, "LEAST_SECONDS", 0.0)
-        patch.setattr(calibrating, "LEAST_PROBE_SECONDS", 0.1)
+        patch.setattr(procedure, "LEAST_SECONDS", 0.0)
+        patch.setattr(procedure, "LEAST_PROBE_SECONDS", 0.1)
         code, body = ask("sweep", plan, "--study", folder / "study")
     assert code == 0
     return folder, body

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base import chronicle
-from launcher.base.plain_files import Refused, expected, tell
+from launcher.base.plain_files import RefusedCheckpoint, expected, tell
 from launcher.trainer import checkpoints
 from launcher.trainer.checkpoints import (
     CheckpointError,
@@ -167,8 +167,8 @@ def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
     assert kept_steps([30, 20, 10], 1, 100) == {30, 10}
 
 
-ROTTEN = Refused(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
-LEFT = Refused(
+ROTTEN = RefusedCheckpoint(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
+LEFT = RefusedCheckpoint(
     step=12, text="checkpoint step-00000012 is of a path that the run went back from: deleted", corrupt=False
 )
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from planted_machine import Machine
 
-from launcher.calibration.calibrating import Bench, choose
-from launcher.plan.calibration_records import Asked, Work
+from launcher.calibration.procedure import Bench, choose
+from launcher.plan.calibration_records import ModeRequest, PlannedWork
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
 
@@ -14,12 +14,12 @@ SHAPE = Shape(
     num_layers=1, width=16, num_heads=2, num_kv_heads=2, ffn_width=32, vocab_size=64, seq_len=16, family="llama"
 )
 PLAIN = Numerics()
-LONG = Work(num_workers=2, phases=((400, (1000,) * 400),))
+LONG = PlannedWork(num_workers=2, phases=((400, (1000,) * 400),))
 GIB = 2**30
 
 
 def asked(*names):
-    return Asked(part="proxy", shape=SHAPE, batch_tokens=64, given=PLAIN, open=names)
+    return ModeRequest(part="proxy", shape=SHAPE, batch_tokens=64, given=PLAIN, open=names)
 
 
 def chosen(machine, work=LONG, names=("num_slots",), threads=1, **options):
@@ -36,11 +36,11 @@ def test_slots_double_while_that_pays():
 
 def test_slots_that_nothing_would_fill_are_not_even_looked_at():
     twice = Machine(lambda mode: 10.0 * mode.num_slots)
-    few = Work(num_workers=2, phases=((4, (1000,) * 4),))
+    few = PlannedWork(num_workers=2, phases=((4, (1000,) * 4),))
     found = chosen(twice, few)
     assert found.chosen.num_slots == 2
     assert max(figure.mode.num_slots for figure in found.figures) == 2
-    in_flight = Work(num_workers=2, phases=((8, (1000,) * 400),))  # a search with parallelism 8
+    in_flight = PlannedWork(num_workers=2, phases=((8, (1000,) * 400),))  # a search with parallelism 8
     assert chosen(Machine(lambda mode: 10.0 * mode.num_slots), in_flight).chosen.num_slots == 4
 
 
@@ -60,7 +60,7 @@ def compiler(mode):
 @pytest.mark.parametrize(("num_steps", "is_compiled", "is_tried"), [(100, False, False), (3_000, True, True)])
 def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
     machine = Machine(compiler, first=40.0, again=2.0)
-    work = Work(num_workers=2, phases=((8, (num_steps,) * 8),))  # 40 s and 20 min one by one
+    work = PlannedWork(num_workers=2, phases=((8, (num_steps,) * 8),))  # 40 s and 20 min one by one
     found = chosen(machine, work, ("compiled",))
     assert found.chosen.compiled is is_compiled
     assert any(figure.mode.compiled for figure in found.figures) is is_tried
@@ -100,7 +100,7 @@ def test_noise_seldom_decides():
 
 def test_a_choice_without_its_margin_would_flip(monkeypatch):
     """The mutant: the median alone, no margin."""
-    monkeypatch.setattr("launcher.calibration.calibrating.MARGIN", 0.0)
-    monkeypatch.setattr("launcher.calibration.calibrating.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
+    monkeypatch.setattr("launcher.calibration.procedure.MARGIN", 0.0)
+    monkeypatch.setattr("launcher.calibration.procedure.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
     alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
     assert sum(slots > 1 for slots in alike) > 10

@@ -101,7 +101,7 @@ def write_main_run(study_dir, corpus, losses):
 def test_a_main_run_has_its_layers_and_its_band(tmp_path, corpus):
     losses = [3.0 + 0.01 * (step % 3) for step in range(80)]
     decision, run_dir = write_main_run(tmp_path, corpus, losses)
-    metrics.write_ending(run_dir, metrics.Ending(event="finished", exit_code=0, step=80, validation_loss_nats=3.01))
+    metrics.write_ending(run_dir, metrics.AttemptEnd(event="finished", exit_code=0, step=80, validation_loss_nats=3.01))
     (one,) = main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}))
     rows = [row for row in one.rows() if "train_loss_nats" in row]
     assert [row["train_loss_nats"] for row in rows] == losses

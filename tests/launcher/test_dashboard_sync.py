@@ -9,7 +9,7 @@ from wandb_case import STUDY, Server, small_study
 from launcher.dashboards import runs as dashboard_runs
 from launcher.dashboards import wandb_writer
 from launcher.dashboards.wandb_process import _lacks
-from launcher.dashboards.wandb_writer import Place, log_runs, upload_runs
+from launcher.dashboards.wandb_writer import WandbTarget, log_runs, upload_runs
 
 KEY = "5ec7e7" * 6 + "0000"
 FIRST = f"{1:016x}"
@@ -35,14 +35,14 @@ def login(tmp_path, monkeypatch):
 def test_what_was_logged_is_uploaded_once_and_asked_back(logged, login):
     with Server() as server:
         login(server)
-        arrived = upload_runs(logged, small_study(), Place(entity="me"))
+        arrived = upload_runs(logged, small_study(), WandbTarget(entity="me"))
         assert (arrived.num_sent, arrived.num_there, arrived.lacking) == (3, 3, {})
         assert arrived.url == f"{server.url}/me/forerun"
         run = server.runs[FIRST]
         assert [row["train_loss_nats"] for row in run["history"].values()] == [8.0 / 2**step for step in range(1, 6)]
         assert run["config"]["study"]["value"] == STUDY and run["of"]["group"] == "search"
         uploads = server.asked.count("UpsertBucket")
-        assert upload_runs(logged, small_study(), Place(entity="me")).num_sent == 0
+        assert upload_runs(logged, small_study(), WandbTarget(entity="me")).num_sent == 0
         assert server.asked.count("UpsertBucket") == uploads
     secrets = [path for path in logged.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert secrets == []
@@ -69,10 +69,10 @@ def test_a_service_that_fails_for_a_while_has_all_of_it_in_the_end(logged, login
     """What wandb gives up is named, and sent by the same command once more."""
     with Server(failing(what, how, times=2)) as server:
         login(server)
-        arrived = upload_runs(logged, small_study(), Place(entity="me"))
+        arrived = upload_runs(logged, small_study(), WandbTarget(entity="me"))
         if how == "drop" and arrived.lacking:
             lost = len(arrived.lacking)
-            arrived = upload_runs(logged, small_study(), Place(entity="me"))
+            arrived = upload_runs(logged, small_study(), WandbTarget(entity="me"))
             assert arrived.num_sent == lost
     assert server.refused == [what, what] and arrived.lacking == {}
 

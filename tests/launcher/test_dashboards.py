@@ -23,7 +23,7 @@ from launcher.dashboards import runs as dashboard_runs
 from launcher.dashboards.records import study_record
 from launcher.dashboards.runs import proxy_runs
 from launcher.dashboards.wandb_writer import LOCK_FILE, log_runs
-from launcher.study.opening import recorded_study
+from launcher.study.study_folder import recorded_study
 from proxies.core import canon
 from sweeps.store.ledger import Ledger
 

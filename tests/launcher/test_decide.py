@@ -4,7 +4,7 @@ import pytest
 from tiny_study import replay
 
 from launcher.experiments.sweep_grids import base_sizes
-from launcher.experiments.transferred import StageMissingError, transferred
+from launcher.experiments.transferred_values import StageMissingError, transferred
 from launcher.study import decide
 from launcher.study.evidence import decision_of, gather
 from sweeps.store.ledger import Ledger

@@ -7,7 +7,7 @@ import pytest
 from launcher.doctor import libraries, machine
 from launcher.doctor.findings import HOME, PACKAGES, judge_names
 from launcher.doctor.folders import judge_room
-from launcher.doctor.libraries import Imported, judge_library, judge_python
+from launcher.doctor.libraries import LibraryCheck, judge_library, judge_python
 from launcher.doctor.machine import (
     judge_driver,
     judge_loopback,
@@ -25,11 +25,11 @@ KEY = "0123456789" * 4
 
 
 def torch(gpus=(H100, H100), hidden=False, problem="", **facts):
-    return judge_torch("2.13.0", Imported(problem=problem, facts={**CUDA, **facts}), gpus, hidden)
+    return judge_torch("2.13.0", LibraryCheck(problem=problem, facts={**CUDA, **facts}), gpus, hidden)
 
 
 def library(version="2.13.0+cpu", needs=((">=", "2.13"),), name="torch", problem=""):
-    return judge_library(name, version, needs, Imported(problem=problem))
+    return judge_library(name, version, needs, LibraryCheck(problem=problem))
 
 
 SOUND = [
@@ -85,4 +85,4 @@ def test_the_tests_run_with_what_is_asked_for():
     needs = libraries.needed()
     assert {"torch", "ray", "optuna", "wandb", "mup"} < set(needs)
     for name, limits in needs.items():
-        assert judge_library(name, libraries.version_of(name), limits, Imported()).state == "ok"
+        assert judge_library(name, libraries.version_of(name), limits, LibraryCheck()).state == "ok"

@@ -8,7 +8,7 @@ from tiny_study import ask, replay
 from launcher.logbook.logbook import write_logbook
 from launcher.report.body import report_body
 from launcher.study.evidence import decision_of, gather
-from launcher.study.opening import recorded_study
+from launcher.study.study_folder import recorded_study
 from proxies.core import canon
 from scaling_fits.laws.law import CannotTellError
 from sweeps.store.curves import curve_path

@@ -15,14 +15,14 @@ from export_case import leaf_fields
 from tiny_study import GATES, ask, set_gates
 
 from launcher.cli.cli import cli
-from launcher.explaining.known import known_of
-from launcher.explaining.provenance import origin_of, records_of
-from launcher.explaining.record import fields_of, find
-from launcher.explaining.text import block, table_text
+from launcher.explanations.context import known_of
+from launcher.explanations.provenance import origin_of, records_of
+from launcher.explanations.record import fields_of, find
+from launcher.explanations.text import block, table_text
 from launcher.frozen.launch_file import attest, read_attestation, read_launch
 from launcher.report.body import report_body
 from launcher.study import evidence
-from launcher.study.opening import recorded_study
+from launcher.study.study_folder import recorded_study
 from sweeps.store.ledger import Ledger
 
 

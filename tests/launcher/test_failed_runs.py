@@ -7,7 +7,7 @@ from launcher.study.evidence import gather
 from launcher.study.gates import RUNS_ENDED, failed_gates
 from proxies.core import canon
 from proxies.core.spec import Run
-from sweeps.run.losses import failed_result
+from sweeps.run.lost_runs import failed_result
 from sweeps.store.ledger import Ledger
 
 

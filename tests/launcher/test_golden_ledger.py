@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny_study import ask, write_corpus
 
-from launcher.study.opening import plan_study
+from launcher.study.study_folder import plan_study
 from proxies.core import canon
 from sweeps.store import chain
 from sweeps.store.errors import PlanChanged

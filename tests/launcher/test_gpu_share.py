@@ -9,10 +9,10 @@ import torch
 from main_run import spec_of, write_corpus
 
 from launcher.workers import host as host_module
-from launcher.workers.host import Host, HostFactory
+from launcher.workers.host import HostFactory, WorkerHost
 from proxies.core import canon
 from proxies.core.failures import classify
-from sweeps.run.pool import Advance
+from sweeps.run.pool import HostCall
 
 TOTAL_BYTES = 80 * 2**30
 
@@ -46,8 +46,8 @@ def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
 
     monkeypatch.setattr("proxies.training.solo.Solo", engine)
     host = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), gpu_share=share)()
-    assert isinstance(host, Host)
-    call = Advance(bank_key="", num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=1)
+    assert isinstance(host, WorkerHost)
+    call = HostCall(bank_key="", num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=1)
     with pytest.raises(torch.OutOfMemoryError) as error:
         host.advance(call)
     assert classify(error.value) == "out_of_memory", "it is tried again in smaller parts"

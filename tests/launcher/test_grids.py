@@ -7,7 +7,7 @@ import pytest
 from tiny_study import ended, plan_with
 
 from launcher.experiments.sweep_grids import (
-    Setting,
+    SharedSettings,
     Sizes,
     axis_sizes,
     base_sizes,
@@ -16,7 +16,7 @@ from launcher.experiments.sweep_grids import (
     run_at,
     transfer_test,
 )
-from launcher.study.opening import plan_study
+from launcher.study.study_folder import plan_study
 from transfer.question import to_log2
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
@@ -47,7 +47,7 @@ def with_transfer(study, **changes):
 
 def setting(study, results=(), rounds=0, **changes):
     best = {**BEST, **changes}
-    return Setting(study=study, results=dict(results), best=best, target=TARGET, rounds=rounds)
+    return SharedSettings(study=study, results=dict(results), best=best, target=TARGET, rounds=rounds)
 
 
 def valley(arm, optimum, drift=0.0):

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from launcher.study import history
-from launcher.study.history import Concluded
+from launcher.study.history import ConcludedRun
 from scaling_fits.forecast.conclusive import interval_scale
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws.table import from_columns
 
 
 def concluded(actual):
-    return Concluded(
+    return ConcludedRun(
         digest="a" * 64, params=10**6, tokens=10**6, predicted_nats=2.5, low_nats=2.0, high_nats=3.0, level=0.9,
         extrapolation=10.0, actual_nats=actual,
     )  # fmt: skip

@@ -11,14 +11,14 @@ from launcher.workers.host import HostFactory
 from proxies.core import canon
 from proxies.core.spec import Curve, Numerics, RunResult
 from proxies.external.factory import load
-from sweeps.run.pool import Advance, carry_out
+from sweeps.run.pool import HostCall, carry_out
 
 
 def call(spec, admit=(), max_steps=50, **options):
     """By default every slot goes on, and to its end."""
     slots = {"bank_key": options.pop("key", bank_key(spec)), "num_slots": spec.numerics.num_slots}
     hold = options.pop("hold", dict.fromkeys(range(spec.numerics.num_slots)))
-    return Advance(**slots, admit=tuple(admit), max_steps=max_steps, hold=hold, **options)
+    return HostCall(**slots, admit=tuple(admit), max_steps=max_steps, hold=hold, **options)
 
 
 def trained(host, specs, max_steps=50):

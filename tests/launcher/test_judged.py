@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from launcher.answers.judged import judge_table
+from launcher.answers.transfer_verdict import judge_table
 from transfer.question import TransferError
 from transfer.tables.cells import TableError
 

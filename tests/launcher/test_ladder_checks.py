@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.answers.texts import ladder_text
-from launcher.experiments.ladder import Excess, RungCheck, Tried
+from launcher.experiments.ladder import Excess, RungCheck, RungRate
 from launcher.study import gates
 from launcher.study.gates import Gate, LadderChecks, checks_body, tuned_gate
 from proxies.core import canon
@@ -35,7 +35,8 @@ def a_check(index, nats, better=None, outcome="tuned"):
     own = 2.0
     losses = {-1.0: own + 0.05, 0.0: own, 1.0: own + 0.04 if better is None else better}
     tried = tuple(
-        Tried(octaves=x, learning_rate=0.01 * 2**x, losses_nats=(loss,), diverged=False) for x, loss in losses.items()
+        RungRate(octaves=x, learning_rate=0.01 * 2**x, losses_nats=(loss,), diverged=False)
+        for x, loss in losses.items()
     )
     return RungCheck(rung=RUNGS[index], tried=tried, noise_nats=0.005, excess=excess, outcome=outcome, words="words")
 

@@ -98,13 +98,13 @@ def test_a_death_at_the_same_step_ends_it_where_nothing_was_saved_between(script
 
 def test_an_old_ending_is_not_this_attempts(scripted, tmp_path):
     (tmp_path / "run").mkdir()
-    metrics.write_ending(tmp_path / "run", metrics.Ending(event="finished", exit_code=0, step=12))
+    metrics.write_ending(tmp_path / "run", metrics.AttemptEnd(event="finished", exit_code=0, step=12))
     assert scripted("raise ValueError('a')", max_restarts=0).event == "failed"
 
 
 def test_another_machines_supervisor_leaves_the_folder_to_the_first(scripted, tmp_path):
     (tmp_path / "run").mkdir()
-    ending = metrics.Ending(event="finished", exit_code=0, step=12)
+    ending = metrics.AttemptEnd(event="finished", exit_code=0, step=12)
     metrics.write_ending(tmp_path / "run", ending)
     second = Nodes(num_nodes=2, rank=1, rendezvous="127.0.0.1:1")
     outcome = scripted("raise ValueError('a')", max_restarts=0, nodes=second)

@@ -16,9 +16,9 @@ from main_run import tiny_decision
 from wandb_case import Server, read_run
 
 from launcher.base import metrics
-from launcher.dashboards import mirror, wandb_writer
+from launcher.dashboards import log_sink, wandb_writer
+from launcher.dashboards.log_sink import LogSink
 from launcher.dashboards.main_run import MetricsLog
-from launcher.dashboards.mirror import Mirror
 from proxies.external import wandb_run
 
 KEY = "5ec7e7" * 6 + "0000"
@@ -114,7 +114,7 @@ def logged(run_dir):
 def test_it_shows_a_run_while_it_grows_rewinds_and_goes_back(decision, tmp_path):
     metrics.append(tmp_path, STARTED)
     metrics.append(tmp_path, FULL)
-    with (shown := Mirror(tmp_path, decision, "offline")):
+    with (shown := LogSink(tmp_path, decision, "offline")):
         for step in range(2, 9):
             metrics.append(tmp_path, line(step))
         await_wandb(tmp_path)
@@ -144,7 +144,7 @@ def await_wandb(run_dir):
 
 
 def test_one_that_dies_is_told_and_the_run_goes_on(decision, tmp_path, capsys):
-    with (shown := Mirror(tmp_path, decision, "offline")):
+    with (shown := LogSink(tmp_path, decision, "offline")):
         await_child("launcher.dashboards.wandb_process", tmp_path, kill=True)
         metrics.append(tmp_path, line(1))
         deadline = time.monotonic() + 30
@@ -180,7 +180,7 @@ def test_what_wandb_says_it_wrote_is_read_back_and_counted(decision, tmp_path, m
         metrics.append(tmp_path, line(step))
     monkeypatch.setattr(wandb_run, "WandbRun", Short)
     monkeypatch.setattr(wandb_writer, "FLUSH_SECONDS", 2.0)
-    with (shown := Mirror(tmp_path, decision, "offline")):
+    with (shown := LogSink(tmp_path, decision, "offline")):
         pass
     assert not shown.outcome.whole and "1 of 3 rows" in shown.outcome.text
     assert len(logged(tmp_path)[2]) == 3, "what is there stays"
@@ -193,7 +193,7 @@ def test_rows_go_online_with_the_users_own_login(decision, tmp_path, monkeypatch
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", KEY)
-        with (shown := Mirror(run_dir, decision, "online")):
+        with (shown := LogSink(run_dir, decision, "online")):
             pass
     assert shown.outcome.whole, shown.outcome.text
     assert shown.outcome.url is not None
@@ -208,8 +208,8 @@ def test_rows_go_online_with_the_users_own_login(decision, tmp_path, monkeypatch
 
 
 def test_one_that_does_not_end_is_ended(decision, tmp_path, monkeypatch):
-    monkeypatch.setattr(mirror, "FINISH_SECONDS", 1.0)
-    with (shown := Mirror(tmp_path, decision, "offline")):
+    monkeypatch.setattr(log_sink, "FINISH_SECONDS", 1.0)
+    with (shown := LogSink(tmp_path, decision, "offline")):
         pid = await_child("launcher.dashboards.wandb_process", tmp_path, kill=False)
         os.kill(pid, signal.SIGSTOP)
     assert not shown.outcome.whole and "within 1 s" in shown.outcome.text
@@ -223,7 +223,7 @@ def test_a_killed_supervisor_leaves_what_was_told_and_no_process(corpus, decisio
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path; from main_run import tiny_decision\n"
-        "from launcher.dashboards.mirror import Mirror\n"
+        "from launcher.dashboards.log_sink import Mirror\n"
         "with Mirror(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), 'offline'):\n"
         "    time.sleep(600)"
     )

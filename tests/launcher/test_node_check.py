@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from launcher.study import pools
-from launcher.study.opening import recorded_study
 from launcher.study.pools import node_check, source_sha256, versions
+from launcher.study.study_folder import recorded_study
 
 
 @pytest.fixture

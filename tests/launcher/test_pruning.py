@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from tiny_study import ask, plan_with
 
-from launcher.experiments.searching import ended_losses, num_asked, pruned_trials, trial_points
-from launcher.experiments.transferred import searched
-from launcher.study.opening import recorded
+from launcher.experiments.search import ended_losses, num_asked, pruned_trials, trial_points
+from launcher.experiments.transferred_values import searched
+from launcher.study.study_folder import recorded
 from sweeps.store.ledger import Ledger
 
 NUM_TRIALS = 22

@@ -7,7 +7,7 @@ import pytest
 from rerun_case import PLAN, machines
 from tiny_study import forerun, plan_with, write_corpus
 
-from launcher.study.rerunning import replay_gates
+from launcher.study.winner_reruns import replay_gates
 from sweeps.store.ledger import Ledger
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.workers import resumable
-from launcher.workers.resumable import CALL_SECONDS, SAVE_SHARE, SHORT_SAVE_SHARE, Resumable
+from launcher.workers.resumable import CALL_SECONDS, SAVE_SHARE, SHORT_SAVE_SHARE, ResumableRuns
 from proxies.training.slot_state import StateError
 
 RUN_ID = "0" * 64
@@ -59,7 +59,11 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(resumable, "store", store)
     monkeypatch.setattr(resumable, "newest", lambda *_: None)
     return SimpleNamespace(
-        it=Resumable(engine, tmp_path, clock=clock), clock=clock, engine=engine, saved=saved, monkeypatch=monkeypatch
+        it=ResumableRuns(engine, tmp_path, clock=clock),
+        clock=clock,
+        engine=engine,
+        saved=saved,
+        monkeypatch=monkeypatch,
     )
 
 

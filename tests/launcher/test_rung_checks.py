@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launcher.experiments.ladder import CheckedRung, Tried, check, excess_of
+from launcher.experiments.ladder import CheckedRung, RungRate, check, excess_of
 
 MARGIN, LEVEL = 0.01, 0.9
 
@@ -82,7 +82,7 @@ def test_runs_without_a_loss(losses, outcome, said):
 
 def test_a_curve_that_is_no_parabola_counts_as_noise():
     """With a fourth rate the curve can miss: then the interval must know."""
-    smooth = [Tried(octaves=x, learning_rate=1.0, losses_nats=(y,), diverged=False)
+    smooth = [RungRate(octaves=x, learning_rate=1.0, losses_nats=(y,), diverged=False)
               for x, y in valley(0.2, offsets=(-1.0, -0.5, 0.0, 0.5, 1.0)).items()]  # fmt: skip
     kinked = [dataclasses.replace(one, losses_nats=(one.losses_nats[0] + (0.02 if one.octaves == 0.5 else 0.0),))
               for one in smooth]  # fmt: skip

@@ -8,9 +8,9 @@ from tiny_study import plan_with
 
 from launcher.experiments.conventions import WarmupRule
 from launcher.experiments.ladder import checked_rungs, ladder_runs, stage_specs
-from launcher.experiments.transferred import Transferred
+from launcher.experiments.transferred_values import Transferred
 from launcher.study import decide
-from launcher.study.opening import plan_study
+from launcher.study.study_folder import plan_study
 from proxies.core.flops import flops_per_token
 from proxies.parametrization.parametrization import parameter_table
 

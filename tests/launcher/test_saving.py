@@ -19,7 +19,7 @@ from care_case import train
 from main_run import QUIET_TORCH, tiny_decision
 
 from launcher.trainer import assembly, checkpoints
-from launcher.trainer.saving import SaveError, Saver
+from launcher.trainer.checkpoint_saver import SaveError, Saver
 from launcher.trainer.training import Trainer
 
 pytestmark = [QUIET_TORCH, pytest.mark.usefixtures("one_rank")]

@@ -8,13 +8,13 @@ import random
 import pytest
 from tiny_study import ask, ended, plan_with, replay
 
-from launcher.experiments.searching import GROWTH, num_asked, phases, trial_points
-from launcher.experiments.transferred import searched
-from launcher.study.opening import open_ledger, plan_study
+from launcher.experiments.search import GROWTH, num_asked, phases, trial_points
+from launcher.experiments.transferred_values import searched
+from launcher.study.search_runs import run_search
 from launcher.study.stages import bank_key
-from launcher.study.sweeping import run_search
+from launcher.study.study_folder import open_ledger, plan_study
 from launcher.views.search import search_body
-from sweeps.search.source import Signal
+from sweeps.search.source import SourceSignal
 from sweeps.store.ledger import Ledger
 
 OPTIMUM = -1.0  # beyond the plan's highest learning rate, 2^-3
@@ -59,8 +59,8 @@ def driver(ledger, seed, stop_after=None, tell=outcome):
         running = {}
         while True:
             answer = source.next(ledger.results())
-            if isinstance(answer, Signal):
-                if answer is Signal.DONE and not running:
+            if isinstance(answer, SourceSignal):
+                if answer is SourceSignal.DONE and not running:
                     return
                 spec = running.pop(rng.choice(sorted(running)))
                 if left[0] == 0:

@@ -11,9 +11,9 @@ import pytest
 from tiny_study import ask, forerun, write_plan
 
 from launcher.study.stages import Accounts
-from sweeps.run.budget import Caps, spent
+from sweeps.run.budget import BudgetCaps, spent
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import Running, read_live
+from sweeps.store.live import RunningRun, read_live
 from sweeps.store.lock import is_held, lives
 
 
@@ -59,8 +59,8 @@ def ledger(tmp_path):
 
 
 def test_a_look_is_what_status_reads(ledger, tmp_path):
-    accounts = Accounts(tmp_path / "study", ledger, Caps(), 3.0)
-    running = (Running(run_id="ab" * 32, worker=1, step=5, num_steps=9),)
+    accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
+    running = (RunningRun(run_id="ab" * 32, worker=1, step=5, num_steps=9),)
     accounts.look("search", running, 7, 12.5)
     accounts.look("later", (), 0, None)  # within the second: not written
     live = read_live(tmp_path / "study")
@@ -90,7 +90,7 @@ def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
 
 
 def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):
-    accounts = Accounts(tmp_path / "study", ledger, Caps(), 3.0)
+    accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
     accounts.look("search", (), 0, None)
     live = read_live(tmp_path / "study")
     assert live.at_work and is_held(tmp_path / "study")

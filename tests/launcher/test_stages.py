@@ -17,7 +17,7 @@ from tiny_study import ask, forerun
 from launcher.study import (
     stages,
 )
-from launcher.workers.host import Host
+from launcher.workers.host import WorkerHost
 from sweeps.store.errors import StudyMissing
 from sweeps.store.ledger import Ledger
 from sweeps.store.lock import DriverLock
@@ -72,7 +72,7 @@ def test_a_run_goes_through_every_stage(finished, num_runs):
 
 
 def test_a_second_run_repeats_nothing(finished, copied, monkeypatch):
-    monkeypatch.setattr(Host, "advance", no_bank)
+    monkeypatch.setattr(WorkerHost, "advance", no_bank)
     code, body = ask("run", finished / "plan.toml", "--study", copied)
     before, after = Ledger.read(finished / "study").records(), Ledger.read(copied).records()
     assert code == 0
@@ -190,6 +190,6 @@ def test_spending_on_an_open_verdict_adds_runs_and_is_remembered(finished, copie
     rounds = len(Ledger.read(copied).records("spend"))
     assert code in (0, 3, 4) and rounds == 1
     assert after["spend"]["num_runs"] > before["spend"]["num_runs"]
-    monkeypatch.setattr(Host, "advance", no_bank)
+    monkeypatch.setattr(WorkerHost, "advance", no_bank)
     code_again, again = ask("transfer", finished / "plan.toml", "--study", copied)
     assert (code_again, again) == (code, after)

@@ -6,7 +6,7 @@ import math
 import pytest
 from tiny_study import plan_with
 
-from launcher.study.opening import plan_study
+from launcher.study.study_folder import plan_study
 from proxies.core.flops import count_params
 
 

@@ -9,12 +9,12 @@ from tiny_study import ended
 
 from launcher.experiments.conventions import WARMUP_SHARE, contest
 from launcher.experiments.sweep_grids import base_sizes, first_runs, warmup_runs
-from launcher.experiments.transferred import asked, searched, target_guess, transferred
+from launcher.experiments.transferred_values import asked, searched, target_guess, transferred
 from launcher.plan.study import base_duration
 from launcher.study.decide import ladder_specs
-from launcher.study.opening import open_ledger
+from launcher.study.search_runs import run_search
 from launcher.study.stages import bank_key
-from launcher.study.sweeping import run_search
+from launcher.study.study_folder import open_ledger
 from sweeps.search.source import StaticSource
 from sweeps.store.ledger import Ledger
 

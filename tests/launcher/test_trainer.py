@@ -13,12 +13,12 @@ from main_run import QUIET_TORCH, all_choices, losses, spec_of, tiny_decision, w
 from rank_runs import CUT
 
 from launcher.base import metrics
-from launcher.base.policy import Abort, Monitoring
+from launcher.base.policy import AbortPolicy, Monitoring
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
 from launcher.supervisor.launch import launch
 from launcher.trainer import assembly
-from launcher.trainer.rank import Options, run
+from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model.decoder import Block, Decoder
@@ -113,7 +113,7 @@ def test_resume_of_two_ranks_is_bitwise_and_one_rank_can_go_on(two_ranks, one_ra
     assert [line["step"] for line in events(two_ranks / "cut" / "run", "started")] == [0, 6]
     shutil.copytree(two_ranks / "cut" / "cut", tmp_path / "narrow")
     config = write_launch(tmp_path / "frozen", tiny_decision(corpus, num_ranks=2))
-    options = Options(config=config, data=corpus, out=tmp_path / "narrow", allow_world_size=True)
+    options = RankOptions(config=config, data=corpus, out=tmp_path / "narrow", allow_world_size=True)
     assert run(options).event == "finished"
     assert losses(tmp_path / "narrow") == pytest.approx(losses(plain), abs=1e-5)
     assert losses(tmp_path / "narrow") != losses(plain)
@@ -135,7 +135,7 @@ def test_a_crash_between_checkpoints_replays_and_supersedes_metrics(alone, corpu
 def test_names_everything_that_does_not_fit_at_once(one_rank, corpus, tmp_path):
     write_corpus(tmp_path / "other", seed=1)
     decision = dataclasses.replace(
-        tiny_decision(corpus), precision="float64", abort=Abort(on_non_finite=False, train_loss_above_nats=6.0),
+        tiny_decision(corpus), precision="float64", abort=AbortPolicy(on_non_finite=False, train_loss_above_nats=6.0),
         parallelism=Parallelism(data_parallel_shard=1, tensor=2, pipeline=2, context=2),
     )  # fmt: skip
     ending = train(decision, tmp_path / "other" / "tokens", tmp_path, stop_after=0)

@@ -1,7 +1,7 @@
 """From transfer tests to the values that are launched: base optimum, measured exponents, verdicts at a target."""
 
 from launcher.experiments.sweep_grids import Sizes, base_sizes
-from launcher.experiments.transferred import verdicts_at
+from launcher.experiments.transferred_values import verdicts_at
 
 
 def test_a_wider_longer_target_is_judged_anew(study, ledger, found):

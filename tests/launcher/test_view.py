@@ -7,7 +7,7 @@ from export_case import held, planted_view
 from megatron_lm_case import decision_for, spec_for
 
 from launcher.exporters.trainers import megatron_lm
-from launcher.exporters.view import TOLD, Run, TrainerView, compare, frozen_run, marked
+from launcher.exporters.view import TOLD, RunNumbers, TrainerView, compare, frozen_run, marked
 from launcher.frozen.frozen import Decision
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
@@ -23,7 +23,7 @@ def decision(manifest) -> Decision:
     return decision_for(manifest, spec_for(manifest.data_id, parametrization=rules, schedule=schedule))
 
 
-def view_of(decision: Decision, run: Run) -> TrainerView:
+def view_of(decision: Decision, run: RunNumbers) -> TrainerView:
     return planted_view(decision, megatron_lm.parameter_names(decision.shape), run, "megatron-lm", "0.19.2")
 
 

@@ -10,7 +10,7 @@ from wandb_case import Server
 from launcher.dashboards import wandb_writer
 from launcher.dashboards.records import RunRecord, study_record
 from launcher.dashboards.runs import proxy_runs
-from launcher.dashboards.wandb_writer import Place, keep_workspace
+from launcher.dashboards.wandb_writer import WandbTarget, keep_workspace
 
 DIGEST = "d" * 64
 MAIN_RUN = {
@@ -28,7 +28,7 @@ def runs():
 @pytest.fixture(scope="module")
 def kept(runs, tmp_path_factory):
     study = tmp_path_factory.mktemp("kept")
-    return study, keep_workspace(study, runs, Place())
+    return study, keep_workspace(study, runs, WandbTarget())
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,9 @@ def test_it_is_kept_with_the_study_and_not_built_twice(kept, runs, monkeypatch):
     assert first == (path, None)
     content = path.read_bytes()
     monkeypatch.setattr(wandb_writer, "ask", None)
-    assert keep_workspace(study, runs, Place()) == first and path.read_bytes() == content
+    assert keep_workspace(study, runs, WandbTarget()) == first and path.read_bytes() == content
     with pytest.raises(TypeError):  # built anew when the study has more to show
-        keep_workspace(study, with_more(runs), Place())
+        keep_workspace(study, with_more(runs), WandbTarget())
 
 
 def named(value):
@@ -93,7 +93,7 @@ def test_without_the_library_it_is_told_and_all_else_goes_on(tmp_path, monkeypat
     text = "raise ModuleNotFoundError('No module named wandb_workspaces', name='wandb_workspaces')"
     (tmp_path / "wandb_workspaces" / "__init__.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert keep_workspace(tmp_path / "study", runs, Place()) == (None, None)
+    assert keep_workspace(tmp_path / "study", runs, WandbTarget()) == (None, None)
 
 
 def test_online_it_is_saved_once_and_anew_when_there_is_more(tmp_path, runs, monkeypatch):
@@ -101,9 +101,9 @@ def test_online_it_is_saved_once_and_anew_when_there_is_more(tmp_path, runs, mon
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        saved = keep_workspace(tmp_path / "study", runs, Place(), online=True)
-        assert keep_workspace(tmp_path / "study", runs, Place(), online=True) == saved
-        again = keep_workspace(tmp_path / "study", with_more(runs), Place(), online=True)
+        saved = keep_workspace(tmp_path / "study", runs, WandbTarget(), online=True)
+        assert keep_workspace(tmp_path / "study", runs, WandbTarget(), online=True) == saved
+        again = keep_workspace(tmp_path / "study", with_more(runs), WandbTarget(), online=True)
     first, second = server.views
     assert first["entityName"] == "me" and first["projectName"] == "forerun"
     assert json.loads(second["spec"]) == json.loads(again[0].read_text())["spec"]

@@ -11,7 +11,7 @@ import random
 import shutil
 
 from launcher.cli.cli import main
-from launcher.study.opening import recorded_study
+from launcher.study.study_folder import recorded_study
 from proxies.core.spec import RunResult
 from proxies.data.corpus import tokenize
 from sweeps.store.ledger import Ledger

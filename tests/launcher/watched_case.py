@@ -8,8 +8,8 @@ import random
 
 from launcher.base import metrics
 from launcher.frozen.frozen import CurvePoint, PredictedLoss, learning_rate_of
-from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.keys import ColumnNames
+from launcher.watch.logs.readings import LogReader
 from launcher.watch.logs.sources import source_of
 from proxies.core.schedule import Schedule
 
@@ -46,8 +46,8 @@ def write_run(folder, last, *, first=1, digest=DIGEST, **more):
 
 def reader(where, num_steps=100, digest=DIGEST, num_ranks=1, **asked):
     """What follows a log; `asked`: column -> the name it has there."""
-    keys = Keys(asked)
-    return Readings(source_of(str(where), keys), keys, digest, num_steps, num_ranks)
+    keys = ColumnNames(asked)
+    return LogReader(source_of(str(where), keys), keys, digest, num_steps, num_ranks)
 
 
 def read(where, num_steps=100, **given):
@@ -56,7 +56,9 @@ def read(where, num_steps=100, **given):
 
 
 def finish(folder, step, loss):
-    metrics.write_ending(folder, metrics.Ending(event="finished", exit_code=0, step=step, validation_loss_nats=loss))
+    metrics.write_ending(
+        folder, metrics.AttemptEnd(event="finished", exit_code=0, step=step, validation_loss_nats=loss)
+    )
 
 
 def write_lines(path, lines):

@@ -11,7 +11,7 @@ from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
-from proxies.external.command import CommandEngine, Workplace
+from proxies.external.command import CommandEngine, CommandSettings
 
 SHAPE = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=16)
 NUM_STEPS = 6
@@ -61,7 +61,7 @@ class Place:
     def __init__(self, folder, *, timeout_seconds=30.0, corpus=None):
         self.code_dir, self.runs_dir = folder / "code", folder / "a study" / "external"
         self.code_dir.mkdir(parents=True)
-        self.workplace = Workplace(
+        self.workplace = CommandSettings(
             runs_dir=self.runs_dir, code_dir=self.code_dir, corpus=corpus, timeout_seconds=timeout_seconds
         )
         self.engine = CommandEngine(self.workplace)

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from proxies.data.documents import Reading, recognise
-from proxies.data.splitting import READERS
+from proxies.data.document_split import READERS
+from proxies.data.documents import ReaderOptions, recognise
 from proxies.data.tokens import read_manifest
 
-READING = Reading(text_key="text", vocab_size=50257, end_id=50256)
+READING = ReaderOptions(text_key="text", vocab_size=50257, end_id=50256)
 
 
 def contents(path, reading=READING):

@@ -11,7 +11,7 @@ from proxies.coordinates.coordinates import check_coordinates
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.external.factory import build_model, load
-from proxies.training import built
+from proxies.training import trainable_model
 
 WIDTHS = (16, 32, 64, 128)
 BASE = dataclasses.replace(TINY, num_kv_heads=2)
@@ -57,7 +57,7 @@ def flagged(found):
 
 def planted_table(monkeypatch, kind, **changes):
     """Change the numbers of one kind: each of `changes` takes the row and the width ratio."""
-    real = built.parameter_table
+    real = trainable_model.parameter_table
 
     def planted(spec):
         return tuple(
@@ -67,13 +67,13 @@ def planted_table(monkeypatch, kind, **changes):
             for row in real(spec)
         )
 
-    monkeypatch.setattr(built, "parameter_table", planted)
+    monkeypatch.setattr(trainable_model, "parameter_table", planted)
 
 
 def planted_output(monkeypatch):
     """The readout without its 1 / m_N."""
-    real = built.forward_numbers
-    monkeypatch.setattr(built, "forward_numbers", lambda spec: dataclasses.replace(real(spec), output=1.0))
+    real = trainable_model.forward_numbers
+    monkeypatch.setattr(trainable_model, "forward_numbers", lambda spec: dataclasses.replace(real(spec), output=1.0))
 
 
 class PlainBlock(nn.Module):

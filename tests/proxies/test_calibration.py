@@ -12,7 +12,7 @@ from proxies.training.calibration import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     Answer,
-    Probe,
+    CalibrationProbe,
     clear,
     measure,
 )
@@ -82,7 +82,7 @@ class Engine:
 
 
 def measured(world, *modes, seconds=1000.0):
-    probe = Probe(spec=run_spec("d", num_slots=1, learning_rate=0.01), modes=modes, seconds=seconds)
+    probe = CalibrationProbe(spec=run_spec("d", num_slots=1, learning_rate=0.01), modes=modes, seconds=seconds)
     return measure(probe, world.open, world, world.clock)
 
 
@@ -127,8 +127,8 @@ def test_real_engines_are_measured_and_the_answer_travels(store):
         return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
 
     spec = run_spec(store.manifest.data_id, num_slots=1, learning_rate=1e-3)
-    probe = Probe(spec=spec, modes=(ONE, TWO, Numerics(num_slots=4, dtype="float64")), seconds=0.2)
-    answer = measure(canon.decode(Probe, canon.to_json(probe)), opened, TorchDevice(probe))
+    probe = CalibrationProbe(spec=spec, modes=(ONE, TWO, Numerics(num_slots=4, dtype="float64")), seconds=0.2)
+    answer = measure(canon.decode(CalibrationProbe, canon.to_json(probe)), opened, TorchDevice(probe))
     assert canon.decode(Answer, canon.parse(canon.canonical(answer))) == answer
     assert [rate.mode for rate in answer.rates] == list(probe.modes)
     for rate in answer.rates:

@@ -16,7 +16,7 @@ from planted import (
 )
 from proxy_cases import run_spec
 
-from proxies.coordinates.activations import Probe, attention_logits
+from proxies.coordinates.activations import ActivationProbe, attention_logits
 from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
 from proxies.coordinates.verdict import fitted
 from proxies.core import canon
@@ -164,7 +164,7 @@ def test_sizes_are_those_of_mups_own_coord_check(store):
         nsteps=num_steps, flatten_output=True, fix_data=False, cuda=False, show_progress=False,
     )  # fmt: skip
     found = {(row.module, row.t): row.l1 for row in table.itertuples()}
-    probe = Probe(solo.model, {row.name: row.kind for row in parameter_table(spec)})
+    probe = ActivationProbe(solo.model, {row.name: row.kind for row in parameter_table(spec)})
     for step, batch in enumerate(batches, start=1):
         readings = probe.record(solo.predict, batch[:, :-1])
         for layer, reading in readings.items():
@@ -203,7 +203,7 @@ def test_the_probe_leaves_a_run_as_it_was(store):
         solo = Solo(store)
         solo.admit(0, spec)
         ids_BT = torch.from_numpy(store.validation_batch(num_sequences=2, seq_len=BASE.seq_len)[:, :-1])
-        probe = Probe(solo.model, {row.name: row.kind for row in parameter_table(spec)})
+        probe = ActivationProbe(solo.model, {row.name: row.kind for row in parameter_table(spec)})
         for _ in range(2 if watched else 0):
             probe.record(solo.predict, ids_BT)
             assert not any(module._forward_hooks or module._forward_pre_hooks for module in solo.model.modules())

@@ -11,7 +11,7 @@ import time
 import pytest
 from command_cases import command
 
-from proxies.external.growing import MetricsError
+from proxies.external.growing_file import MetricsError
 from proxies.external.metric_files import MetricFiles
 from proxies.external.wandb_run import WandbRun
 

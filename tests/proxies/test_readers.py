@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 from corpus_cases import READING, compressed, contents, jsonl, parquet
 
-from proxies.data import splitting
-from proxies.data.documents import Reading, recognise
+from proxies.data import document_split
+from proxies.data.documents import ReaderOptions, recognise
 from proxies.data.tokens import DataError
 
 
@@ -24,7 +24,7 @@ def test_jsonl_gives_a_document_per_line(tmp_path):
     )
     assert contents(path) == [b"one", "zwölf\n".encode(), b"", b""]
     path.write_bytes(b"\n\n\n" + jsonl(["a"], "content"))
-    assert contents(path, Reading(text_key="content", vocab_size=1, end_id=None)) == [b"a"]
+    assert contents(path, ReaderOptions(text_key="content", vocab_size=1, end_id=None)) == [b"a"]
     path.write_bytes(b"")
     assert contents(path) == []
 
@@ -69,7 +69,7 @@ def test_a_huge_text_is_cut_after_lines_and_nothing_is_lost(tmp_path):
     path.write_bytes(text)
     pieces = contents(path)
     assert b"".join(pieces) == text and len(pieces) > 8
-    assert all(len(piece) <= splitting.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces)
+    assert all(len(piece) <= document_split.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces)
     assert contents(compressed(tmp_path / "a.txt.zst", text, "zstd")) == pieces
     path.write_text(wide := "a" + "€𝄞" * 200_000)  # no line ends here: cut between characters
     assert "".join(piece.decode() for piece in contents(path)) == wide
@@ -89,7 +89,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     path.write_bytes(line * 30_000)
     file = recognise(path)
     tracemalloc.start()
-    count = sum(1 for _ in splitting.read_jsonl(file, READING))
+    count = sum(1 for _ in document_split.read_jsonl(file, READING))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 30_000 and peak < 2**22
@@ -106,7 +106,7 @@ def test_parquet_gives_a_document_per_row(tmp_path, kind):
 def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", "b"], "content")
     assert "has no column 'text': name one of id, content with --text-key" in refusal(path)
-    id_key = Reading(text_key="id", vocab_size=1, end_id=None)
+    id_key = ReaderOptions(text_key="id", vocab_size=1, end_id=None)
     assert "column 'id' holds 0, no text" in refusal(path, id_key)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])

@@ -15,9 +15,9 @@ from proxies.core.spec import Numerics
 from proxies.model.decoder import Decoder
 from proxies.parametrization.parametrization import forward_numbers, initial_tensor, parameter_table
 from proxies.training.bank import Bank
-from proxies.training.built import our_model
 from proxies.training.outcome import validation_ids
 from proxies.training.solo import Solo
+from proxies.training.trainable_model import our_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler calls it
 

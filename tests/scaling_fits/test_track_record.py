@@ -7,11 +7,11 @@ import pytest
 from scipy.special import ndtri, stdtrit
 
 from proxies.core.checks import SpecError
-from scaling_fits.forecast.conclusive import PRIOR_RUNS, Foretold, interval_scale
+from scaling_fits.forecast.conclusive import PRIOR_RUNS, ForecastOutcome, interval_scale
 
 
 def foretold(actual, predicted=2.0, low=1.9, high=2.2, level=0.9):
-    return Foretold(predicted_nats=predicted, low_nats=low, high_nats=high, level=level, actual_nats=actual)
+    return ForecastOutcome(predicted_nats=predicted, low_nats=low, high_nats=high, level=level, actual_nats=actual)
 
 
 def test_an_end_of_the_interval_is_its_quantile_away():

@@ -36,7 +36,7 @@ from proxies.core.spec import RunSpec
 from sweeps.run import driver
 from sweeps.run import driver as driver_module
 from sweeps.run.driver import drive
-from sweeps.run.losses import MOST_IN_A_ROW, Loss
+from sweeps.run.lost_runs import MOST_IN_A_ROW, Loss
 from sweeps.run.pool import Finished, Report
 from sweeps.search import pruning as pruner_module
 from sweeps.search.source import StaticSource

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sweep_fakes import finished, make_spec
 
-from sweeps.run.pool import Advanced, Report, carry_out
+from sweeps.run.pool import HostAnswer, Report, carry_out
 
 EVERY = 5
 """Outcomes between two looks at the driver."""
@@ -82,7 +82,7 @@ class TrivialHost:
         from proxies.core.spec import RunSpec
 
         ended = [finished(slot, canon.decode(RunSpec, data)) for slot, data in call.admit]
-        return Advanced(finished=tuple(ended))
+        return HostAnswer(finished=tuple(ended))
 
 
 def work(descriptor):

@@ -15,7 +15,7 @@ from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
-from sweeps.run.pool import Advanced, Finished
+from sweeps.run.pool import Finished, HostAnswer
 
 CLIFF_LOG2_LR = -5.5
 
@@ -134,7 +134,7 @@ class FakeHost:
             result, curve = pruned_outcome(self.slots[slot][0], call.hold[slot])
             paused.append(Finished(slot=slot, result=canon.to_json(result), curve=canon.to_json(curve)))
         steps = {slot: step for slot, (_, step) in self.slots.items()}
-        return Advanced(finished=tuple(done), steps=steps, paused=tuple(paused))
+        return HostAnswer(finished=tuple(done), steps=steps, paused=tuple(paused))
 
     def _waiting(self, call):
         """Slots whose runs are where they are to be looked at."""

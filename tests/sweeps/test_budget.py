@@ -3,7 +3,7 @@
 import pytest
 from sweep_fakes import make_spec, make_specs, outcome
 
-from sweeps.run.budget import Budget, Caps, record_driven, spent
+from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven, spent
 from sweeps.store.ledger import Ledger
 
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 def budget(ledger, clock=None, num_devices=2.0, **caps):
-    return Budget(Caps(**caps), ledger, num_devices=num_devices, clock=clock or Clock())
+    return StudyBudget(BudgetCaps(**caps), ledger, num_devices=num_devices, clock=clock or Clock())
 
 
 def test_runs_are_counted_with_those_in_flight(ledger):

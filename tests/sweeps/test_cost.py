@@ -29,7 +29,7 @@ def calls(study_dir, num_trials):
 
 
 def test_a_search_of_twice_the_trials_takes_twice_the_calls(tmp_path, monkeypatch):
-    monkeypatch.setattr("sweeps.search.past.NUM_BEST", 3)
+    monkeypatch.setattr("sweeps.search.past_trials.NUM_BEST", 3)
     monkeypatch.setattr(samplers, "MOST_SHOWN", 8)
     calls(tmp_path / "first", 6)  # imports and caches
     first, second, third = (calls(tmp_path / str(number), number) for number in (15, 30, 60))

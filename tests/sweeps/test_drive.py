@@ -14,10 +14,10 @@ from sweep_fakes import (
 
 from proxies.core import canon
 from proxies.core.spec import RunSpec
-from sweeps.run.crew import FLOOR_SECONDS, Leases
+from sweeps.run.crew import FLOOR_SECONDS, AdaptiveTimeouts
 from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool, Report
-from sweeps.search.source import Signal, StaticSource
+from sweeps.search.source import SourceSignal, StaticSource
 from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import Ledger
 
@@ -150,7 +150,7 @@ def test_a_deadline_is_learned_from_the_calls(study):
 
 
 def test_a_bank_may_take_ten_times_its_longest_call_and_twice_that_once_it_was_given_up():
-    leases = Leases(600.0)
+    leases = AdaptiveTimeouts(600.0)
     assert leases.seconds("a") == 600.0
     leases.learn("a", 20.0)
     leases.learn("a", 3.0)
@@ -192,7 +192,7 @@ def test_whoever_does_not_prune_has_what_was_pruned_run_whole(study):
 def test_a_list_comes_key_by_key_the_costliest_first():
     specs = [make_spec(width=width, seed=seed) for seed in range(3) for width in (32, 128, 64)]
     source = StaticSource(specs, bank_key)
-    order = list(iter(lambda: source.next({}), Signal.DONE))
+    order = list(iter(lambda: source.next({}), SourceSignal.DONE))
     assert [spec.shape.width for spec in order] == [128] * 3 + [64] * 3 + [32] * 3
     assert [spec.seed for spec in order[:3]] == [0, 1, 2]
-    assert source.next({}) is Signal.DONE
+    assert source.next({}) is SourceSignal.DONE

@@ -12,7 +12,7 @@ import sweep_fakes
 from simulation import BrokenPromiseError, KilledError, PowerLossError, simulate, study_folder
 from spaces import SPACE
 
-from sweeps.run import driver, losses, pool
+from sweeps.run import driver, lost_runs, pool
 from sweeps.run import driver as driver_module
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import Search, SearchSource
@@ -156,13 +156,13 @@ def told_twice(patch):
 
 def attempts_forgotten(patch):
     """A new driver counts from nought."""
-    init = losses.Losses.__init__
+    init = lost_runs.Losses.__init__
 
     def mutant(self, ledger):
         init(self, ledger)
         self._losses.clear()
 
-    patch.setattr(losses.Losses, "__init__", mutant)
+    patch.setattr(lost_runs.Losses, "__init__", mutant)
 
 
 def lease_by_wall_clock(patch):
@@ -238,24 +238,24 @@ def stop_without_saving(patch):
 
 def nobody_runs_alone(patch):
     """And whoever is there is to blame."""
-    patch.setattr(driver_module, "Loss", lambda **said: losses.Loss(**said | {"alone": True}))
-    standing = losses.Losses.standing
-    patch.setattr(losses.Losses, "standing", lambda *those: dataclasses.replace(standing(*those), alone=False))
+    patch.setattr(driver_module, "Loss", lambda **said: lost_runs.Loss(**said | {"alone": True}))
+    standing = lost_runs.Losses.standing
+    patch.setattr(lost_runs.Losses, "standing", lambda *those: dataclasses.replace(standing(*those), alone=False))
 
 
 def kills_blamed(patch):
     """A run that is killed from outside as often as it may be lost has failed."""
-    patch.setattr(losses, "MOST_IN_A_ROW", simulation.MAX_ATTEMPTS)
+    patch.setattr(lost_runs, "MOST_IN_A_ROW", simulation.MAX_ATTEMPTS)
 
 
 def memory_forgotten(patch):
     """A run that did not fit is tried again as it was."""
-    standing = losses.Losses.standing
+    standing = lost_runs.Losses.standing
 
     def mutant(self, run_id, spec, max_attempts):
         return dataclasses.replace(standing(self, run_id, spec, max_attempts), num_microbatches=1)
 
-    patch.setattr(losses.Losses, "standing", mutant)
+    patch.setattr(lost_runs.Losses, "standing", mutant)
 
 
 MUTANTS = (

@@ -5,7 +5,7 @@ from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
 from sweeps.store.curves import curve_path, load_curve, store_curve
 from sweeps.store.errors import ForkRefused
-from sweeps.store.fork import Imported, import_runs, read_parent
+from sweeps.store.fork import ImportedRecords, import_runs, read_parent
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 PLAN = {"data_id": "toy", "semantics": 2, "seed": 1}
@@ -35,7 +35,7 @@ def forked(child_dir, parent_dir):
 
 def test_what_ended_well_is_an_outcome_here_and_no_spend(tmp_path, parent_dir):
     child_dir = tmp_path / "child"
-    assert forked(child_dir, parent_dir) == Imported(num_runs=5, num_known=0, damaged=())
+    assert forked(child_dir, parent_dir) == ImportedRecords(num_runs=5, num_known=0, damaged=())
     child, parent = Ledger.read(child_dir), Ledger.read(parent_dir)
     assert dict(child.results()) == {spec.id: outcome(spec)[0] for spec in SPECS}
     assert child.runs() == parent.runs()[:5]
@@ -52,7 +52,7 @@ def test_what_ended_well_is_an_outcome_here_and_no_spend(tmp_path, parent_dir):
 def test_again_it_adds_nothing(tmp_path, parent_dir):
     """What cuts it short at any call is in test_ledger_faults.py."""
     first, again = (forked(tmp_path / "child", parent_dir) for _ in range(2))
-    assert (first.num_runs, again) == (5, Imported(num_runs=0, num_known=5, damaged=()))
+    assert (first.num_runs, again) == (5, ImportedRecords(num_runs=0, num_known=5, damaged=()))
     assert len(Ledger.read(tmp_path / "child").records("fork")) == 1
 
 
@@ -91,6 +91,6 @@ def test_what_was_pruned_stays_there_and_its_whole_comes_over(tmp_path):
             ledger.commit(spec, pruned_outcome(spec, 2)[0])
         store_curve(parent_dir, SPECS[1].id, outcome(SPECS[1])[1])
         ledger.commit(SPECS[1], outcome(SPECS[1])[0])
-    assert forked(child_dir, parent_dir) == Imported(num_runs=1, num_known=0, damaged=())
+    assert forked(child_dir, parent_dir) == ImportedRecords(num_runs=1, num_known=0, damaged=())
     child = Ledger.read(child_dir)
     assert dict(child.first_results()) == {SPECS[1].id: outcome(SPECS[1])[0]}

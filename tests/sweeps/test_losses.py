@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from sweep_fakes import make_spec
 
-from sweeps.run.losses import MOST_IN_A_ROW, Loss, Losses, Standing
+from sweeps.run.lost_runs import MOST_IN_A_ROW, Loss, Losses, RetryStatus
 from sweeps.store.ledger import Ledger
 
 SPEC = dataclasses.replace(make_spec(), batch_tokens=8 * 8)  # eight sequences
@@ -46,7 +46,7 @@ def test_what_counts(ledger, causes, wanted):
     found = losses.standing(SPEC.id, SPEC, 3)
     assert (found.num_lost, found.num_microbatches) == (num_lost, num_microbatches)
     assert standing(ledger) == found
-    assert standing(ledger, make_spec(seed=9)) == Standing(num_lost=0, num_in_a_row=0, num_microbatches=1)
+    assert standing(ledger, make_spec(seed=9)) == RetryStatus(num_lost=0, num_in_a_row=0, num_microbatches=1)
 
 
 def test_a_run_fails_by_its_own_fault_alone(ledger):

@@ -13,10 +13,10 @@ from ray_cluster import RayCluster, await_true, processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_slots, outcome
 
 from sweeps.ray import start as ray_start
-from sweeps.ray.nodes import Place
+from sweeps.ray.nodes import WorkerPlacement
 from sweeps.ray.pool import RayPool
 from sweeps.run.driver import drive
-from sweeps.run.pool import Advance
+from sweeps.run.pool import HostCall
 from sweeps.search.source import StaticSource
 from sweeps.store.errors import ClusterUnfit, PoolDead
 from sweeps.store.ledger import Ledger
@@ -70,7 +70,7 @@ class Refusal:
 def test_joined_used_and_left(tmp_path, joined, capfd):
     specs = make_specs(12)
     factory = FakeHostFactory(str(tmp_path / "diary"), "crash 1")
-    pool = RayPool(0, factory, place=Place(address=joined.address), node_check=list)
+    pool = RayPool(0, factory, place=WorkerPlacement(address=joined.address), node_check=list)
     try:
         free = "GPUs free: 2 (cluster.worker_gpus gives them shares)"
         assert (pool.num_workers, pool.where) == (3, f"3 workers on 2 nodes; {free}")
@@ -91,7 +91,7 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
 
 
 def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
-    where, factory = Place(address=joined.address), FakeHostFactory(str(tmp_path / "diary"))
+    where, factory = WorkerPlacement(address=joined.address), FakeHostFactory(str(tmp_path / "diary"))
     head = next(pid for pid in joined.pids("raylet/raylet") if "--head" in processes(joined.folder)[pid])
     for unreadable, said in (False, "the corpus is not there"), (True, "our code does not run there"):
         with pytest.raises(ClusterUnfit, match=f"2 nodes were asked.*\n  .*: {said}") as refusal:
@@ -104,9 +104,9 @@ def test_what_there_is_no_room_for(tmp_path, joined):
     with pytest.raises(
         ClusterUnfit, match=r"num_workers = 9: there is room for 3 workers of CPU 1 each(?s:.*)\n.*2 CPUs"
     ):
-        RayPool(9, factory, place=Place(address=joined.address))
+        RayPool(9, factory, place=WorkerPlacement(address=joined.address))
     with pytest.raises(ClusterUnfit, match=r"room for 0 workers of CPU 2, GPU 0\.5 each"):
-        RayPool(0, factory, place=Place(address=joined.address, worker_cpus=2, worker_gpus=0.5))
+        RayPool(0, factory, place=WorkerPlacement(address=joined.address, worker_cpus=2, worker_gpus=0.5))
 
 
 class DeviceHost:
@@ -119,7 +119,7 @@ class DeviceHost:
 def told(pool, workers):
     """What the hosts of those workers say."""
     for worker in workers:
-        pool.start(worker, Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
+        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), max_steps=1))
     reports = []
     while len(reports) < len(workers):
         reports += pool.wait(30)
@@ -139,7 +139,7 @@ def told(pool, workers):
 )
 def test_devices_by_share(joined, worker_gpus, num_workers, sees):
     """As many as there is a CPU for; no GPU has two workers while another has none."""
-    place = Place(address=joined.address, worker_cpus=0.25, worker_gpus=worker_gpus)
+    place = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=worker_gpus)
     pool = RayPool(num_workers, DeviceHost, place=place)
     try:
         assert pool.num_workers == len(sees or "0")
@@ -156,16 +156,16 @@ def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
     factory = FakeHostFactory(str(tmp_path / "diary"))
     began = time.monotonic()
     with pytest.raises(ClusterUnfit, match=r"cluster.address = '127.0.0.1:1': nobody answers"):
-        RayPool(1, factory, place=Place(address="127.0.0.1:1"))
+        RayPool(1, factory, place=WorkerPlacement(address="127.0.0.1:1"))
     with pytest.raises(ClusterUnfit, match="Invalid address format"):
-        RayPool(1, factory, place=Place(address="nonsense"))
+        RayPool(1, factory, place=WorkerPlacement(address="nonsense"))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(ClusterUnfit, match="wants another token: set RAY_AUTH_MODE=token"):
-        RayPool(1, factory, place=Place(address=joined.address))
+        RayPool(1, factory, place=WorkerPlacement(address=joined.address))
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ClusterUnfit, match="wants another token"):
-        RayPool(1, factory, place=Place(address=joined.address))
+        RayPool(1, factory, place=WorkerPlacement(address=joined.address))
     assert time.monotonic() - began < 30
 
 
@@ -198,7 +198,7 @@ def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
     """Nor a place that is kept for one; while it is there, another driver is told that others have the room."""
     process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
     assert len(workers(joined)) == 2
-    whole = Place(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
+    whole = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
     said = r"room for 2 workers of .*, for 0 of them now(?s:.*)Others hold the rest, and gave none back in 3 s"
     with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
         patch.setattr(ray_start, "IDLE_SECONDS", 3.0)

@@ -11,7 +11,7 @@ import pytest
 from sweeps.search import (
     pruning,
 )
-from sweeps.search.pruning import Seen, rungs, told_nats, verdict
+from sweeps.search.pruning import EarlierTrial, rungs, told_nats, verdict
 from tests.sweeps.spaces import SPACE
 
 NUM_STEPS, STARTUP = 200, 12
@@ -22,7 +22,7 @@ def trial(point, final, early, status="finished"):
     noise = np.random.default_rng(7).normal(0, 0.05, NUM_STEPS)
     curve = final + early * np.minimum(1, (NUM_STEPS - np.arange(NUM_STEPS)) / (NUM_STEPS / 5))
     curve = curve + 2 * np.exp(-np.arange(NUM_STEPS) / 10) + noise
-    return Seen(point=point, status=status, losses_nats=tuple(map(float, curve)), loss_nats=float(final))
+    return EarlierTrial(point=point, status=status, losses_nats=tuple(map(float, curve)), loss_nats=float(final))
 
 
 def point_at(octave, warmup=0.1, clip=1.0):
@@ -57,11 +57,11 @@ def told(one, seen, step):
 def shifted(one, nats):
     """The same run, `nats` worse all along."""
     losses = tuple(loss + nats for loss in one.losses_nats)
-    return Seen(point=one.point, status=one.status, losses_nats=losses, loss_nats=one.loss_nats + nats)
+    return EarlierTrial(point=one.point, status=one.status, losses_nats=losses, loss_nats=one.loss_nats + nats)
 
 
 def cut(one, step, status="pruned"):
-    return Seen(point=one.point, status=status, losses_nats=one.losses_nats[:step], loss_nats=None)
+    return EarlierTrial(point=one.point, status=status, losses_nats=one.losses_nats[:step], loss_nats=None)
 
 
 def test_what_is_far_behind_is_given_up_and_the_leader_is_not():
@@ -104,7 +104,7 @@ def test_a_rule_that_looks_ahead_is_found_out():
     seen, one = decaying(30), late(point_at(-6.2))
     for step in rungs(NUM_STEPS):
         torn = [
-            Seen(point=s.point, status=s.status, losses_nats=(*s.losses_nats[:step], *[9.9] * (200 - step)),
+            EarlierTrial(point=s.point, status=s.status, losses_nats=(*s.losses_nats[:step], *[9.9] * (200 - step)),
                  loss_nats=s.loss_nats) for s in seen
         ]  # fmt: skip
         assert asked(one, seen, step) == asked(one, torn, step)

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from sweeps.ray.nodes import Place, answers, check_nodes, room
+from sweeps.ray.nodes import WorkerPlacement, answers, check_nodes, room
 from sweeps.ray.pool import reserved
 
 NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0, "memory": 2.0**30}, "c": {}}
@@ -14,14 +14,14 @@ NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0,
 @pytest.mark.parametrize(
     ("place", "num_workers"),
     [
-        (Place(), 7),
-        (Place(worker_cpus=2), 3),  # 2 and 1: no worker on two nodes
-        (Place(worker_cpus=0.5), 14),
-        (Place(worker_gpus=0.25), 4),
-        (Place(worker_cpus=1, worker_gpus=0.1), 4),
-        (Place(worker_gpus=1), 1),
-        (Place(worker_memory_gib=1), 5),
-        (Place(worker_memory_gib=100), 0),
+        (WorkerPlacement(), 7),
+        (WorkerPlacement(worker_cpus=2), 3),  # 2 and 1: no worker on two nodes
+        (WorkerPlacement(worker_cpus=0.5), 14),
+        (WorkerPlacement(worker_gpus=0.25), 4),
+        (WorkerPlacement(worker_cpus=1, worker_gpus=0.1), 4),
+        (WorkerPlacement(worker_gpus=1), 1),
+        (WorkerPlacement(worker_memory_gib=1), 5),
+        (WorkerPlacement(worker_memory_gib=100), 0),
     ],
 )
 def test_room(place, num_workers):
@@ -50,4 +50,4 @@ def test_a_stop_is_heard_while_nodes_are_asked_and_while_room_is_made():
         check_nodes(silent, {"a": "1.2.3.4"}, list, {}, stop)
     silent.util.placement_group.return_value.wait.return_value = False
     with pytest.raises(StoppedError):
-        reserved(silent, {"a": {"CPU": 2.0, "GPU": 1.0}}, Place(worker_gpus=0.5), 1, stop)
+        reserved(silent, {"a": {"CPU": 2.0, "GPU": 1.0}}, WorkerPlacement(worker_gpus=0.5), 1, stop)

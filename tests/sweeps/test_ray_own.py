@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.ray.own import Environment, OwnFolder, remove_abandoned
+from sweeps.ray.own import ClusterFolder, Environment, remove_abandoned
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def mode(path):
 def test_the_token_is_private_whatever_the_umask(base):
     before = os.umask(0)
     try:
-        own = OwnFolder()
+        own = ClusterFolder()
     finally:
         os.umask(before)
     assert (mode(own.folder), mode(own.token)) == (0o700, 0o600)
     assert own.folder.parent == base
     assert len(own.token.read_text()) == 64
-    other = OwnFolder()
+    other = ClusterFolder()
     assert other.token.read_text() != own.token.read_text()
     own.close()
     own.close()
@@ -58,7 +58,7 @@ def test_a_killed_driver_leaves_nothing_for_long(base):
 
 def test_what_ray_leaves_running_ends(base):
     """Also what was started below it, in a session of its own, or has no environment any more; and nothing else."""
-    own = OwnFolder()
+    own = ClusterFolder()
     script = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     marked = subprocess.Popen(["sleep", "60"], env=own.marked(os.environ))
     subprocess.run([sys.executable, "-c", script], check=True, env=own.marked(os.environ))

@@ -10,7 +10,7 @@ from sweep_fakes import outcome, pruned_outcome
 
 from sweeps.search import pruning
 from sweeps.search.pruning import SearchPruner
-from sweeps.search.source import Search, SearchSource, Signal
+from sweeps.search.source import Search, SearchSource, SourceSignal
 from sweeps.store.curves import curve_path, store_curve
 from sweeps.store.errors import CurveCorrupt
 from sweeps.store.ledger import Ledger
@@ -49,8 +49,8 @@ def source_of(ledger, folder, **more):
 def finish(source, ledger, folder, seed):
     """Carry a search out: runs go on to their next rung, or their end, in any order."""
     rng, left = random.Random(seed), {}
-    while (answer := source.next(ledger.first_results())) is not Signal.DONE or left:
-        if isinstance(answer, Signal):
+    while (answer := source.next(ledger.first_results())) is not SourceSignal.DONE or left:
+        if isinstance(answer, SourceSignal):
             go_on(source, ledger, folder, left, rng.choice(sorted(left)))
         elif answer.id not in ledger.first_results():
             left.setdefault(answer.id, (answer, list(source.pruner.rungs(answer.id))))
@@ -101,7 +101,7 @@ def test_a_trial_is_held_against_those_that_had_ended_before_it_was_suggested(tm
 
 def rest(source, ledger):
     """All that a source gives at once."""
-    return list(iter(lambda: source.next(ledger.first_results()), Signal.DONE))
+    return list(iter(lambda: source.next(ledger.first_results()), SourceSignal.DONE))
 
 
 def test_a_lost_curve_stops_the_search(tmp_path):

@@ -99,7 +99,7 @@ def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkey
 
     So is what came in since, the order in which it is told, and what the world's own dice have shown.
     """
-    monkeypatch.setattr("sweeps.search.past.NUM_BEST", 3)
+    monkeypatch.setattr("sweeps.search.past_trials.NUM_BEST", 3)
     monkeypatch.setattr(samplers, "MOST_SHOWN", 9)
     monkeypatch.setattr(samplers, "MOST_FITTED", 5)
     number = 10 if sampler == "gp" else 44

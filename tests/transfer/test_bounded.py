@@ -7,7 +7,7 @@ import pytest
 from planted_losses import BASE, GROWING, HARMFUL, HARMLESS, MARGIN, draw, question, regret
 
 from transfer.regret import loss_curve
-from transfer.regret.bounded import judge_bounded, obstacle
+from transfer.regret.bounded_regret import judge_bounded, obstacle
 from transfer.verdict.verdict import decide, judge
 
 NUM = 20

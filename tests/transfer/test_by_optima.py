@@ -3,7 +3,7 @@ import math
 import pytest
 
 from transfer.question import Question, TransferError
-from transfer.verdict.by_optima import judge_optima
+from transfer.verdict.optima_verdict import judge_optima
 
 WIDTHS = (128, 256, 512, 1024, 2048)
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from transfer.basin.noise import Runs, noise_grid, noise_growth, reduce_runs
+from transfer.basin.noise import SizeRuns, noise_grid, noise_growth, reduce_runs
 
 SEEDS, RATES = 3, np.arange(-8.0, -3.0)
 
@@ -14,7 +14,7 @@ def runs(noise_nats=0.0, extra=None):
     loss = 2 + 0.05 * (x + 6) ** 2 + np.array([0.0, 0.3, -0.2])[group] + noise_nats * rng.standard_normal(len(x))
     if extra is not None:
         loss = loss + np.repeat(extra, SEEDS)
-    return Runs(log2_value=x, loss_nats=loss, group=group)
+    return SizeRuns(log2_value=x, loss_nats=loss, group=group)
 
 
 def test_the_noise_is_that_of_the_seeds_and_larger_where_no_shape_fits():
@@ -32,7 +32,9 @@ def seeds_of(rng, spread):
     rates = np.arange(-3.0, 4.0)
     height = 0.05 * rates**2
     loss = 2 + height + rng.normal(size=(4, 7)) * [spread(h) for h in height]
-    return Runs(log2_value=np.tile(rates, 4), loss_nats=loss.ravel(), group=np.repeat(np.arange(4), 7).astype(np.int64))
+    return SizeRuns(
+        log2_value=np.tile(rates, 4), loss_nats=loss.ravel(), group=np.repeat(np.arange(4), 7).astype(np.int64)
+    )
 
 
 def test_noise_that_grows_up_the_valley_is_seen_and_other_noise_is_not():

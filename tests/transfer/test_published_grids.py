@@ -5,7 +5,7 @@ import pytest
 from published_grids import HUGE, LARGE, MIDDLE, SMALL
 
 from transfer.question import Question
-from transfer.verdict.by_optima import judge_optima
+from transfer.verdict.optima_verdict import judge_optima
 from transfer.verdict.verdict import judge
 
 

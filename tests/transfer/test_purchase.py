@@ -3,11 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from transfer.design.next_runs import Offer, cheapest
+from transfer.design.next_runs import SizeOption, cheapest
 
 
 def offer(doublings, price=1.0, have=2.0, worth=1.0, variance=0.02):
-    return Offer(size=round(1024 * 2**doublings), doublings=doublings, values=(0.0,), price=price, have=have,
+    return SizeOption(size=round(1024 * 2**doublings), doublings=doublings, values=(0.0,), price=price, have=have,
                  worth=worth, variance=variance)  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from planted_axes import DOUBLINGS, SIZES, Axes
 from planted_valleys import linex
 
 from transfer.question import Point, Question
+from transfer.verdict.joint_verdict import differs, judge_together
 from transfer.verdict.summary import together_summary
-from transfer.verdict.together import differs, judge_together
 from transfer.verdict.verdict import examine
 
 MARGIN = 0.01

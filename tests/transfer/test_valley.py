@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from transfer.basin import noise
-from transfer.basin.noise import Runs
+from transfer.basin.basins import fit_basins
+from transfer.basin.noise import SizeRuns
 from transfer.basin.shapes import KIND, KINDS, SLANT, rise
-from transfer.basin.valley import fit_valleys
 
 
 def nearest(slant, *kind):
@@ -27,11 +27,11 @@ def valley(x, centre, shape, curvature=0.06):
 def runs(loss_nats, rates, seeds=1):
     x = np.repeat(np.asarray(rates, dtype=float), seeds)
     group = np.tile(np.arange(seeds), len(rates))
-    return Runs(log2_value=x, loss_nats=np.asarray(loss_nats(x, group), dtype=float), group=group)
+    return SizeRuns(log2_value=x, loss_nats=np.asarray(loss_nats(x, group), dtype=float), group=group)
 
 
 def fit(*sizes):
-    return fit_valleys(list(sizes), draws=400, rng=np.random.default_rng(0))
+    return fit_basins(list(sizes), draws=400, rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("shape", [linex(-0.3), linex(0.6), powers(0.33, 2.0)])

@@ -17,7 +17,7 @@ from planted_valleys import (
 )
 
 from proxies.core import canon
-from transfer.basin import valley
+from transfer.basin import basins
 from transfer.question import Point, Question, TransferError
 from transfer.regret.regret import Estimate
 from transfer.verdict import verdict as verdict_room
@@ -39,10 +39,10 @@ def test_the_promise(regret_nats):
 
 
 def test_with_half_the_noise_the_promise_is_broken(monkeypatch):
-    honest = valley._log_weight
-    monkeypatch.setattr(valley, "_log_weight", lambda grid, depth, variance: honest(grid, depth, variance / 4))
-    monkeypatch.setattr(valley, "OFF_KINKED", 0.0)  # what lies between two rates widens the interval whatever the noise
-    monkeypatch.setattr(valley, "OFF_LOPSIDED", 0.0)
+    honest = basins._log_weight
+    monkeypatch.setattr(basins, "_log_weight", lambda grid, depth, variance: honest(grid, depth, variance / 4))
+    monkeypatch.setattr(basins, "OFF_KINKED", 0.0)  # what lies between two rates widens the interval whatever the noise
+    monkeypatch.setattr(basins, "OFF_LOPSIDED", 0.0)
     found = tally(WIDE, 40)
     print(f"half the noise: {found}")
     assert found.optimum_covered < 0.87

@@ -32,7 +32,7 @@ GROWTH_LOG_ODDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Runs:
+class SizeRuns:
     """The finite runs of one size inside its window: columns of one length n."""
 
     log2_value: Floats
@@ -42,7 +42,7 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reduced:
+class ReducedRuns:
     """Runs as quadratic forms over their R rates, intercepts removed: all that a fit needs."""
 
     rates: Floats
@@ -71,7 +71,7 @@ class Reduced:
         return len(self.rates) - 3
 
 
-def noise_growth(sizes: Sequence[Runs]) -> float:
+def noise_growth(sizes: Sequence[SizeRuns]) -> float:
     """How far up a valley the noise has doubled its variance, in nats above the best rate: the likeliest by the seeds.
 
     Near divergence seeds part by ten times what they do at the minimum, and one such rate would make all noise large.
@@ -79,7 +79,7 @@ def noise_growth(sizes: Sequence[Runs]) -> float:
     return max(GROWTHS_NATS, key=lambda growth: _log_growth(sizes, growth))
 
 
-def _log_growth(sizes: Sequence[Runs], growth_nats: float) -> float:
+def _log_growth(sizes: Sequence[SizeRuns], growth_nats: float) -> float:
     """Restricted log likelihood of seeds against seeds, all sizes having one noise at their minimum."""
     squares, number, log_scale = LEAST_NOISE_NATS**2, 0, 0.0
     for runs in sizes:
@@ -96,13 +96,13 @@ def _log_growth(sizes: Sequence[Runs], growth_nats: float) -> float:
     return log_scale - 0.5 * number * float(np.log(squares)) - doubt
 
 
-def _weights(runs: Runs, rate: Ints, growth_nats: float) -> Floats:
+def _weights(runs: SizeRuns, rate: Ints, growth_nats: float) -> Floats:
     """(n,) inverse of each run's variance, relative to that at the minimum."""
     mean = np.bincount(rate, runs.loss_nats) / np.bincount(rate)
     return np.asarray(1 / (1 + ((mean - mean.min()) / growth_nats) ** 2))[rate]
 
 
-def reduce_runs(runs: Runs, growth_nats: float = math.inf) -> Reduced:
+def reduce_runs(runs: SizeRuns, growth_nats: float = math.inf) -> ReducedRuns:
     """Take out the intercepts, and sum over rates; each run weighs as much as its noise allows (`noise_growth`)."""
     rates, rate = np.unique(runs.log2_value, return_inverse=True)
     weight = _weights(runs, rate, growth_nats)
@@ -114,7 +114,7 @@ def reduce_runs(runs: Runs, growth_nats: float = math.inf) -> Reduced:
     within = (is_rate - (member @ is_rate)[runs.group]) * root
     explained = within @ np.linalg.lstsq(within, y, rcond=None)[0]
     mean = runs.loss_nats @ is_rate / is_rate.sum(axis=0)
-    return Reduced(
+    return ReducedRuns(
         rates=rates,
         information=within.T @ within,
         score=within.T @ y,
@@ -128,7 +128,7 @@ def reduce_runs(runs: Runs, growth_nats: float = math.inf) -> Reduced:
     )
 
 
-def distrust(size: Reduced, trust_nats: float) -> Reduced:
+def distrust(size: ReducedRuns, trust_nats: float) -> ReducedRuns:
     """The same runs where a valley of our shapes is trusted near its minimum only.
 
     Each rate gets a deviation of its own, that its seeds share, so that its mean loss at `trust_nats` above the best
@@ -150,7 +150,7 @@ def distrust(size: Reduced, trust_nats: float) -> Reduced:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Noise:
+class NoiseGrid:
     """Grid of the variance of one run about its valley, and what the seeds alone say of it."""
 
     variance: Floats
@@ -170,7 +170,7 @@ def likeliest_variance(squares: float, num_degrees: int) -> float:
     return (squares + LEAST_NOISE_NATS**2 + few * USUAL_NOISE_NATS**2) / (num_degrees + few)
 
 
-def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> Noise:
+def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> NoiseGrid:
     """The grid spans what seeds, and the lack of fit of the best shape, allow.
 
     If a shape fits, both have one variance. Else that of the lack of fit, which places the minimum, is larger, by a
@@ -193,7 +193,7 @@ def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> Nois
     log_variance = np.linspace(np.log(low), np.log(max(high, 2 * low)), NUM_VARIANCES)
     expected = -0.5 * ((log_variance - usual) / (2 * NOISE_EFOLDS)) ** 2
     if num_pure == 0:
-        return Noise(variance=np.exp(log_variance), log_prior=expected)
+        return NoiseGrid(variance=np.exp(log_variance), log_prior=expected)
     wide = np.linspace(log_variance[0] - 8.0, log_variance[-1], 8 * NUM_VARIANCES)
     step = wide[1] - wide[0]
     log_seeds = -0.5 * (num_pure * wide + max(pure, least) / np.exp(wide))
@@ -202,4 +202,4 @@ def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> Nois
     excess = log_variance[:, None] - wide
     misfits = np.where(excess >= 0, np.exp(-np.maximum(excess, 0.0) / MISFIT_EFOLDS), 0.0) @ seeds
     prior = (1 - MISFIT_SHARE) * np.interp(log_variance, wide, seeds) + MISFIT_SHARE * misfits * step / MISFIT_EFOLDS
-    return Noise(variance=np.exp(log_variance), log_prior=expected + np.log(np.maximum(prior, 1e-300)))
+    return NoiseGrid(variance=np.exp(log_variance), log_prior=expected + np.log(np.maximum(prior, 1e-300)))

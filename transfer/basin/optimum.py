@@ -10,9 +10,9 @@ from typing import Literal, cast
 
 import numpy as np
 
-from transfer.basin.noise import Runs
+from transfer.basin.basins import BasinPosterior, fit_basins, likeliest_place
+from transfer.basin.noise import SizeRuns
 from transfer.basin.shapes import Floats, rise
-from transfer.basin.valley import Valleys, fit_valleys, likeliest_place
 from transfer.question import Point
 
 EndName = Literal["lower", "upper"]
@@ -59,12 +59,12 @@ class Optima:
     """By size, ascending."""
     fitted: tuple[int, ...]
     """Widths of the columns of `valleys`."""
-    valleys: Valleys | None
+    valleys: BasinPosterior | None
     """None when no size has enough rates."""
 
 
 def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.random.Generator) -> Optima:
-    """Fit one valley per size, all sizes sharing noise and shape (`transfer.basin.valley`).
+    """Fit one valley per size, all sizes sharing noise and shape (`transfer.basin.basins`).
 
     A rate at which any run diverged lies on the cliff: its survivors are a biased sample and left out.
     """
@@ -77,7 +77,7 @@ def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.ra
     windows = {size: _window(group, least) for size, group in by_size.items()}
     runs = {size: _runs(window) for size, window in windows.items() if window}
     fitted = tuple(runs)
-    valleys = fit_valleys(list(runs.values()), draws=draws, rng=rng) if fitted else None
+    valleys = fit_basins(list(runs.values()), draws=draws, rng=rng) if fitted else None
     optima = []
     for size, group in by_size.items():
         if valleys is None or size not in runs:
@@ -112,7 +112,7 @@ def noise_is_known(points: Sequence[Point]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class End:
+class BetterEnd:
     """The end of the values run at one size that is the better one."""
 
     name: EndName
@@ -126,14 +126,14 @@ class End:
         return self.excess_nats / ONE_IN_TWENTY
 
 
-def better_end(points: Sequence[Point]) -> End | None:
+def better_end(points: Sequence[Point]) -> BetterEnd | None:
     """The end nearer to the best loss, of runs at one size; None where all diverged."""
     mean = _mean_losses(points)
     if not mean:
         return None
     low, high = min(mean), max(mean)
     name, at = ("lower", low) if mean[low] < mean[high] else ("upper", high)
-    return End(name=cast(EndName, name), log2_value=at, excess_nats=mean[at] - min(mean.values()))
+    return BetterEnd(name=cast(EndName, name), log2_value=at, excess_nats=mean[at] - min(mean.values()))
 
 
 def _mean_losses(points: Sequence[Point]) -> dict[float, float]:
@@ -157,7 +157,7 @@ def _window(points: Sequence[Point], least_rates: int) -> list[Point]:
     return [p for p in points if p.log2_value in near] if len(near) >= least_rates else []
 
 
-def _runs(window: Sequence[Point]) -> Runs:
+def _runs(window: Sequence[Point]) -> SizeRuns:
     """Columns for the fit. A seed has its own intercept when it was run at three rates or more."""
     rates_of = {p.seed: {q.log2_value for q in window if q.seed == p.seed} for p in window}
     own = sorted(seed for seed, rates in rates_of.items() if len(rates) >= FEWEST_RATES)
@@ -165,14 +165,16 @@ def _runs(window: Sequence[Point]) -> Runs:
     _, group = np.unique(names, return_inverse=True)
     if len(window) - (int(group.max()) + 1) - 2 < 1:
         group = np.zeros(len(window), dtype=np.int64)  # too few runs to tell seeds from noise
-    return Runs(
+    return SizeRuns(
         log2_value=np.array([p.log2_value for p in window]),
         loss_nats=np.array([p.loss_nats for p in window], dtype=np.float64),
         group=group.astype(np.int64),
     )
 
 
-def _optimum(size: int, points: Sequence[Point], runs: Runs, valleys: Valleys, column: int, level: float) -> Optimum:
+def _optimum(
+    size: int, points: Sequence[Point], runs: SizeRuns, valleys: BasinPosterior, column: int, level: float
+) -> Optimum:
     side = valleys.side[:, column]
     below, above = float(np.mean(side < 0)), float(np.mean(side > 0))
     if below + above > MOST_OUTSIDE or side[0] != 0:
@@ -197,7 +199,7 @@ def _unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Opti
     return Optimum(size=size, status=status, num_runs=len(points), num_diverged=num_diverged)
 
 
-def _curve(runs: Runs, valleys: Valleys, column: int) -> tuple[tuple[float, float], ...]:
+def _curve(runs: SizeRuns, valleys: BasinPosterior, column: int) -> tuple[tuple[float, float], ...]:
     x = np.linspace(runs.log2_value.min(), runs.log2_value.max(), CURVE_SAMPLES)
     curvature, shape = valleys.curvature[0, column], valleys.shape[:1]
     loss = valleys.minimum_nats[column] + rise(x - valleys.optimum[0, column], curvature, shape)

@@ -11,7 +11,7 @@ import numpy as np
 from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, better_end, finite_rates
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
-from transfer.regret.bounded import Bounded
+from transfer.regret.bounded_regret import BoundedRegret
 from transfer.regret.regret import AtTarget, estimate
 
 MOST_SEEDS = 64
@@ -19,7 +19,7 @@ MOST_SEEDS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class SizeOption:
     """A size at which seeds can be bought."""
 
     size: int
@@ -38,10 +38,10 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Purchase:
+class AddedSeeds:
     """Seeds to add to some offers."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[SizeOption, ...]
     seeds: tuple[int, ...]
     cost: float
     """In base runs."""
@@ -50,8 +50,8 @@ class Purchase:
 
 
 def cheapest(
-    offers: Sequence[Offer], extras: Sequence[Offer], *, narrowing: float, scatter: float, budget: float
-) -> Purchase:
+    offers: Sequence[SizeOption], extras: Sequence[SizeOption], *, narrowing: float, scatter: float, budget: float
+) -> AddedSeeds:
     """The cheapest purchase that narrows the interval at the target, else, within the budget, the one that does most.
 
     Args:
@@ -68,14 +68,19 @@ def cheapest(
     return min(enough, key=lambda plan: plan.cost) if enough else min(plans, key=lambda plan: plan.variance)
 
 
-def _least(offers: Sequence[Offer]) -> list[int]:
+def _least(offers: Sequence[SizeOption]) -> list[int]:
     """The fewest seeds of each: a new size needs one, else there is no such size."""
     return [0 if offer.have else 1 for offer in offers]
 
 
 def _filled(
-    offers: tuple[Offer, ...], seeds: Sequence[int], goal: float, scatter: float, budget: float, but: int | None = None
-) -> Purchase:
+    offers: tuple[SizeOption, ...],
+    seeds: Sequence[int],
+    goal: float,
+    scatter: float,
+    budget: float,
+    but: int | None = None,
+) -> AddedSeeds:
     """With seed after seed where it narrows most for its price, down to the goal; none where one says so."""
     now = list(seeds)
     cost = sum(n * offer.price for n, offer in zip(now, offers, strict=True))
@@ -91,10 +96,10 @@ def _filled(
         _, index, variance = max(steps)
         now[index] += 1
         cost += offers[index].price
-    return Purchase(offers=offers, seeds=tuple(now), cost=cost, variance=variance)
+    return AddedSeeds(offers=offers, seeds=tuple(now), cost=cost, variance=variance)
 
 
-def _traded(plan: Purchase, goal: float, scatter: float) -> Purchase:
+def _traded(plan: AddedSeeds, goal: float, scatter: float) -> AddedSeeds:
     """The same with single seeds traded for others, as long as that is cheaper: a last dear one may reach too far."""
     offers, least = plan.offers, _least(plan.offers)
     while plan.variance <= goal:
@@ -110,7 +115,7 @@ def _traded(plan: Purchase, goal: float, scatter: float) -> Purchase:
     return plan
 
 
-def _variance(offers: Sequence[Offer], seeds: Sequence[int], scatter: float) -> float:
+def _variance(offers: Sequence[SizeOption], seeds: Sequence[int], scatter: float) -> float:
     """At the target, of a straight line through all sizes by generalised least squares, as in `regret.drift`."""
     weights = [
         1 / (offer.variance / (offer.have + offer.worth * n) + scatter**2)
@@ -254,7 +259,7 @@ def sharpen_optima(
     )  # fmt: skip
 
 
-def sharpen_bounded(points: Sequence[Point], bounded: Bounded, q: Question) -> list[Suggestion]:
+def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question) -> list[Suggestion]:
     """The cheapest runs that narrow the regret's interval enough to decide, where there need be no optimum.
 
     Seeds are bought at the transferred value, at the ends of those tried and at the best of them.
@@ -295,7 +300,7 @@ def _allowed_share(at_target: AtTarget, q: Question) -> float:
     return abs(allowed - abs(offset.value)) / max((offset.high - offset.low) / 2, LEAST_WIDTH)
 
 
-def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[float], sd: float) -> Offer:
+def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[float], sd: float) -> SizeOption:
     """More seeds at some values of a size; `sd` is of what they sharpen, now."""
     own = [p for p in points if p.size == size]
     have = len({p.seed for p in own})
@@ -305,9 +310,9 @@ def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[flo
 
 def _offer(
     size: int, q: Question, values: Sequence[float], variance: float, have: float = 0, worth: float = 1.0
-) -> Offer:
+) -> SizeOption:
     """Seeds at some values of a size; by default of a new one."""
-    return Offer(
+    return SizeOption(
         size=size, doublings=math.log2(size / q.target_size), values=tuple(values), have=have, worth=worth,
         price=len(values) * _price(size, q), variance=variance,
     )  # fmt: skip
@@ -318,8 +323,8 @@ def _larger(largest: int, q: Question) -> list[int]:
 
 
 def _buy(
-    points: Sequence[Point], offers: Sequence[Offer], larger: Sequence[Offer], q: Question, *, narrowing: float,
-    scatter: float, reason: str,
+    points: Sequence[Point], offers: Sequence[SizeOption], larger: Sequence[SizeOption], q: Question, *,
+    narrowing: float, scatter: float, reason: str,
 ) -> list[Suggestion]:  # fmt: skip
     """A round of runs, cheapest first; `narrowing` would just decide."""
     found = cheapest(

@@ -36,7 +36,7 @@ OFF_THE_TREND = scatter_prior(0.0, CURVATURE_SCATTER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class OptimumLine:
     """Optimum against log2 size, extended to the target: one entry per row."""
 
     slope: Floats
@@ -59,7 +59,7 @@ class Curvature:
     """Change of its natural log per doubling of size."""
 
 
-def extend_line(optimum: Floats, log2_size: Floats, log2_target: float, rng: np.random.Generator) -> Line:
+def extend_line(optimum: Floats, log2_size: Floats, log2_target: float, rng: np.random.Generator) -> OptimumLine:
     """Straight line through the optima (D, W) of two sizes or more, and on to the target, whose own scatters too."""
     return _extend(optimum, log2_size - log2_target, OFF_THE_LINE, 0.0, rng)
 
@@ -76,7 +76,7 @@ def extend_curvature(curvature: Floats, log2_size: Floats, log2_target: float, r
 
 def _extend(
     values: Floats, doublings: Floats, scatter_prior: Floats, slope_precision: float, rng: np.random.Generator
-) -> Line:
+) -> OptimumLine:
     """Generalised least squares, with the slope's normal prior about 0, from W sizes to 0 doublings.
 
     Values scatter about the line by more than their own noise; how much is unknown with few sizes, so it is drawn from
@@ -104,7 +104,7 @@ def _extend(
     off = jitter[:, :-1] * SCATTERS[chosen][:, None]
     moved = (estimator[chosen] @ (values + off[:, 1:])[..., None])[..., 0]
     moved += np.linalg.inv(information)[chosen, :, 1] * (np.sqrt(slope_precision) * jitter[:, -1:])
-    return Line(
+    return OptimumLine(
         slope=moved[:, 1],
         at_target=moved[:, 0] + off[:, 0],
         target_scatter=off[:, 0],

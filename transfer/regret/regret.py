@@ -12,7 +12,7 @@ import numpy as np
 from transfer.basin.optimum import Optima, Optimum, interval
 from transfer.basin.shapes import Floats, Ints, rise
 from transfer.question import Question, TransferError
-from transfer.regret.drift import Curvature, Line, extend_curvature, extend_line
+from transfer.regret.drift import Curvature, OptimumLine, extend_curvature, extend_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +38,10 @@ class Estimate:
 class AtTarget:
     """The extrapolation to the target, as rows: row 0 the point estimate, the others draws of the posterior."""
 
-    line: Line
+    line: OptimumLine
     curvature: Curvature
     shape: Ints
-    """(rows,) of the valley (`transfer.basin.valley.rise`)."""
+    """(rows,) of the valley (`transfer.basin.basins.rise`)."""
     sds: tuple[float, ...]
     """Standard deviation of each usable optimum, octaves, by what seeds can sharpen."""
     drift: Estimate

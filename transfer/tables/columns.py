@@ -33,7 +33,7 @@ KNOWN = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
+class TableColumns:
     """What a table's columns are called."""
 
     sizes: Mapping[Axis, str]
@@ -53,7 +53,7 @@ class Columns:
         return {name for name in (*self.judgeable.values(), self.loss, self.seed) if name is not None}
 
 
-def find_columns(path: Path, names: Sequence[str]) -> Columns:
+def find_columns(path: Path, names: Sequence[str]) -> TableColumns:
     """Recognise columns by their names; of several names for one thing the first one is used.
 
     Raises:
@@ -74,11 +74,11 @@ def find_columns(path: Path, names: Sequence[str]) -> Columns:
     lacking = [what for there, what in wanted if not there]
     if lacking:
         raise TableError(path, [f"no column for {' and '.join(lacking)} (found: {', '.join(names) or 'none'})"])
-    return Columns(sizes=sizes, values=values, loss=loss, seed="seed" if "seed" in names else None)
+    return TableColumns(sizes=sizes, values=values, loss=loss, seed="seed" if "seed" in names else None)
 
 
 def what_to_judge(
-    path: Path, sheet: Cells, columns: Columns, axis: Axis | None, hyperparameter: Hyperparameter | None
+    path: Path, sheet: Cells, columns: TableColumns, axis: Axis | None, hyperparameter: Hyperparameter | None
 ) -> tuple[Axis, Hyperparameter]:
     """Axis and hyperparameter: as given, else as the table leaves no choice.
 

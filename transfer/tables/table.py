@@ -11,7 +11,7 @@ from proxies.core.table_files import Cells
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
 from transfer.tables.cells import TableError, read_sheet, shown
-from transfer.tables.columns import KNOWN, Columns, find_columns, what_to_judge
+from transfer.tables.columns import KNOWN, TableColumns, find_columns, what_to_judge
 
 # Runs that are alike in all but one axis and one hyperparameter.
 #
@@ -23,7 +23,7 @@ COMPOSITE = ("params", "duration")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class TableRow:
     """One row of a table, read."""
 
     size: int
@@ -35,8 +35,8 @@ class Run:
 
 
 def largest_alike(
-    path: Path, runs: Sequence[Run], axis: Axis, columns: Mapping[str, str]
-) -> tuple[list[Run], list[str]]:
+    path: Path, runs: Sequence[TableRow], axis: Axis, columns: Mapping[str, str]
+) -> tuple[list[TableRow], list[str]]:
     """The largest set of runs that agree in whatever else varies, the first of equal ones; and what to say of it.
 
     Args:
@@ -67,7 +67,7 @@ def largest_alike(
     return kept, notes
 
 
-def _held(runs: Sequence[Run], axis: Axis) -> list[str]:
+def _held(runs: Sequence[TableRow], axis: Axis) -> list[str]:
     """What else must be constant: all that varies, except for what only changes along with the axis.
 
     Parameters follow from width at any given depth, and a weight decay may be set as 1/width: no two sizes agree in
@@ -88,7 +88,7 @@ def _composite(*names: str) -> bool:
     return any(name in COMPOSITE for name in names)
 
 
-def _follows(runs: Sequence[Run], what: str, *, loosely: bool) -> bool:
+def _follows(runs: Sequence[TableRow], what: str, *, loosely: bool) -> bool:
     """Whether a column only rises, or only falls, with size, with one value at each; `loosely`: it may also stay."""
     at = {run.size: run.others[what] for run in runs}
     values = [at[size] for size in sorted(at)]
@@ -100,12 +100,12 @@ def _follows(runs: Sequence[Run], what: str, *, loosely: bool) -> bool:
     return bool(steps) and one_way and (loosely or 0.0 not in steps)
 
 
-def _num_sizes(runs: Sequence[Run]) -> int:
+def _num_sizes(runs: Sequence[TableRow]) -> int:
     return len({run.size for run in runs})
 
 
-def _grouped(runs: Sequence[Run], by: Sequence[str]) -> dict[tuple[object, ...], list[Run]]:
-    groups: dict[tuple[object, ...], list[Run]] = {}
+def _grouped(runs: Sequence[TableRow], by: Sequence[str]) -> dict[tuple[object, ...], list[TableRow]]:
+    groups: dict[tuple[object, ...], list[TableRow]] = {}
     for run in runs:
         groups.setdefault(tuple(run.others[what] for what in by), []).append(run)
     return groups
@@ -165,7 +165,7 @@ def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperpara
     )
 
 
-def _notes(sheet: Cells, columns: Columns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
+def _notes(sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
     size, value = columns.sizes[axis], columns.values[hyperparameter]
     notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})"]
     if ignored := [name for name in sheet.columns if name not in columns.used]:
@@ -175,7 +175,9 @@ def _notes(sheet: Cells, columns: Columns, axis: Axis, hyperparameter: Hyperpara
     return notes
 
 
-def _runs(path: Path, sheet: Cells, columns: Columns, axis: Axis, hyperparameter: Hyperparameter) -> list[Run]:
+def _runs(
+    path: Path, sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hyperparameter
+) -> list[TableRow]:
     """All rows but those where the hyperparameter is off."""
     problems: list[str] = []
     rest = {what: name for what, name in columns.judgeable.items() if what not in (axis, hyperparameter)}
@@ -193,7 +195,7 @@ def _runs(path: Path, sheet: Cells, columns: Columns, axis: Axis, hyperparameter
         seed = 0 if columns.seed is None else cells.whole(row.get(columns.seed), at(columns.seed), 0, problems)
         others = {what: cells.plain(row.get(name)) for what, name in rest.items()}
         if value is not None:
-            runs.append(Run(size=size, log2_value=value, loss_nats=loss, seed=seed, others=others))
+            runs.append(TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=others))
     if problems:
         raise TableError(path, problems)
     return runs

@@ -10,7 +10,7 @@ import numpy as np
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE
 from transfer.basin.optimum import Optimum, better_end
 from transfer.question import Point, Question, at_size, written
-from transfer.regret.bounded import Bounded
+from transfer.regret.bounded_regret import BoundedRegret
 from transfer.regret.regret import AtTarget, Estimate
 
 _WHERE = {"holds": "all of it under", "drifts": "all of it over", "cannot_tell": "on both sides of"}
@@ -49,7 +49,7 @@ def explain(outcome: str, regret: Estimate, offset: Estimate, q: Question) -> li
     return said if q.target_size > q.base_size else [*said, "no larger than the base: nothing is transferred"]
 
 
-def explain_bounded(outcome: str, bounded: Bounded, q: Question) -> list[str]:
+def explain_bounded(outcome: str, bounded: BoundedRegret, q: Question) -> list[str]:
     """The same against the best of the values tried."""
     low, high = sorted(written(q.hyperparameter, end) for end in (bounded.low_log2, bounded.high_log2))
     best, margin = f"the best value from {low} to {high}", f"the margin of {q.margin_nats:g}"

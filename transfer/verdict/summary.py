@@ -10,7 +10,7 @@ from transfer.basin.optimum import Optimum
 from transfer.design.next_runs import Suggestion
 from transfer.question import Hyperparameter, from_log2
 from transfer.regret.regret import Estimate
-from transfer.verdict.together import Together
+from transfer.verdict.joint_verdict import JointVerdict
 from transfer.verdict.verdict import Verdict
 
 
@@ -50,7 +50,7 @@ def verdict_summary(verdict: Verdict) -> dict[str, Json]:
     }
 
 
-def together_summary(together: Together) -> dict[str, Json]:
+def together_summary(together: JointVerdict) -> dict[str, Json]:
     """The learning rate over all axes at once."""
     return {
         "outcome": together.outcome,

@@ -22,7 +22,7 @@ from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import Optima, Optimum, find_optima, noise_is_known, place_at
 from transfer.design.next_runs import Suggestion, again, mend, sharpen_bounded, sharpen_optima
 from transfer.question import Outcome, Point, Question, TransferError
-from transfer.regret.bounded import Bounded, judge_bounded, obstacle
+from transfer.regret.bounded_regret import BoundedRegret, judge_bounded, obstacle
 from transfer.regret.regret import (
     AtTarget,
     Estimate,
@@ -66,7 +66,7 @@ class Verdict:
     noise_is_known: bool
     """Whether any value was run with two seeds; else `noise_nats` is what the curve misses, and a guess."""
     optima: tuple[Optimum, ...]
-    bounded: Bounded | None
+    bounded: BoundedRegret | None
     """Where the regret is against the best of the values tried, since nobody needs an optimum among them."""
     reasons: tuple[str, ...]
     what_to_run: tuple[Suggestion, ...]
@@ -75,8 +75,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """A verdict with what it was drawn from, for `transfer.verdict.together`."""
+class DetailedVerdict:
+    """A verdict with what it was drawn from, for `transfer.verdict.joint_verdict`."""
 
     verdict: Verdict
     at_target: AtTarget | None
@@ -92,7 +92,7 @@ def judge(
     `holds` when the regret's upper bound is under the margin, `drifts` when its lower bound is over it, else
     `cannot_tell`. Of the learning rate every size needs an optimum inside its rates. Of other hyperparameters many
     have none (more clipping than none is never wanted): there the regret is against the best of the values tried
-    (`transfer.regret.bounded`), wherever not all sizes have an optimum of their own.
+    (`transfer.regret.bounded_regret`), wherever not all sizes have an optimum of their own.
 
     Args:
         points: Runs of the arm to judge.
@@ -110,7 +110,7 @@ def judge(
 def examine(
     points: Sequence[Point], question: Question, *, seed: int = 0, control_points: Sequence[Point] = (),
     draws: int = 2000,
-) -> Judged:  # fmt: skip
+) -> DetailedVerdict:  # fmt: skip
     """The same as `judge`, with the extrapolation the verdict rests on."""
     sizes = sorted({p.size for p in points})
     problems = [] if points else ["no runs: give at least two sizes of four values each"]
@@ -129,7 +129,7 @@ def examine(
     return _judge_arm(points, question, control, draws, seed)
 
 
-def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, draws: int, seed: int) -> Judged:
+def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, draws: int, seed: int) -> DetailedVerdict:
     found, at_target = _measure(points, q, draws, seed)
     plain = _judge_optima(points, q, found, at_target, seed)
     bounded = None
@@ -157,7 +157,7 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
         what_to_run=tuple(plain.todo),
         control=control,
     )
-    return Judged(verdict=verdict, at_target=at_target)
+    return DetailedVerdict(verdict=verdict, at_target=at_target)
 
 
 def _set_at_target(q: Question) -> float | None:
@@ -216,7 +216,7 @@ def _decide_and_explain(
         judged.reasons.append(near)
 
 
-def _judge_bounded(points: Sequence[Point], bounded: Bounded, q: Question) -> _Judgement:
+def _judge_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question) -> _Judgement:
     outcome = decide(bounded.regret_nats, q.margin_nats)
     return _Judgement(
         outcome=outcome,

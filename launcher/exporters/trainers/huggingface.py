@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.exporters.export_writer import PROVE_FILE, corpus_run_script, write_export
 from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
-from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon

@@ -12,6 +12,7 @@ import math
 import re
 from pathlib import Path
 
+from launcher.exporters.export_writer import PROVE_FILE, run_script, write_export
 from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
@@ -23,8 +24,7 @@ from launcher.exporters.trainers.megatron_lm_numbers import (
     scheduler_of,
     sorts,
 )
-from launcher.exporters.view import Run, proof_steps
-from launcher.exporters.writing import PROVE_FILE, run_script, write_export
+from launcher.exporters.view import RunNumbers, proof_steps
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
@@ -196,7 +196,7 @@ def parameter_names(shape: Shape) -> dict[str, str]:
     return names
 
 
-def foretold(decision: Decision) -> Run:
+def foretold(decision: Decision) -> RunNumbers:
     """What Megatron does with the numbers of the decision, by its rules.
 
     Raises:
@@ -207,7 +207,7 @@ def foretold(decision: Decision) -> Run:
         name: numbers_of(flags, shape.width, sort) for sort, members in sorts(decision).items() for name, _ in members
     }
     scheduler, _ = scheduler_of(decision, flags)
-    return Run(numbers=numbers, shares=tuple(scheduler.share(step) for step in proof_steps(schedule)))
+    return RunNumbers(numbers=numbers, shares=tuple(scheduler.share(step) for step in proof_steps(schedule)))
 
 
 def _problems(decision: Decision) -> dict[str, bool]:

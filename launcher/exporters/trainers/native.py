@@ -7,8 +7,8 @@ import importlib.metadata
 import shlex
 from pathlib import Path
 
+from launcher.exporters.export_writer import write_files
 from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport
-from launcher.exporters.writing import write_files
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, read_launch
 from launcher.supervisor.launch import torchrun_command

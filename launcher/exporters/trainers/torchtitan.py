@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from launcher.exporters.export_writer import PROVE_FILE, corpus_run_script, groups_of, write_export
 from launcher.exporters.fidelity import (
     FidelityReport,
     Judgement,
@@ -20,7 +21,6 @@ from launcher.exporters.fidelity import (
     refuse,
     report,
 )
-from launcher.exporters.writing import PROVE_FILE, corpus_run_script, groups_of, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.schedule import Schedule

@@ -24,7 +24,7 @@ def _empty() -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Columns:
+class LogColumns:
     """One run so far. S logged steps, ascending and each once; R ranks."""
 
     steps: Floats

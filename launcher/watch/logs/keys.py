@@ -44,7 +44,7 @@ PER_DEVICE = frozenset({"throughput(tps)", "throughput/device/TPS"})
 _WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 
-class Keys:
+class ColumnNames:
     """Which name of a source is which column."""
 
     def __init__(self, asked: Mapping[str, str]) -> None:

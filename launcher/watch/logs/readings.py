@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from launcher.base import metrics
-from launcher.base.metrics import ENDINGS, Ending
-from launcher.watch.logs.columns import SCALARS, Columns, Floats, headers
+from launcher.base.metrics import ENDINGS, AttemptEnd
+from launcher.watch.logs.columns import SCALARS, Floats, LogColumns, headers
 from launcher.watch.logs.keys import (
     LOSS,
     PER_DEVICE,
@@ -24,10 +24,10 @@ from launcher.watch.logs.keys import (
     TOKENS_PER_SECOND,
     UNASKED_STEP,
     VALIDATION,
-    Keys,
+    ColumnNames,
     number,
 )
-from launcher.watch.logs.sources import Log, Row, Source
+from launcher.watch.logs.sources import Log, Row, RowSource
 from proxies.core import canon
 
 # The rows of a log's files as one run's columns, and what is odd about them.
@@ -44,10 +44,10 @@ _AGAIN, _NULL = "again", "null"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Gathered:
+class GatheredRun:
     """One run so far, of all its files."""
 
-    columns: Columns
+    columns: LogColumns
     names: Mapping[str, str]
     """Column -> the name that the log has for it."""
     odd: Mapping[str, int]
@@ -100,8 +100,8 @@ class _Steps:
 
 
 def gather(
-    files: Sequence[Sequence[Row]], keys: Keys, num_steps: int, num_ranks: int, newest_at: float | None
-) -> Gathered:
+    files: Sequence[Sequence[Row]], keys: ColumnNames, num_steps: int, num_ranks: int, newest_at: float | None
+) -> GatheredRun:
     """The run so far.
 
     Args:
@@ -137,7 +137,7 @@ def gather(
                  if math.isfinite(value := cells.get(VALIDATION, math.nan))}  # fmt: skip
     losses, begun = made.losses(validated), headers(events)
     rank_steps, rank_seconds = _ranks(made.ranks)
-    columns = Columns(
+    columns = LogColumns(
         steps=_floats(losses), train_loss_nats=_floats(losses.values()), line_steps=_floats(sorted(made.cells)),
         validation_steps=_floats(validated), validation_loss_nats=_floats(validated.values()),
         rank_steps=rank_steps, rank_seconds=rank_seconds,
@@ -145,7 +145,7 @@ def gather(
         **{name: _scalar([made.cells[step].get(name, math.nan) for step in losses], names.get(name, ""), num_ranks)
            for name in SCALARS},
     )  # fmt: skip
-    return Gathered(columns=columns, names=names, odd=odd)
+    return GatheredRun(columns=columns, names=names, odd=odd)
 
 
 def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int | None, bool]]:
@@ -205,27 +205,27 @@ class OtherRunError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Reading:
+class LogReading:
     """A run so far."""
 
-    columns: Columns
+    columns: LogColumns
     notes: tuple[str, ...]
     """What is odd about the log, in sentences."""
     names_digest: bool
     """Whether the log says of which config it is."""
-    ending: Ending | None
+    ending: AttemptEnd | None
     """How the newest attempt ended, if it could write that down."""
 
 
-class Readings:
+class LogReader:
     """Follows one run."""
 
-    def __init__(self, source: Source, keys: Keys, digest: str, num_steps: int, num_ranks: int = 1) -> None:
+    def __init__(self, source: RowSource, keys: ColumnNames, digest: str, num_steps: int, num_ranks: int = 1) -> None:
         """`num_steps` and `num_ranks` are those of the frozen config."""
         self._source, self._keys, self._digest = source, keys, digest
         self._num_steps, self._num_ranks = num_steps, num_ranks
 
-    def read(self, *, last: bool = False) -> Reading:
+    def read(self, *, last: bool = False) -> LogReading:
         """The run as it is now; `last`: nobody will read again.
 
         Raises:
@@ -244,7 +244,7 @@ class Readings:
         notes = [*log.notes, *self._notes(found, log.there)]
         if any(log.files.values()) and not names_digest:
             notes.append("it does not say of which config it is: it is taken to be of this one")
-        return Reading(
+        return LogReading(
             columns=found.columns, notes=tuple(notes), names_digest=names_digest,
             ending=_ending(found.columns.events),
         )  # fmt: skip
@@ -259,7 +259,7 @@ class Readings:
                     f"{self._digest[:16]}...: nothing of it is judged; name this run's own with --metrics"
                 )
 
-    def _notes(self, found: Gathered, there: Collection[str]) -> list[str]:
+    def _notes(self, found: GatheredRun, there: Collection[str]) -> list[str]:
         """What a reader must know of the log, in sentences."""
         names, odd = found.names, found.odd
         said = [
@@ -276,18 +276,18 @@ class Readings:
         return said
 
 
-def _missing(column: str, keys: Keys, there: Collection[str]) -> str:
+def _missing(column: str, keys: ColumnNames, there: Collection[str]) -> str:
     option = {STEP: "--step-key", LOSS: "--train-loss-key"}[column]
     held = ", ".join(sorted(there)[:20])
     return f"it has no {column}, looked for as {keys.told(column)}: it holds {held}; name it with {option}"
 
 
-def _ending(events: Sequence[Mapping[str, Any]]) -> Ending | None:
+def _ending(events: Sequence[Mapping[str, Any]]) -> AttemptEnd | None:
     """The last event, if it is how an attempt ended."""
     if not events or events[-1]["event"] not in metrics.ENDINGS:
         return None
-    names = {field.name for field in fields(Ending)}
+    names = {field.name for field in fields(AttemptEnd)}
     try:
-        return canon.decode(Ending, {key: value for key, value in events[-1].items() if key in names})
+        return canon.decode(AttemptEnd, {key: value for key, value in events[-1].items() if key in names})
     except canon.CanonError:
         return None

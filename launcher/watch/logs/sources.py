@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from launcher.base import metrics
 from launcher.base.wandb_calls import fetch_history
-from launcher.watch.logs.keys import UNASKED_STEP, Keys
-from proxies.external.growing import MetricsError
+from launcher.watch.logs.keys import UNASKED_STEP, ColumnNames
+from proxies.external.growing_file import MetricsError
 from proxies.external.metric_files import rows_of
 
 READ_BYTES = 2**20
@@ -49,7 +49,7 @@ class Log:
     """When the last row came, in seconds since 1970, where that is known."""
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where a log comes from."""
 
     def read(self, *, last: bool) -> Log:
@@ -69,7 +69,7 @@ class Files:
         self.path, self._wanted = path, wanted
 
     def read(self, *, last: bool) -> Log:
-        """See `Source`."""
+        """See `RowSource`."""
         log, paths = Log(), self._found()
         if len(paths) > 1 and paths[0].suffix == ".jsonl":
             held = ", ".join(map(self._name, paths[:8]))
@@ -141,7 +141,7 @@ class OnlineRun:
         self._asked_at = -LEAST_SECONDS
 
     def read(self, *, last: bool) -> Log:
-        """See `Source`. When the newest row came the rows themselves say."""
+        """See `RowSource`. When the newest row came the rows themselves say."""
         now = time.monotonic()
         if last or now - self._asked_at >= LEAST_SECONDS:
             after = self._rows[-1][UNASKED_STEP] + 1 if self._rows else 0
@@ -152,7 +152,7 @@ class OnlineRun:
         return Log(files={self._run_path: self._rows}, there=there, notes=notes)
 
 
-def source_of(where: str, keys: Keys) -> Source:
+def source_of(where: str, keys: ColumnNames) -> RowSource:
     """What a `--metrics` names: a file, a folder, or a run of W&B as `entity/project/run` or by its address.
 
     Args:

@@ -8,12 +8,12 @@ from tiny_study import ask, forerun, write_plan
 
 from launcher.base.reference import MODELS
 from launcher.calibration.study_cost import num_workers
-from launcher.estimates.machine import Given, machine_of
+from launcher.estimates.machine import MachineOptions, machine_of
 from launcher.estimates.main_run import MainRun, estimate_main, main_body, memory_per_rank
 from launcher.estimates.utilization import PROGRESS
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
-from launcher.study.opening import plan_study
+from launcher.study.study_folder import plan_study
 from proxies.core.checks import SpecError
 from proxies.core.shape import Shape
 
@@ -72,9 +72,9 @@ def test_the_study_runs_as_many(plan, body, tmp_path):
     from collections import Counter
 
     from launcher.experiments.ladder import stage_specs
-    from launcher.experiments.transferred import transferred
+    from launcher.experiments.transferred_values import transferred
     from launcher.study.decide import ladder_specs
-    from launcher.study.opening import recorded
+    from launcher.study.study_folder import recorded
 
     assert forerun("run", plan, "--study", tmp_path / "study")[0] in (0, 3, 4)
     study, ledger = recorded(tmp_path / "study")
@@ -117,13 +117,13 @@ def test_a_layout_that_does_not_divide_or_fit_is_a_warning(plan):
     assert any("hours are of 4 GPUs, memory is of the layout's 2 ranks" in said for said in four["warnings"])
     assert not any("layout" in said for said in laid_out(plan)["warnings"])
     full = dataclasses.replace(EIGHT, layout=dataclasses.replace(EIGHT.layout, activation_checkpointing="full"))
-    large, small = (main_body(estimate_main(run, Given(num_gpus=8)))["warnings"] for run in (EIGHT, full))
+    large, small = (main_body(estimate_main(run, MachineOptions(num_gpus=8)))["warnings"] for run in (EIGHT, full))
     assert "GB a rank, 72.0 GB are free" in large[0]
     assert small == []
 
 
 def test_llama_405b_as_it_was_run():
-    found = estimate_main(LLAMA, Given(num_gpus=16_384, tokens_per_gpu_second=154.4))
+    found = estimate_main(LLAMA, MachineOptions(num_gpus=16_384, tokens_per_gpu_second=154.4))
     told = main_body(found)
     assert told["flops"]["six_nd"] == pytest.approx(3.799e25, rel=1e-3)
     assert told["flops"]["causal"] == pytest.approx(3.937e25, rel=1e-3)
@@ -137,13 +137,13 @@ def test_llama_405b_as_it_was_run():
 
 def test_a_measured_throughput_is_a_share_of_the_peak():
     """torchtitan, Llama 3 8B, compiled: 6,667 tokens a second and H100, which it calls 39 %."""
-    found = estimate_main(EIGHT, Given(num_gpus=8, tokens_per_gpu_second=6667.0, price_usd=2.0))
+    found = estimate_main(EIGHT, MachineOptions(num_gpus=8, tokens_per_gpu_second=6667.0, price_usd=2.0))
     assert found.machine.mfu.value == pytest.approx(0.390, abs=1e-3)
     hours = 2**40 / 6667 / 3600
     assert found.gpu_hours.value == pytest.approx(hours / PROGRESS.value)
     assert found.usd.value == pytest.approx(2 * found.gpu_hours.value)
     with pytest.raises(SpecError, match=r"2\.\d+ times the peak"):
-        machine_of(Given(tokens_per_gpu_second=50_000.0), 5.79e10)
+        machine_of(MachineOptions(tokens_per_gpu_second=50_000.0), 5.79e10)
 
 
 def test_bad_options_are_said_at_once(plan):

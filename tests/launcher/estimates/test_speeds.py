@@ -6,15 +6,15 @@ from tiny_study import write_plan
 
 from launcher.calibration.study_cost import WORKER_FLOPS, Speeds
 from launcher.estimates.machine import Span
-from launcher.plan.calibration_records import Asked
-from launcher.study.opening import plan_study
+from launcher.plan.calibration_records import ModeRequest
+from launcher.study.study_folder import plan_study
 
 
 def test_the_nearest_that_was_measured_of_the_same_stage_counts(tmp_path):
     study = plan_study(write_plan(tmp_path), tmp_path / "study")
     spec = study.trial(study.space.lowest)
     wide = dataclasses.replace(spec, shape=study.shape(64))
-    proxy = Asked(part="proxy", shape=spec.shape, batch_tokens=spec.batch_tokens, given=spec.numerics, open=())
+    proxy = ModeRequest(part="proxy", shape=spec.shape, batch_tokens=spec.batch_tokens, given=spec.numerics, open=())
     measured = {
         proxy: 1.0,
         dataclasses.replace(proxy, part="ladder"): 2.0,

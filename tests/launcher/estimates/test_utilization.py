@@ -9,7 +9,7 @@ import pytest
 from tiny_study import ask, write_plan
 
 from launcher.base.reference import MODELS
-from launcher.estimates.machine import Given
+from launcher.estimates.machine import MachineOptions
 from launcher.estimates.main_run import MainRun, estimate_main, main_body
 from launcher.estimates.utilization import PROXY_MFU, PUBLISHED
 from launcher.frozen.frozen import Parallelism
@@ -70,11 +70,13 @@ def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
     small = dataclasses.replace(run.shape, num_layers=2, width=128, num_heads=2, num_kv_heads=2, ffn_width=256,
                                 vocab_size=256, seq_len=512)  # fmt: skip
     tiny = dataclasses.replace(run, shape=small)
-    said = main_body(estimate_main(tiny, Given(num_gpus=8)))["warnings"]
+    said = main_body(estimate_main(tiny, MachineOptions(num_gpus=8)))["warnings"]
     assert any("--tokens-per-second" in text and "within a factor of" in text for text in said)
-    measured = main_body(estimate_main(tiny, Given(num_gpus=8, tokens_per_gpu_second=1e6)))
+    measured = main_body(estimate_main(tiny, MachineOptions(num_gpus=8, tokens_per_gpu_second=1e6)))
     assert not any("within a factor" in text for text in measured["warnings"])
-    assert not any("within a factor" in text for text in main_body(estimate_main(run, Given(num_gpus=8)))["warnings"])
+    assert not any(
+        "within a factor" in text for text in main_body(estimate_main(run, MachineOptions(num_gpus=8)))["warnings"]
+    )
 
 
 ON_GPUS = ("--set", "cluster.backend=ray", "--set", "cluster.worker_gpus=1.0", "--set", "cluster.num_workers=8")

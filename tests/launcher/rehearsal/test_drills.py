@@ -14,7 +14,7 @@ from launcher.base.plain_files import CHECKPOINTS
 from launcher.frozen.frozen import FrozenError
 from launcher.rehearsal import faults, resume_drills
 from launcher.rehearsal.fault_drills import disk_full, hang, killed_rank, nan, sigterm
-from launcher.rehearsal.faults import Fault, Injector, fired
+from launcher.rehearsal.faults import Fault, FaultInjector, fired
 from launcher.rehearsal.rank import arguments, parsed
 from launcher.rehearsal.resume_drills import corrupt_all, corrupt_newest, loss, resume
 from launcher.rehearsal.run import set_up
@@ -75,7 +75,7 @@ def test_a_wrong_resume_fails_the_drills_that_resume(stage, monkeypatch, fault):
 
 def test_a_drill_that_sees_no_difference_fails(stage, monkeypatch):
     """Controls that end as the uninterrupted run would: the comparison, not the trainer, is broken."""
-    monkeypatch.setattr(Injector, "begin", lambda self, run, step, carried: None)
+    monkeypatch.setattr(FaultInjector, "begin", lambda self, run, step, carried: None)
     assert_fails(resume, stage, "all 84 tensors", "the drill sees nothing")
 
 

@@ -9,7 +9,7 @@ from tiny_study import forerun
 from launcher.base import chronicle
 from launcher.frozen.launch_file import path_of, read_attestation, write_launch
 from launcher.rehearsal.registry import DRILLS, Drill, judged
-from launcher.rehearsal.standing import rehearsal_of
+from launcher.rehearsal.status import rehearsal_of
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tiny_study import forerun
 
 from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.registry import DRILLS
-from launcher.rehearsal.standing import rehearsal_of
+from launcher.rehearsal.status import rehearsal_of
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from tiny_study import ask, forerun
 
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from launcher.frozen.launch_file import attest, write_launch
-from launcher.rehearsal.registry import Attested
+from launcher.rehearsal.registry import RehearsalAttestation
 from proxies.core import canon
 from sweeps.store.lock import DriverLock
 
@@ -42,6 +42,6 @@ def test_verify_says_whether_it_was_rehearsed_and_minds_no_run_under_way(frozen,
     code, body = ask("verify", folder)
     assert (code, body["rehearsed"], body["not_proven"]) == (0, None, [])
     assert forerun("verify", folder)[1].splitlines()[-1] == f"next: forerun rehearse {folder}"
-    record = Attested(outcome="passed", copy={"kind": "full"}, machine={}, seconds=1.0, drills=())
+    record = RehearsalAttestation(outcome="passed", copy={"kind": "full"}, machine={}, seconds=1.0, drills=())
     attest(folder, "rehearsal", decision.digest, canon.to_json(record))
     assert ask("verify", folder)[1]["rehearsed"]["outcome"] == "passed"

@@ -11,10 +11,10 @@ from main_run import decision_of, spec_of, tiny_decision
 from launcher.frozen.frozen import FrozenError, Parallelism
 from launcher.frozen.launch_file import attest
 from launcher.rehearsal import run
-from launcher.rehearsal.registry import Attested, DrillResult
+from launcher.rehearsal.registry import DrillResult, RehearsalAttestation
 from launcher.rehearsal.run import cut_corpus
-from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
-from launcher.rehearsal.standing import rehearsal_of
+from launcher.rehearsal.scaled_config import _implied, full_copy, scaled_copy, short_schedule
+from launcher.rehearsal.status import rehearsal_of
 from proxies.core import canon
 from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
@@ -118,7 +118,9 @@ def attested(folder, decision, outcomes, outcome="passed", machine=MappingProxyT
     drills = tuple(
         DrillResult(name=name, outcome=found, said="", seen={}, limit="") for name, found in outcomes.items()
     )
-    record = Attested(outcome=outcome, copy={"kind": "scaled"}, machine={**machine}, seconds=1.0, drills=drills)
+    record = RehearsalAttestation(
+        outcome=outcome, copy={"kind": "scaled"}, machine={**machine}, seconds=1.0, drills=drills
+    )
     return attest(folder, "rehearsal", decision.digest, canon.to_json(record))
 
 

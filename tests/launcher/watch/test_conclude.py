@@ -14,8 +14,8 @@ from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import read_attestation, write_launch
 from launcher.study import history
 from launcher.study.evidence import decision_of
-from launcher.study.history import Concluded
-from launcher.watch.conclude import NotConcludedError, concluded_run
+from launcher.study.history import ConcludedRun
+from launcher.watch.conclusion import NotConcludedError, concluded_run
 from proxies.core import canon
 from sweeps.store.ledger import Ledger
 
@@ -48,7 +48,7 @@ def test_a_run_without_an_end_is_refused(decision, tmp_path, ending):
     log(decision, tmp_path, last=8)
     if ending:
         event, code, reason = ending
-        metrics.write_ending(tmp_path, metrics.Ending(event=event, exit_code=code, step=8, reason=reason))
+        metrics.write_ending(tmp_path, metrics.AttemptEnd(event=event, exit_code=code, step=8, reason=reason))
     with pytest.raises(NotConcludedError, match=ending[2] if ending else "step 8 of 12"):
         concluded_run(decision, reading_of(decision, tmp_path))
 
@@ -62,7 +62,7 @@ def test_another_trainers_run_needs_a_validation_loss_at_its_end(decision, tmp_p
     found = concluded_run(decision, reading_of(decision, write_lines(path, [*rows, {"step": 12, "val_loss": 2.7}])))
     assert (found.actual_nats, found.tokens) == (2.7, 12 * 256)
     assert found.foretold.z == pytest.approx(1.6449 * 0.4221, abs=2e-3), "log(2.7 / 2.5) over log(3.0 / 2.5), in arms"
-    assert canon.decode(Concluded, canon.parse(canon.canonical(found))) == found
+    assert canon.decode(ConcludedRun, canon.parse(canon.canonical(found))) == found
 
 
 # The verb and the ledger

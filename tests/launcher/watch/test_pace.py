@@ -6,7 +6,7 @@ from planted_watch import BEGAN, columns_of, decision, started
 
 from launcher.base.watchdog import START_SECONDS
 from launcher.watch import pace
-from launcher.watch.alerts import Run
+from launcher.watch.alerts import WatchedRun
 from launcher.watch.machine_alerts import medians_of_others, slow, straggler
 from launcher.watch.pace import Liveness
 
@@ -16,7 +16,7 @@ DECISION = decision()
 
 def found(alert, columns):
     """What an alert's function finds in a run."""
-    return [*alert(Run(decision=DECISION, columns=columns))]
+    return [*alert(WatchedRun(decision=DECISION, columns=columns))]
 
 
 def run(num_lines=400, factor=1.0, since=None, seed=0, noise=0.05, **given):

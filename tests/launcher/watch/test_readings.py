@@ -19,7 +19,7 @@ from watched_case import (
 
 from launcher.base import metrics
 from launcher.watch.logs import sources
-from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.keys import ColumnNames
 from launcher.watch.logs.sources import source_of
 
 
@@ -190,7 +190,7 @@ def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
     from launcher.watch.logs.sources import Files, OnlineRun
 
     monkeypatch.chdir(tmp_path)
-    keys = Keys({})
+    keys = ColumnNames({})
     for where in ("me/forerun/abc123", "me/forerun/runs/abc123", "https://wandb.ai/me/forerun/runs/abc123"):
         found = source_of(where, keys)
         assert isinstance(found, OnlineRun)

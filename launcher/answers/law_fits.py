@@ -1,0 +1,97 @@
+"""A fit of any form, of a study's ladder or of a table of runs: as it is printed, and as it lies in a file."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxies.core.canon import CanonError, Json
+
+if TYPE_CHECKING:
+    from launcher.plan.study import Study
+    from proxies.core.spec import RunSpec
+    from scaling_fits.allocation.shapes import Template
+    from scaling_fits.forecast.uncertainty import FittedRuns
+    from sweeps.store.ledger import Ledger
+
+HYPERPARAMETER_FORMS = ("learning_rate", "batch")
+
+Body = dict[str, Json]
+
+
+def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+    """The file and the JSON of a fit; `options` are bootstrap, level and seed.
+
+    Raises:
+        ValueError: of the room `scaling_fits`, each saying all that is wrong.
+    """
+    from launcher.study.history import ConcludedRun, concluded, scaled
+    from scaling_fits.compute import hyperparameter_laws, isoflop, optima
+    from scaling_fits.fit_file import to_file
+    from scaling_fits.forecast.uncertainty import fit_runs
+    from scaling_fits.laws.law import CannotTellError
+    from scaling_fits.laws.table import read_runs
+    from scaling_fits.summary import fit_summary
+
+    template, main_runs = None, list[ConcludedRun]()
+    if runs.is_dir():  # the ladder of a study, and the main runs concluded since
+        from launcher.study import decide
+
+        study, ledger, specs = _ladder(runs)
+        template, main_runs = study.shape_template, concluded(ledger)
+        table = decide.ladder_table(specs, ledger.results(), main_runs)
+    else:
+        more = itertools.chain(*hyperparameter_laws.COLUMNS.values()) if form in HYPERPARAMETER_FORMS else ()
+        table = read_runs(runs, params_column, tuple(more))
+    if form == "isoflop":
+        by_compute = isoflop.fit_isoflop(table, **options)
+        return to_file(by_compute), optima.fit_body(by_compute)
+    if form in HYPERPARAMETER_FORMS:
+        by_size = hyperparameter_laws.fit_runs_law(table, form, **options)  # type: ignore[arg-type]
+        return to_file(by_size), hyperparameter_laws.fit_body(by_size)
+    found = scaled(fit_runs(table, form=form, **options), main_runs)
+    try:
+        return to_file(found, template), fit_summary(found)
+    except CanonError as error:
+        raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
+
+
+def _ladder(study_dir: Path) -> tuple[Study, Ledger, list[RunSpec]]:
+    """A study, its ledger, and the runs of its ladder."""
+    from launcher.experiments.transferred_values import transferred
+    from launcher.study import decide
+    from launcher.study.study_folder import recorded
+
+    study, ledger = recorded(study_dir)
+    return study, ledger, decide.ladder_specs(study, transferred(study, ledger))
+
+
+def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
+    """The law fit in a file that `fit --out` wrote, and the shape its study fixes, if it is one's.
+
+    The ladder of a study folder is as good: its fit is the one that `freeze` decides by.
+
+    Raises:
+        FitFileError: it cannot be read, or is no fit of a law.
+        FitTamperedError: it was changed.
+    """
+    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.compute.optima import ComputeFit
+    from scaling_fits.fit_file import FitFileError, read, with_template
+
+    if path.is_dir():
+        from launcher.study import decide
+
+        study, ledger, specs = _ladder(path)
+        return decide.fitted(study, ledger, specs), study.shape_template
+    found, template = with_template(read(path))
+    if isinstance(found, ComputeFit):
+        raise FitFileError(
+            f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
+        )
+    if isinstance(found, HyperparameterFit):
+        raise FitFileError(
+            f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
+        )
+    return found, template

@@ -1,0 +1,142 @@
+"""`forerun transfer --runs FILE`: the verdict on runs that somebody else made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import click
+
+from launcher.cli.options import WholeAmount
+from proxies.core.canon import Json
+from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
+from transfer.tables.columns import VALUE_COLUMNS
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+LARGEST_SIZE = 2 * 10**18
+"""Beyond it a size is a slip."""
+LEAST_SPAN_OCTAVES = 0.1
+"""From the smallest size to the largest: over less no drift can be seen."""
+
+
+def _read_power(ctx: click.Context, param: click.Parameter, value: str) -> float | Literal["measured"]:
+    if value == "measured":
+        return "measured"
+    try:
+        return float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a number nor `measured`", ctx, param) from None
+
+
+def table_options(command: _Command) -> _Command:
+    """--runs and what goes with it: parameters runs_path and those of `judge_table`."""
+    options = (
+        click.option("--runs", "runs_path", type=click.Path(path_type=Path), help="Judge this table of runs instead."),
+        click.option(
+            "--axis", type=click.Choice(AXES), help="With --runs: what grows (default: what varies).",
+        ),
+        click.option(
+            "--hyperparameter", type=click.Choice(list(VALUE_COLUMNS)), metavar="NAME",
+            help="With --runs: what must stay put (default: the learning rate, or what varies).",
+        ),
+        click.option(
+            "--target-size", "--target-width", "target_size", type=WholeAmount(),
+            help="With --runs: the main run's size (default: twice the largest).",
+        ),
+        click.option(
+            "--base-size", "--base-width", "base_size", type=WholeAmount(),
+            help="With --runs: where the value was tuned (default: the smallest).",
+        ),
+        click.option(
+            "--power", callback=_read_power, default="0", show_default=True, metavar="NUMBER|measured",
+            help="With --runs: the value moves as (target / base)^power; `measured`: as the optima do.",
+        ),
+        click.option(
+            "--margin-nats", type=float, default=0.01, show_default=True, help="With --runs: the cost allowed."
+        ),
+        click.option("--level", type=float, default=0.9, show_default=True, help="With --runs: of every interval."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def judge_table(
+    path: Path,
+    *,
+    axis: Axis | None = None,
+    hyperparameter: Hyperparameter | None = None,
+    target_size: int | None = None,
+    base_size: int | None = None,
+    power: float | Literal["measured"] = 0.0,
+    margin_nats: float = 0.01,
+    level: float = 0.9,
+) -> dict[str, Json]:
+    """The verdict on a table of runs or of optima (`transfer.tables.table`), as `verdict_summary` has it, and notes.
+
+    Args:
+        path: The table.
+        axis: What grows; None: the only size that varies.
+        hyperparameter: None: the learning rate if it varies, else the only one that does.
+        target_size: None: twice the largest size of the table.
+        base_size: Where the value was tuned; None: the smallest size.
+        power: The value at the target is the base's times (target / base)^power; `measured`: the power of the optima.
+        margin_nats: The cost allowed.
+        level: Of every interval.
+
+    Returns:
+        The keys of `transfer.verdict.summary.verdict_summary`, and `notes`: what was judged and what was left aside.
+
+    Raises:
+        TableError: a table that cannot be read, or asks no single question.
+        TransferError: options out of bounds, or runs that no verdict can be made from.
+        OSError: the file cannot be opened.
+    """
+    import numpy as np
+
+    from transfer.tables.table import read_runs
+    from transfer.verdict.optima_verdict import judge_optima
+    from transfer.verdict.summary import verdict_summary
+    from transfer.verdict.verdict import judge
+
+    table = read_runs(path, axis=axis, hyperparameter=hyperparameter)
+    sizes = sorted({point.size for point in table.points} or {size for size, _ in table.optima})
+    target = 2 * sizes[-1] if target_size is None else target_size
+    base = sizes[0] if base_size is None else base_size
+    _check(sizes, target, base)
+    question = Question(
+        target_size=target,
+        base_size=base,
+        axis=table.axis,
+        hyperparameter=table.hyperparameter,
+        power=None if power == "measured" else power,
+        margin_nats=margin_nats,
+        level=level,
+    )
+    try:
+        with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
+            judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
+            return {**verdict_summary(judged), "notes": [*table.notes, *_assumed(question, target_size, base_size)]}
+    except (ArithmeticError, np.linalg.LinAlgError) as error:
+        raise TransferError([f"numbers too far apart, or too near, to fit a valley to: {error}"]) from error
+
+
+def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:
+    """What was not said, and the verdict hangs on."""
+    target, base = (at_size(question.axis, size) for size in (question.target_size, question.base_size))
+    notes = [f"--target-size not given: taken to be {target}, twice the largest"] if target_size is None else []
+    return notes + ([f"--base-size not given: taken to be {base}, the smallest"] if base_size is None else [])
+
+
+def _check(sizes: list[int], target: int, base: int) -> None:
+    problems = [
+        f"{name} = {size if abs(size) < 10**40 else '...'}: a whole number from 1 to {LARGEST_SIZE:.0e} is wanted"
+        for name, size in (("target_size", target), ("base_size", base))
+        if not 1 <= size <= LARGEST_SIZE
+    ]
+    if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**LEAST_SPAN_OCTAVES:
+        problems.append(f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: run some that do")
+    if problems:
+        raise TransferError(problems)

@@ -1,0 +1,217 @@
+"""The search of a study: its phases, whether it goes on, repeats of its best trials, ties. No torch, no Optuna.
+
+A search has one phase, and one more each time that its ranges grew, which is a record. All else is a pure function of
+plan and results, so that a resumed search goes on as the uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from launcher.experiments.conventions import ConventionDecisions, settled
+from launcher.experiments.ladder import ladder_runs
+from launcher.experiments.sweep_grids import axis_sizes, run_at
+from launcher.plan.study import SEARCH_STAGE, Study
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.checks import SpecError
+from proxies.core.rules import decay_problems
+from proxies.core.spec import RunResult, RunSpec
+from sweeps.search.growth import Edge, grown, open_edges, probes, ranked
+from sweeps.search.source import suggested
+from sweeps.search.space import Params, SearchSpace
+from transfer.question import AXES
+
+if TYPE_CHECKING:
+    from sweeps.search.replicates import Comparison
+    from sweeps.store.ledger import Ledger
+
+
+def implied_problems(study: Study, space: SearchSpace) -> list[str]:
+    """What is wrong with the runs of every stage, at the ends of what is searched."""
+    makers: dict[str, Callable[[Params], list[RunSpec]]] = {
+        "search": lambda point: [study.trial(point)],
+        "transfer": lambda point: [
+            run_at(study, axis, size, point, 0) for axis in AXES if axis != "params" for size in axis_sizes(study, axis)
+        ],
+        "ladder": lambda point: ladder_runs(study, point),
+    }
+    problems: dict[str, None] = {}
+    for stage, make in makers.items():
+        for point in (space.lowest, space.highest):
+            try:
+                found = [
+                    f"{problem} at width {run.shape.width} and {run.schedule.num_steps} steps"
+                    for run in make(point)  # at every size and duration, a step must leave something of a weight
+                    for problem in decay_problems(run.parametrization, run.ratios, run.hparams)
+                ]
+            except SpecError as error:
+                found = error.problems
+            problems.update(dict.fromkeys(f"{stage}: {problem}" for problem in found))
+    return list(problems)
+
+
+GROWTH = "growth"
+"""Kind of the records of ranges that grew, with the first points beyond."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """A search in one space, or its going on in a wider one."""
+
+    space: SearchSpace
+    num_trials: int
+    """In all, those of earlier phases among them."""
+    num_known: int
+    """Trials of earlier phases."""
+    given: tuple[Params, ...]
+    """Points of its first trials, beyond an edge."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedTrials:
+    """Repeats of the best trials, as far as outcomes tell which are wanted."""
+
+    candidates: tuple[int, ...]
+    """Trials, the best first."""
+    specs: tuple[RunSpec, ...]
+    comparison: Comparison | None
+    """None before all have ended."""
+
+
+def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
+    """The phases so far."""
+    found = [Phase(space=study.space, num_trials=study.plan.search.num_trials, num_known=0, given=())]
+    for record in ledger.records(GROWTH):
+        body, last = cast(dict[str, Any], record.body), found[-1]
+        edges = [canon.decode(Edge, edge) for edge in body["edges"]]
+        given = tuple(cast(list[Params], body["points"]))
+        found.append(
+            Phase(
+                space=grown(last.space, edges), num_trials=last.num_trials + int(body["num_trials"]),
+                num_known=last.num_trials, given=given,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def trial_points(ledger: Ledger) -> list[Params]:
+    """Points of the trials so far, by index.
+
+    A repair may have lost a growth and kept what was suggested after it: until the ranges grow again, as they will by
+    the trials before, those are no trials.
+    """
+    search = cast(dict[str, Any], ledger.plan)["search"]
+    more = sum(int(cast(dict[str, Any], record.body)["num_trials"]) for record in ledger.records(GROWTH))
+    return suggested(ledger, SEARCH_STAGE)[: search["num_trials"] + more]
+
+
+def trial_results(study: Study, ledger: Ledger) -> list[RunResult | None]:
+    """Outcomes of the trials so far as the search goes by them, by index; None of one that has not ended."""
+    results = ledger.first_results()
+    return [results.get(study.trial(point).id) for point in trial_points(ledger)]
+
+
+def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
+    """Losses of all the last phase's trials, None of one that diverged or was pruned; None before all have ended."""
+    found = trial_results(study, ledger)
+    if len(found) < phases(study, ledger)[-1].num_trials or None in found:
+        return None
+    return [result.loss_nats for result in found if result is not None]
+
+
+def pruned_trials(study: Study, ledger: Ledger) -> list[int]:
+    """Trials that were given up, by index; what came of their runs elsewhere in the study is not the search's."""
+    ended = enumerate(trial_results(study, ledger))
+    return [index for index, result in ended if result is not None and result.status == "pruned"]
+
+
+def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[list[Edge], list[str]]:
+    """Ends that do not bracket the optimum, once a phase has ended; and why those that cannot move do not."""
+    space = phases(study, ledger)[-1].space
+    edges: list[Edge] = []
+    stopped: list[str] = []
+    for edge in open_edges(space, trial_points(ledger), losses, pruned_trials(study, ledger)):
+        problems = implied_problems(study, grown(space, [*edges, edge]))
+        edges += [] if problems else [edge]
+        stopped += [f"{edge.axis}'s {edge.side} end stays: {problems[0]}"] if problems else []
+    return edges, stopped
+
+
+def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict[str, Json] | None:
+    """The record of how the ranges grow now that a phase has ended; None if they do not."""
+    search, done = study.plan.search, phases(study, ledger)
+    if len(done) > search.max_extensions:
+        return None
+    edges, _ = edges_of(study, ledger, losses)
+    if not edges:
+        return None
+    best = trial_points(ledger)[ranked(losses)[0]]
+    given = probes(done[-1].space, edges, best)  # all: the new end is told by the last of each
+    return {
+        "edges": [canon.to_json(edge) for edge in edges],
+        "points": [canon.to_json(point) for point in given],
+        "num_trials": max(len(given), search.extension_trials),
+    }
+
+
+def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> RepeatedTrials | None:
+    """Repeats of the best trials; None where the plan wants none, or nothing finished."""
+    search, best_first = study.plan.search, ranked(losses)
+    if not search.num_replicates or not best_first:
+        return None
+    from sweeps.search.replicates import MOST_CANDIDATES, compare, num_candidates, replicates
+
+    first: dict[str, int] = {}  # two trials may be one run
+    points = trial_points(ledger)
+    for index in best_first:
+        first.setdefault(study.trial(points[index]).id, index)
+        if len(first) == MOST_CANDIDATES:
+            break
+    candidates = tuple(first.values())[: num_candidates(search.num_replicates, len(first))]
+    specs = {
+        (which, number): study.trial(points[index], number + 1)
+        for which, index in enumerate(candidates)
+        for number in range(search.num_replicates)
+    }
+    results = ledger.results()
+    outcomes = {one: results[spec.id].loss_nats for one, spec in specs.items() if spec.id in results}
+    counts = replicates(len(candidates), search.num_replicates, search.parallelism, outcomes)
+    asked = [(which, number) for which, count in enumerate(counts) for number in range(count)]
+    done = all(one in outcomes for one in asked)
+    return RepeatedTrials(
+        candidates=candidates,
+        specs=tuple(specs[one] for one in asked),
+        comparison=compare(counts, outcomes) if done else None,
+    )
+
+
+def winner(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> int | None:
+    """The best trial, by its repeats where there are any; None before these have ended, or where nothing finished."""
+    again, best_first = replicated(study, ledger, losses), ranked(losses)
+    if again is None:
+        return best_first[0] if best_first else None
+    return again.candidates[again.comparison.standings[0].candidate] if again.comparison is not None else None
+
+
+def ties(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> ConventionDecisions | None:
+    """What is decided between the best trial's values and conventional ones; None before there is a best trial."""
+    best = winner(study, ledger, losses)
+    if best is None:
+        return None
+    return settled(study, phases(study, ledger)[-1].space, trial_points(ledger)[best], ledger.results())
+
+
+def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
+    """Runs of the search with an outcome, and runs asked for so far."""
+    results, losses = ledger.first_results(), ended_losses(study, ledger)
+    done = sum(result is not None for result in trial_results(study, ledger))
+    ids: set[str] = set()
+    if losses is not None:
+        again, decided = replicated(study, ledger, losses), None
+        if growth(study, ledger, losses) is None:
+            decided = ties(study, ledger, losses)
+        ids = {spec.id for found in (again, decided) if found for spec in found.specs}
+    return done + sum(id in results for id in ids), phases(study, ledger)[-1].num_trials + len(ids)

@@ -1,0 +1,360 @@
+"""What the search and the transfer tests found: values set at the base, how they move, and as plain data for report and
+verbs. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.experiments.conventions import Tie, WarmupRule, comparison_log2, followed, ties_body
+from launcher.experiments.search import RepeatedTrials, ended_losses, growth, replicated, ties, trial_points, winner
+from launcher.experiments.sweep_grids import (
+    Condition,
+    SharedSettings,
+    Sizes,
+    TransferTest,
+    axis_sizes,
+    base_sizes,
+    base_value,
+    judged,
+    transfer_test,
+    transferred_rate,
+    wanted_tests,
+    warmup_runs,
+)
+from launcher.plan.study import NoFinishedTrialError, Study
+from proxies.core.canon import Json
+from proxies.core.flops import count_params
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
+from proxies.core.rules import Powers, Ratios, scaled, scaling
+from proxies.core.spec import RunResult, RunSpec
+from sweeps.search.growth import ranked
+from sweeps.search.space import Params
+from transfer.question import Axis, Hyperparameter, to_log2
+from transfer.verdict.rules import POWER_DIGITS
+
+if TYPE_CHECKING:
+    from sweeps.store.ledger import Ledger
+    from transfer.verdict.joint_verdict import JointVerdict
+    from transfer.verdict.verdict import DetailedVerdict, Verdict
+
+_AXES: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
+_USUAL = tuple(one.name for one in HYPERPARAMETERS.values() if one.set_by != "axes")
+"""Shown whether they were searched or not."""
+SPEND, SPENT = "spend", "spent"
+"""Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an interrupted spending
+goes on where it stopped and buys what it would have bought.
+"""
+
+
+class StageMissingError(ValueError):
+    """A decision needs a stage that has not run; the message names the command."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchOutcome:
+    """What the search found."""
+
+    points: tuple[Params, ...]
+    best: Params
+    """What is used: the best trial's point, with conventional values where these are no worse; to three digits."""
+    best_trial: int
+    ties: tuple[Tie, ...]
+    """Between its values and conventional ones."""
+    replicated: RepeatedTrials | None
+    """Repeats of the best trials, which chose among them; None without."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transferred:
+    """What the transfer stage found."""
+
+    tests: tuple[TransferTest, ...]
+    """The learning rate's first, over width first of all."""
+    best: Params
+    """What the search settled on."""
+    ties: tuple[Tie, ...]
+    """Between the search's values and conventional ones."""
+    warmup: WarmupRule
+    """How the warmup is carried over duration."""
+    log2_lr: float
+    """Set at the base, to be used everywhere."""
+    at_optimum: bool
+    """Whether it is the fitted optimum of the base width, or, where there is none, the search's best rate."""
+    powers: Mapping[Axis, float]
+    """Measured exponents of the learning rate, beyond what the parametrization does; where there are none, none."""
+
+    @property
+    def learning_rate(self) -> float:
+        """At the base, to four digits."""
+        return float(f"{2.0**self.log2_lr:.4g}")
+
+    @property
+    def point(self) -> Params:
+        """What is launched with, as set at the base."""
+        return {**self.best, "learning_rate": self.learning_rate}
+
+    def rate_at(self, base: Sizes, target: Sizes) -> float:
+        """The learning rate set at the base of width and depth, carried to the target's batch and duration."""
+        return transferred_rate(self.learning_rate, self.powers, base, target)
+
+    def point_at(self, study: Study, target: Sizes) -> Params:
+        """The point of a run at the target."""
+        point = {**self.point, "learning_rate": self.rate_at(base_sizes(study), target)}
+        return followed(study, self.warmup.rule, point, target.duration)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Verdicts:
+    """Every test judged at one target."""
+
+    target: Sizes
+    tests: tuple[tuple[TransferTest, DetailedVerdict], ...]
+    together: JointVerdict
+    """The learning rate over all axes at once."""
+
+    failed: frozenset[str]
+    """Ids of runs that failed, and did not diverge."""
+
+    def num_failed(self, test: TransferTest) -> int:
+        """Runs of a test's own condition that failed."""
+        return sum(spec.id in self.failed for spec, _ in test.condition.specs)
+
+
+def searched(study: Study, ledger: Ledger) -> SearchOutcome:
+    """Points and winner of the search.
+
+    Raises:
+        StageMissingError: it has not ended.
+        NoFinishedTrialError: every trial diverged or failed.
+    """
+    missing = StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
+    losses = ended_losses(study, ledger)
+    if losses is None:
+        raise missing
+    points = trial_points(ledger)
+    if not ranked(losses):
+        last = ledger.first_results()[study.trial(points[-1]).id]
+        raise NoFinishedTrialError(
+            f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
+            f"lower search.learning_rate = {list(study.plan.search.learning_rate)}, in a study folder of its own"
+        )
+    if growth(study, ledger, losses) is not None:
+        raise missing
+    best_trial, decided = winner(study, ledger, losses), ties(study, ledger, losses)
+    if best_trial is None or decided is None or decided.point is None:
+        raise missing
+    best = study.space.rounded(decided.point)
+    return SearchOutcome(
+        points=tuple(points),
+        best=best,
+        best_trial=best_trial,
+        ties=decided.ties,
+        replicated=replicated(study, ledger, losses),
+    )
+
+
+def target_guess(study: Study) -> Sizes:
+    """The target before any fit: the width that the budget suggests, and the tokens it leaves."""
+    plan, width = study.plan, study.target_width_guess
+    params = count_params(study.shape(width).at_depth(plan.target_num_layers)).total
+    batch = plan.target_batch_tokens
+    tokens = plan.num_tokens(plan.target_steps(params), batch)
+    return Sizes(width=width, depth=plan.target_num_layers, batch=batch, duration=tokens)
+
+
+def _setting(study: Study, ledger: Ledger, won: SearchOutcome, target: Sizes | None = None) -> SharedSettings:
+    return SharedSettings(
+        study=study,
+        results=ledger.results(),
+        best=won.best,
+        target=target or target_guess(study),
+        rounds=study.plan.transfer.max_extensions + len(ledger.records(SPEND)),
+    )
+
+
+def _tests(
+    setting: SharedSettings,
+) -> tuple[SharedSettings, tuple[RunSpec, ...], WarmupRule | None, tuple[TransferTest, ...]]:
+    """The setting with the warmup's rule, its comparison, and the tests as far as results tell.
+
+    Runs of other durations follow the rule, so tests over duration wait for it.
+    """
+    study, wanted = setting.study, wanted_tests(setting.study)
+    compared, warmup = warmup_runs(study, setting.best, target_guess(study), setting.results)
+    if warmup is not None:
+        setting = dataclasses.replace(setting, warmup=warmup.rule)
+    tests = tuple(
+        transfer_test(setting, name, axis)
+        for name, axis in wanted
+        if (warmup is not None or axis != "duration") and base_value(study, name, setting.best) > 0
+    )
+    return setting, compared, warmup, tests
+
+
+def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
+    """The tests, with the runs they want as far as results tell, after the comparison of how a warmup is carried.
+
+    Raises:
+        StageMissingError: the search has not ended.
+    """
+    _, compared, _, tests = _tests(_setting(study, ledger, searched(study, ledger)))
+    if not compared:
+        return tests
+    condition = Condition(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in compared))
+    return (TransferTest(hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition), *tests)
+
+
+def transferred(study: Study, ledger: Ledger) -> Transferred:
+    """The transfer tests and the rate they give.
+
+    Raises:
+        StageMissingError: their runs have not ended.
+    """
+    won = searched(study, ledger)
+    setting, _, warmup, tests = _tests(_setting(study, ledger, won))
+    if warmup is None or not all(test.done(setting.results) for test in tests):
+        raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
+    optima = judged(setting, tests[0], None).verdict.optima
+    log2_lr = next((o.log2_value for o in optima if o.size == study.plan.proxy.base_width), None)
+    powers: dict[Axis, float] = {}
+    for test in tests:
+        if test.hyperparameter == "learning_rate" and test.axis in study.plan.transfer.measured_rules:
+            found = judged(setting, test, None)
+            if found.at_target is not None:
+                powers[test.axis] = round(found.at_target.power, POWER_DIGITS)
+    return Transferred(
+        tests=tests, best=won.best, ties=won.ties, warmup=warmup, at_optimum=log2_lr is not None, powers=powers,
+        log2_lr=math.log2(won.best["learning_rate"]) if log2_lr is None else log2_lr,
+    )  # fmt: skip
+
+
+def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes) -> Verdicts:
+    """Every test judged at a target, and the learning rate over all axes at once."""
+    from transfer.verdict.joint_verdict import judge_together
+
+    base, rule = base_sizes(study), found.warmup.rule
+    setting = dataclasses.replace(_setting(study, ledger, searched(study, ledger), target), warmup=rule)
+    tests = []
+    for test in found.tests:
+        name = test.hyperparameter
+        if name == "learning_rate":  # over other axes, what is asked is whether the rule carries their own base optimum
+            value = found.log2_lr if test.axis == "width" else None
+        else:
+            value = to_log2(name, base_value(study, name, found.point))
+        tests.append((test, judged(setting, test, value)))
+    rates = [judgement for test, judgement in tests if test.hyperparameter == "learning_rate"]
+    together = judge_together(rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in _AXES})
+    failed = frozenset(id for id, result in setting.results.items() if result.status == "failed")
+    return Verdicts(target=target, tests=tuple(tests), together=together, failed=failed)
+
+
+def transfer_body(
+    study: Study, found: Transferred, verdicts: Verdicts, results: Mapping[str, RunResult]
+) -> dict[str, Json]:
+    """Tests with their verdicts and runs, the learning rate over all axes, and the table of values."""
+    from transfer.verdict.summary import together_summary, verdict_summary
+
+    told = {*_USUAL, *found.best, *(test.hyperparameter for test, _ in verdicts.tests)}
+    return {
+        "tests": [
+            {
+                "axis": test.axis,
+                "hyperparameter": test.hyperparameter,
+                "verdict": verdict_summary(judged.verdict),
+                "runs": _runs(study, test, results),
+            }
+            for test, judged in verdicts.tests
+        ],
+        "together": together_summary(verdicts.together),
+        "values": [_value(study, found, verdicts, name) for name in WITH_OPTIMUM if name in told],
+        "learning_rate": found.learning_rate,
+        "at_base_optimum": found.at_optimum,
+    }
+
+
+def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) -> list[Json]:
+    conditions = {study.plan.proxy.parametrization: test.condition} | ({"sp": test.control} if test.control else {})
+    return [
+        {
+            "arm": name,
+            "size": condition.size(spec),
+            "log2_value": log2_value,
+            "seed": spec.seed,
+            "loss_nats": results[spec.id].loss_nats,
+            "status": results[spec.id].status,
+        }
+        for name, condition in conditions.items()
+        for spec, log2_value in condition.specs
+    ]
+
+
+def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperparameter) -> dict[str, Json]:
+    """A hyperparameter's row: at the base, at the target, by which rule, and how far that was tested."""
+    from transfer.verdict.joint_verdict import differs
+    from transfer.verdict.summary import estimate_summary, verdict_summary
+
+    base, target = base_sizes(study), verdicts.target
+    mine = [judged.verdict for test, judged in verdicts.tests if test.hyperparameter == name]
+    axes = [verdict.question.axis for verdict in mine]
+    value, rule = _ruled(study, found, target, name)
+    margin, ties = study.plan.transfer.margin_nats, [tie for tie in found.ties if tie.hyperparameter == name]
+    rate = name == LEARNING_RATE
+    worst = max(mine, key=_regret, default=None)
+    regret = verdicts.together.regret_nats if rate else worst.regret_nats if worst else None
+    outcome = verdicts.together.outcome if rate else worst.outcome if worst else None
+    over = [*axes, *(["duration"] if name == found.warmup.HYPERPARAMETER and found.warmup.finding else [])]
+    twice = [cost for verdict in mine if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None]
+    return {
+        "hyperparameter": name,
+        "base_value": found.learning_rate if rate else base_value(study, name, found.point),
+        "target_value": value,
+        "rule": "; ".join([rule, *(tie.words(margin) for tie in ties)]),
+        "tested": list(axes),
+        "untested": [a for a in _AXES if a not in over and differs(target.along(a), base.along(a))],
+        "outcome": outcome,
+        "drifts": {v.question.axis: estimate_summary(v.drift) for v in mine},
+        "regret_nats": estimate_summary(regret),
+        "cost_of_2x_off_nats": twice[0] if twice else None,
+        "tie": next(iter(ties_body(ties, margin)), None),
+        "carry": found.warmup.body(margin) if name == found.warmup.HYPERPARAMETER else None,
+    }
+
+
+def _regret(verdict: Verdict) -> tuple[int, float]:
+    """What drifts first, then what cannot tell, then by cost."""
+    rank = ("holds", "cannot_tell", "drifts").index(verdict.outcome)
+    return rank, verdict.regret_nats.high if verdict.regret_nats else 0.0
+
+
+def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
+    """A value at the target, and the rule that puts it there in words."""
+    base, rules = base_sizes(study), study.plan.parametrization
+    ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
+    if name == LEARNING_RATE:
+        said = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
+        said += [
+            f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
+            for axis, power in found.powers.items()
+            if (ratio := target.along(axis) / base.along(axis)) != 1
+        ]
+        said += [
+            f"no exponent over {axis} could be measured: none is used"
+            for axis in study.plan.transfer.measured_rules
+            if axis_sizes(study, axis) and axis not in found.powers
+        ]
+        return found.rate_at(base, target), "; ".join(said)
+    value = base_value(study, name, found.point)
+    if name == found.warmup.HYPERPARAMETER:
+        return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)
+    powers, one = scaling(rules, name), HYPERPARAMETERS[name]
+    if one.can_be_off and not value:
+        return value, "off"
+    if powers == Powers():
+        return value, "as it is"
+    scaled_words = f"1 - {name}" if one.scale == "log2_complement" else "of hidden matrices,"
+    return scaled(rules, name, value, ratios), f"{scaled_words} times {powers}"

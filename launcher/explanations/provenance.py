@@ -1,0 +1,462 @@
+"""The provenance of every field, written at the freeze: what each kind of origin means for source and strength."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launcher.explanations.context import DecisionContext, TestEvidence, measured
+from launcher.explanations.parametrizations import forward_laws
+from launcher.explanations.record import (
+    EvidenceStrength,
+    Field,
+    Provenance,
+    SourceKind,
+    SourceRuns,
+    StrengthKind,
+    ValueSource,
+    fields_of,
+)
+from launcher.explanations.text import key_words, number
+from launcher.frozen.frozen import ParameterGroup
+from launcher.plan import sources
+from launcher.study.gates import forecast_warnings
+from launcher.views.numbers import words
+from launcher.views.transfer import short_size, size_name, wanted
+from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
+from proxies.core.rules import Parametrization, decays, kind_rule, scaling
+from transfer.question import from_log2
+from transfer.verdict.rules import TransferRule
+
+# The table of what decides which field of a decision: plan keys, the fit, a rule, the corpus, this version.
+#
+# A row is a pattern of `Field.key` and the first that matches counts. Fields that a hyperparameter becomes have no row:
+# they are known by its name. `provenance.py` has what each kind of origin means for source, strength and change.
+
+OriginKind = Literal["plan", "tuned", "rule", "fit", "verdict", "corpus", "derived", "fixed"]
+"""tuned: what a hyperparameter becomes; rule: of the parametrization; the others as in `record.SourceKind`."""
+TARGET = ("target.budget_flops", "target.width_multiple")
+_TUNED_IN = ("", "groups", "forward", "learning_rate.schedule")
+"""Records some of whose fields are named for the hyperparameter that they come from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What decides a field, and what is known of it whatever the study."""
+
+    kind: OriginKind
+    keys: tuple[str, ...] = ()
+    """Plan keys: the first that is not 0 or empty decides, else the last. `{}` is the field's own name."""
+    text: str = ""
+    """Why it is so, or how it follows."""
+    fields: tuple[str, ...] = ()
+    """Other fields that it follows from. `{}` is the record that it is of."""
+    rules: tuple[str, ...] = ()
+    """Whose practice it is."""
+    axis: str = ""
+    """Along which it is a size: transfer tests over that axis bear on it."""
+    in_runs: str = ""
+    """The same of a `RunSpec`, where runs may have had another than the launch."""
+    gates: tuple[str, ...] = ()
+    """The gates of freezing that bear on it."""
+    sure: StrengthKind = "chosen"
+    """How sure it is, where neither runs nor gates bear on it."""
+    strength: str = ""
+    """The same in words, or what is said before what they say."""
+    change: tuple[str, ...] = ()
+    """Beside what its plan keys, tests and gates would."""
+
+
+def _from_key(*keys: str, **more: object) -> Origin:
+    return Origin(kind="plan", keys=keys, **more)  # type: ignore[arg-type]
+
+
+def _choice(*keys: str, gates: tuple[str, ...] = ("coordinates",)) -> Origin:
+    return _from_key(*keys, "proxy.parametrization", in_runs="parametrization.{}", gates=gates)
+
+
+def _fixed(text: str, *rules: str) -> Origin:
+    return Origin(
+        kind="fixed", text=text, rules=rules, sure="assumed" if rules else "chosen",
+        strength="others' practice; no run of this study tries it" if rules else "a convention; no run tries another",
+        change=("no plan key sets it: another version of forerun might freeze another",),
+    )  # fmt: skip
+
+
+def _corpus(text: str, *gates: str) -> Origin:
+    return Origin(
+        kind="corpus", text=f"the manifest of the corpus: {text}", gates=gates, sure="exact",
+        strength="read from the manifest of its shards",
+        change=("`forerun tokenize SOURCE --out DIR` makes another corpus: other data make other runs",),
+    )  # fmt: skip
+
+
+def _derived(text: str, *fields: str, keys: tuple[str, ...] = ()) -> Origin:
+    return Origin(
+        kind="derived", text=text, fields=fields, keys=keys, sure="exact", strength="follows from other fields",
+        change=(f"what changes {fields[0]}: `forerun explain FROZEN {fields[0]}`",),
+    )  # fmt: skip
+
+
+def _from_fit(text: str, *fields: str, gates: tuple[str, ...] = (), strength: str = "") -> Origin:
+    return Origin(
+        kind="fit", keys=TARGET, text=text, fields=fields, gates=("fit", "ladder_tuned", *gates), strength=strength
+    )  # fmt: skip
+
+
+_DRILLS = ("`forerun rehearse FROZEN`: the drills of the launch",)
+_DEGREES = _from_key(
+    "launch.{}",
+    strength="a choice; the real shape was sharded so, over a fake group of all ranks, before it was frozen",
+    change=("`forerun estimate FROZEN`: what a rank holds, time and money of these degrees",),
+)  # fmt: skip
+_GROUP = _derived(
+    "parameters of the model that share kind and numbers, layers as one pattern", "shape", "parametrization"
+)
+_RULE = Origin(kind="rule", gates=("coordinates",), strength="a rule of size, by which the proxies had theirs")
+_VOCABULARY = _corpus("its tokenizer's vocabulary")
+_SPIKE = "what a spike is, and what is done about it"
+_SCHEDULE = "learning_rate.schedule"
+
+ORIGINS: dict[str, Origin] = {
+    "schema_version": _fixed("the version of the record, by which it is read"),
+    "shape.width": _from_fit("the best size for the budget, made whole"),
+    "shape.num_layers": _from_key("target.num_layers", "model.num_layers", axis="depth", in_runs="shape.num_layers"),
+    "base_shape.width": _from_key("proxy.base_width"),
+    "*shape.vocab_size": _VOCABULARY,
+    "*shape.num_heads": _derived("heads of one width", "{}.width", keys=("model.head_dim",)),
+    "*shape.num_kv_heads": _derived("as the heads", "{}.num_heads", keys=("model.query_heads_per_kv_head",)),
+    "*shape.ffn_width": _derived("in proportion to the width", "{}.width", keys=("model.ffn_ratio",)),
+    "*shape.*": _from_key("model.{}"),
+    **{f"parametrization.{choice}": _choice() for choice in ("name", "width")},
+    # What the coordinate check would see go wrong; in its few steps it sees no other choice.
+    **{
+        f"parametrization.{choice}": _choice("proxy.rules.{}")
+        for choice in ("attention", "output", "depth_alpha", "embedding_rate")
+    },
+    "parametrization.*": _choice("proxy.rules.{}", gates=()),
+    "transfer.*": Origin(
+        kind="verdict", keys=("transfer.hyperparameters", "transfer.measured_rules", "transfer.level"),
+        gates=("transfer",),
+    ),
+    "forward.*": _RULE,
+    "multiplier_form": _fixed("as in the runs: absorbed in the weights, gradients would have another norm"),
+    "groups.init_std": _RULE,
+    "groups.kind": _GROUP,
+    "groups.pattern": _GROUP,
+    "optimizer": _fixed("as the proxies", *(f"{one.label} ({one.source})" for one in OPTIMIZERS.values())),
+    "*_form": _fixed("as in torch: a step multiplies a weight by 1 - lr(t) x decay"),
+    f"{_SCHEDULE}.kind": _from_key("proxy.schedule"),
+    f"{_SCHEDULE}.num_steps": _from_fit("what the budget leaves at the chosen size", "num_tokens", "batch_tokens"),
+    f"{_SCHEDULE}.decay_steps": _from_key("proxy.decay_fraction", text="a share of the steps; wsd alone uses it"),
+    f"{_SCHEDULE}.batch_warmup_steps": _from_key("proxy.batch_warmup_fraction", text="a share of the steps"),
+    f"{_SCHEDULE}.batch_warmup_stages": _from_key("proxy.batch_warmup_fraction", "proxy.batch_warmup_stages"),
+    f"{_SCHEDULE}.*": _from_key("proxy.{}"),
+    "learning_rate.step_convention": _fixed("trainers differ in it, so it is frozen"),
+    "learning_rate.*": _derived("computed from the schedule at its steps", _SCHEDULE),
+    "batch_tokens": _from_key("target.batch_tokens", "proxy.batch_tokens", axis="batch", in_runs="batch_tokens"),
+    "num_tokens": _from_fit("what the budget leaves at the chosen size, in whole steps", "shape", "batch_tokens",
+                       gates=("data",)),
+    "data.data_id": _corpus("hash of its shards and shares", "data"),
+    "data.tokenizer": _corpus("its tokenizer"),
+    "data.vocab_size": _VOCABULARY,
+    "data.num_train_tokens": _corpus("unique tokens of its training part", "data"),
+    "data.weights": _from_key("data.weights"),
+    "data.order": _fixed("one order for every run"),
+    "seed": _from_key("launch.seed"),
+    "precision": _from_key("launch.precision", in_runs="numerics.dtype", change=_DRILLS),
+    "compiled": _from_key("launch.compiled", in_runs="numerics.compiled", change=_DRILLS),
+    "parallelism.*": _DEGREES,
+    "monitoring.*": _from_key("launch.{}", change=_DRILLS),
+    "checkpointing.every_steps": _from_key("launch.checkpoint_every_steps", change=_DRILLS),
+    "checkpointing.keep": _fixed("the newest may turn out corrupt, so two at least"),
+    "spikes.max_rollbacks": _from_key("launch.spike_rollbacks"),
+    "spikes.rollback_steps": _fixed(_SPIKE, "PaLM went back about 100 steps (arXiv 2204.02311, section 5.1)"),
+    "spikes.skip_batches": _fixed(_SPIKE, "PaLM skipped 200 to 500 batches (arXiv 2204.02311, section 5.1)"),
+    "spikes.clip_share": _fixed(_SPIKE, "OPT lowered its clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5)"),
+    "spikes.*": _fixed(_SPIKE),
+    "abort.train_loss_above_nats": _derived("ln(vocabulary) and a nat, as of proxies", "shape.vocab_size"),
+    "abort.*": _fixed("whether the run stops before a step on a gradient that is not finite"),
+    "predicted.level": _from_key("transfer.level"),
+    "predicted.curve": _from_fit(
+        "the ladder's own loss curves over their ends, regressed on size and tokens (arXiv 2507.02119)", "shape",
+        "num_tokens", strength="its band counts how far such curves missed the ladder's longest runs",
+    ),
+    "predicted.memory_octaves": _from_fit(
+        "how fast the ladder's own loss curves forget a departure from their common course", "shape", "num_tokens"
+    ),
+    "predicted.*": _from_fit("predicted for these tokens at this size", "shape", "num_tokens"),
+}  # fmt: skip
+"""By pattern of `Field.key`."""
+
+
+def hyperparameter_of(key: str) -> str | None:
+    """The hyperparameter that a field comes from: of its name, a share of the steps, or a part of a multiplier."""
+    record, _, name = key.rpartition(".")
+    spelled = (name, name.replace("_steps", "_fraction"))
+    return next(
+        (
+            one.name
+            for one in HYPERPARAMETERS.values()
+            if record in _TUNED_IN and (one.name in spelled or (record == "forward" and one.multiplies == name))
+        ),
+        None,
+    )
+
+
+def origin_of(key: str) -> Origin:
+    """What decides the field of that key.
+
+    Raises:
+        KeyError: nothing says; a new field needs a row.
+    """
+    record, _, name = key.rpartition(".")
+    if record != "forward" and hyperparameter_of(key) is not None:
+        return Origin(kind="tuned", gates=("transfer",))
+    found = next((origin for pattern, origin in ORIGINS.items() if fnmatch.fnmatchcase(key, pattern)), None)
+    if found is None:
+        raise KeyError(key)
+    return dataclasses.replace(
+        found, keys=tuple(key.replace("{}", name) for key in found.keys), in_runs=found.in_runs.replace("{}", name),
+        fields=tuple(field.replace("{}", record) for field in found.fields),
+        change=tuple(said.replace("{}", record) for said in found.change),
+    )  # fmt: skip
+
+
+_OF_EVERY_RUN = ("data", "model", "proxy")
+"""Sections of the plan that every run follows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OriginParts:
+    """What one kind of origin says of a field."""
+
+    source: ValueSource
+    tests: Sequence[TestEvidence] = ()
+    """That bear on it."""
+    strength: EvidenceStrength | None = None
+    """None: what tests and gates say."""
+    change: Sequence[str] = ()
+    """Beside what tests, gates and plan keys would."""
+    keys: Sequence[str] = ()
+    """Plan keys that would change it; empty: those of the field's row."""
+
+
+def records_of(known: DecisionContext) -> list[Provenance]:
+    """A record for every field of the decision."""
+    return [_record(known, field, origin_of(field.key)) for field in fields_of(known.decision)]
+
+
+def _record(known: DecisionContext, field: Field, origin: Origin) -> Provenance:
+    """What the field's row says of it, what its kind of origin does, and tests and gates."""
+    found = _KINDS[origin.kind](known, field, origin)
+    strength = found.strength or measured(found.tests, known.gates(*origin.gates), before=origin.strength)
+    change = [f"gate {gate.name}: {gate.reason}" for gate in strength.gates if gate.outcome != "passed"]
+    change += [sentence for one in found.tests for sentence in wanted(one.verdict)]
+    if any(one.verdict["outcome"] == "cannot_tell" for one in found.tests):
+        change.append("`forerun transfer PLAN --study STUDY --spend` runs what a verdict still wants")
+    return Provenance(
+        field=field.path, source=found.source, strength=strength,
+        change=(*change, *found.change, *known.change_keys(found.keys or origin.keys), *origin.change),
+        warnings=forecast_warnings(strength.gates),
+    )  # fmt: skip
+
+
+def _from_plan(known: DecisionContext, keys: Sequence[str], text: str = "", rules: tuple[str, ...] = ()) -> ValueSource:
+    """That a plan key decides it: the first that is not 0 or empty, else the last."""
+    asked = [known.key(key) for key in keys]
+    asked = asked[: 1 + next((index for index, one in enumerate(asked) if one.value), len(asked) - 1)]
+    said = "; ".join([*(key_words(one) for one in asked), *([text] if text else [])])
+    kind: SourceKind = "default" if asked[-1].value == asked[-1].default else "plan"
+    return ValueSource(kind=kind, text=said, plan_keys=tuple(asked), rules=rules)
+
+
+def _plan(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """A plan key: tests along its axis bear on it; or all runs had it so; or it is a wish."""
+    record, _, name = field.key.rpartition(".")
+    rules: tuple[str, ...] = ()
+    if record == "parametrization" and name != "name":
+        rules = (f"{name} = {field.value}: {sources.answer_in_words(name, field.value)}",)
+    tests = known.tests_on(lambda _, axis: axis == origin.axis)
+    source = _from_plan(known, origin.keys, origin.text, rules or _preset(known) if record == "parametrization" else ())
+    strength = None if tests or origin.gates else _had(known, field, origin, source)
+    return OriginParts(source=source, tests=tests, strength=strength)
+
+
+def _preset(known: DecisionContext) -> tuple[str, ...]:
+    """The parametrization by name, and whose it is."""
+    rules = known.decision.parametrization
+    return (f"{rules}: {sources.PRESETS[rules.name]}",)
+
+
+def _had(known: DecisionContext, field: Field, origin: Origin, source: ValueSource) -> EvidenceStrength:
+    """Whether the runs had the same."""
+    had = [operator.attrgetter(origin.in_runs)(spec) for spec in known.specs] if origin.in_runs else []
+    if all(value == field.value for value in had) if had else source.plan_keys[-1].key.startswith(_OF_EVERY_RUN):
+        return _alike(known)
+    if not had:
+        return EvidenceStrength(kind=origin.sure, text=origin.strength or "a choice, which no proxy tries")
+    values = ", ".join(sorted({number(value) for value in had}))
+    text = f"{had.count(field.value)} of {len(had)} runs that this config rests on had it so; they had {values}"
+    beyond = int(str(field.value)) / max(had) if origin.axis else None
+    return EvidenceStrength(kind="assumed", text=text, extrapolation=beyond)
+
+
+def _alike(known: DecisionContext) -> EvidenceStrength:
+    """That every run had it, so that none compares."""
+    text = f"all {len(known.specs)} runs that this config rests on had it so: none says what another would do"
+    return EvidenceStrength(kind="assumed", num_runs=len(known.specs), text=text)
+
+
+def _stated(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """What the corpus, other fields or this version of forerun settle."""
+    kind: Any = origin.kind
+    asked = tuple(known.key(key) for key in origin.keys)
+    source = ValueSource(kind=kind, text=origin.text, rules=origin.rules, fields=origin.fields, plan_keys=asked)
+    strength = EvidenceStrength(kind=origin.sure, text=origin.strength, gates=known.gates(*origin.gates))
+    return OriginParts(source=source, strength=strength)
+
+
+def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """A number of a transfer rule."""
+    rule = field.of
+    assert isinstance(rule, TransferRule)
+    tests = known.tests_on(lambda *question: question == (rule.hyperparameter, rule.axis))
+    text = f"the verdict on {HYPERPARAMETERS[rule.hyperparameter].label} over {rule.axis}"
+    text += ": the runs do not say" if field.value is None else f"; the exponent used: {rule.source}"
+    runs, asked = tuple(one.runs for one in tests), tuple(known.key(key) for key in origin.keys)
+    return OriginParts(source=ValueSource(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests)
+
+
+def _law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
+    """By which power of the ratios a group's number follows from the base's."""
+    power = scaling(rules, name, group.kind) if name in GROUP_NUMBERS else getattr(kind_rule(rules, group.kind), name)
+    what = "1 - value" if name in HYPERPARAMETERS and HYPERPARAMETERS[name].scale == "log2_complement" else "the base's"
+    return f"{words(group.kind)}: {what} times {power}"
+
+
+def _rule(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """A number that the parametrization makes: of a group, or a multiplier of the forward pass."""
+    rules, name = known.decision.parametrization, field.key.rpartition(".")[2]
+    text = _law(rules, field.of, name) if isinstance(field.of, ParameterGroup) else forward_laws(rules)[name]
+    hyperparameter = hyperparameter_of(field.key)
+    if hyperparameter is not None and _is_searched(known, hyperparameter):
+        return _tuned_by(known, hyperparameter, by=text, rules=_preset(known))
+    source = ValueSource(kind="rule", text=text, rules=_preset(known), plan_keys=(known.key("proxy.parametrization"),))
+    return OriginParts(source=source, keys=["proxy.parametrization"])
+
+
+def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """What a hyperparameter set at the base becomes."""
+    group, name, rules = field.of, field.key.rpartition(".")[2], known.decision.parametrization
+    hyperparameter = str(hyperparameter_of(field.key))
+    if not isinstance(group, ParameterGroup):
+        steps = known.decision.learning_rate.schedule.num_steps
+        by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
+        return _tuned_by(known, hyperparameter, by=by)
+    if field.value or not HYPERPARAMETERS[name].can_be_off or decays(rules, group.kind):
+        return _tuned_by(known, hyperparameter, by=_law(rules, group, name), rules=_preset(known))
+    key, text = "proxy.rules.decayed", f"0 for a {words(group.kind)}, whatever it is for others"
+    told = (f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",)
+    source = ValueSource(kind="rule", text=text, plan_keys=(known.key(key),), rules=told)
+    return OriginParts(source=source, strength=_alike(known), keys=[key])
+
+
+def _is_searched(known: DecisionContext, name: str) -> bool:
+    search = known.body["search"]
+    return len(set(search["ranges"].get(name, ()))) > 1 or name in search["can_be_off"]
+
+
+def _key_of(known: DecisionContext, name: str) -> str:
+    """The plan key that a hyperparameter is searched by, or set."""
+    search, set_by = known.plan.search, HYPERPARAMETERS[name].set_by
+    for key, held in (("search.choices", search.choices), ("search.axes", search.axes)):
+        if name in held:
+            return f"{key}.{name}"
+    return f"search.axes.{name}" if set_by == "axes" else f"{set_by}.{name}"
+
+
+def _tuned_by(known: DecisionContext, name: str, *, by: str, rules: tuple[str, ...] = ()) -> OriginParts:
+    """What search, loss basins and verdicts say of a hyperparameter, for a field that it became."""
+    row, tests, searched = known.row(name), known.tests_on(lambda of, _: of == name), _is_searched(known, name)
+    key, how = _key_of(known, name), "; ".join(said for said in (row and row["rule"], by) if said)
+    if searched:
+        kind, text, runs = _found(known, name, row, tests)
+        text = "; ".join(filter(None, (text, how)))
+        source = ValueSource(kind=kind, text=text, plan_keys=(known.key(key),), rules=rules, runs=runs)
+    else:
+        source = _from_plan(known, [key], how, rules)
+    over = ", ".join(row["untested"]) if row else ""
+    if tests:
+        outcome = row["outcome"] if row else tests[0].verdict["outcome"]
+        before = f"over all axes together: {words(outcome)}" if len(tests) > 1 else ""
+        before += f"{before and '; '}over {over}: not tested, assumed" if over else ""
+        strength = measured(tests, known.gates("transfer"), before=before, outcome=outcome)
+    elif searched:
+        text = f"searched at the base; that it stays put{over and f' over {over}'} is assumed: no test was made"
+        strength = EvidenceStrength(kind="assumed", text=text)
+    else:
+        strength = _alike(known)
+    return OriginParts(source=source, tests=tests, strength=strength, keys=[key])
+
+
+def _found(
+    known: DecisionContext, name: str, row: Any, tests: Sequence[TestEvidence]
+) -> tuple[SourceKind, str, tuple[SourceRuns, ...]]:  # fmt: skip
+    """By what a searched value was found: the fitted optimum at the base, or the search's best trial; and its runs."""
+    search, base = known.body["search"], None if row is None else row["base_value"]
+    for verdict, runs in ((one.verdict, one.runs) for one in tests if known.body["transfer"]["at_base_optimum"]):
+        optimum = next((o for o in verdict["optima"] if o["size"] == verdict["base_size"] and o["value"]), None)
+        if optimum is None or not math.isclose(base or 0.0, optimum["value"], rel_tol=1e-3):  # kept to some digits
+            continue
+        text = f"the fitted optimum at {size_name(verdict['axis'], verdict['base_size'])}, {number(base)}"
+        if (ends := optimum["interval_log2"]) is not None:
+            text += f" [{', '.join(number(from_log2(verdict['hyperparameter'], end)) for end in ends)}]"
+        return "valley", f"{text} at level {verdict['level']:g}, of {optimum['num_runs']} runs", (runs, known.search)
+    best = next(trial for trial in search["trials"] if trial["index"] == search["best_trial"])
+    ties = (tie["searched"] for tie in search["ties"] if tie["hyperparameter"] == name)
+    own = next(ties, search["best"].get(name))
+    text = (
+        f"the best of {len(search['trials'])} trials ({search['sampler']}), trial {best['index']} with "
+        f"{best['loss_nats']:.4f} nats, has {HYPERPARAMETERS[name].label} {number(own)}"
+    )
+    text += f"; {number(base)} is used" if base not in (None, own) else ""
+    return "search", text, (known.search,)
+
+
+def _fit(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """What the ladder's fit decides: size, tokens, steps, and the loss that is expected."""
+    fit, choice, expected = known.body["fit"], known.body["choice"], known.decision.predicted
+    best, backtest = choice["allocation"], fit["backtest"]
+    laws = ", ".join(f"{m['form']} {m['weight']:.0%}" for m in fit["members"] if m["weight"] > 0) or fit["form"]
+    text = f"{origin.text}, by the fit of {fit['num_runs']} ladder runs ({laws}; {fit['status']})"
+    if field.key.startswith("predicted."):
+        text += "; the ladder has too few runs, or too few shorter ones, to say" if field.value in (None, []) else ""
+        spans = [("nats, for one new run", (expected.low_nats, expected.high_nats))]
+    else:
+        params, tokens = (short_size(round(best[what])) for what in ("params", "tokens"))
+        text += f": {params} parameters and {tokens} tokens at {number(best['flops'])} FLOPs"
+        spans = [(f"{what} at the optimum", best[f"{what}_interval"]) for what in ("params", "tokens")]
+    held_out = "no rung was held out" if not backtest else (
+        f"the largest rungs held out ({backtest['num_held_out']}) were predicted within {backtest['largest_error']:.2%}"
+    )  # fmt: skip
+    said = [f"{of} [{number(end[0])}, {number(end[1])}] at level {expected.level:g}" for of, end in spans if end]
+    strength = measured(
+        (), known.gates(*origin.gates), before="; ".join(filter(None, (origin.strength, held_out, *said))),
+        num_runs=fit["num_runs"], num_seeds=known.plan.ladder.num_seeds, extrapolation=expected.extrapolation,
+    )  # fmt: skip
+    asked = tuple(known.key(key) for key in origin.keys)
+    source = ValueSource(kind="fit", text=text, plan_keys=asked, runs=(known.ladder,), fields=origin.fields)
+    return OriginParts(source=source, strength=strength)
+
+
+_KINDS: dict[OriginKind, Callable[[DecisionContext, Field, Origin], OriginParts]] = {
+    "plan": _plan, "tuned": _tuned, "rule": _rule, "fit": _fit, "verdict": _verdict,
+    "corpus": _stated, "derived": _stated, "fixed": _stated,
+}  # fmt: skip

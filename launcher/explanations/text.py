@@ -1,0 +1,88 @@
+"""Provenance as people read it: a few fields as blocks, many as a table with a line each."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+
+from launcher.cli.options import table
+from launcher.explanations.record import EvidenceStrength, Field, PlanKey, Provenance
+from proxies.core.canon import Json
+
+Told = Sequence[tuple[Field, Provenance]]
+"""Fields, each with its record."""
+MOST_BLOCKS = 3
+"""Fields shown whole; more become a table."""
+MOST_VALUE = 24
+"""Characters of a value in a table."""
+_WIDTH, _INDENT = 120, 12
+"""Characters of a line of prose."""
+
+
+def number(value: object) -> str:
+    """A value as one says it: numbers to four digits, counts with commas."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "none"}[value]
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def key_words(key: PlanKey) -> str:
+    """A plan key and whether somebody set it."""
+    default = "the default" if key.value == key.default else f"by default {json.dumps(key.default)}"
+    return f"{key.key} = {json.dumps(key.value)} ({default})"
+
+
+def fields_text(told: Told) -> str:
+    """Blocks of a few fields, a table of more."""
+    blocks = len(told) <= MOST_BLOCKS
+    return "\n\n".join(block(field, record) for field, record in told) if blocks else table_text(told)
+
+
+def block(field: Field, record: Provenance) -> str:
+    """Everything about one field."""
+    source, strength = record.source, record.strength
+    rows = [("from", f"{source.kind}: {source.text}")]
+    rows += [("", f"rule: {rule}") for rule in source.rules]
+    rows += [("", f"runs: {runs.what}: {runs.num_runs} runs of {runs.num_seeds} seed{'s' * (runs.num_seeds != 1)}")
+             for runs in source.runs]  # fmt: skip
+    rows += [("", f"key: {key_words(key)}") for key in source.plan_keys if key_words(key) not in source.text]
+    rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
+    rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
+    if strength.extrapolation is not None and strength.extrapolation > 1:
+        rows.append(("", f"the launch lies {strength.extrapolation:.3g} times beyond what was run"))
+    rows += [("change" if not index else "", said) for index, said in enumerate(record.change)]
+    lines = [line for name, said in rows for line in _row(name, said)]
+    return "\n".join([*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines])
+
+
+def _row(name: str, said: str) -> list[str]:
+    return textwrap.wrap(
+        said, _WIDTH, initial_indent=f"  {name}".ljust(_INDENT), subsequent_indent=" " * _INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def value_text(value: Json, most: int) -> str:
+    """A value in one line, cut where it is long."""
+    text = f"{value:.6g}" if isinstance(value, float) else number(value)
+    if isinstance(value, list | dict):
+        text = json.dumps(value, separators=(",", ":"))
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def table_text(told: Told) -> str:
+    """A line a field: value, source, strength."""
+    rows = [
+        (field.path, value_text(field.value, MOST_VALUE), record.source.kind, _how_known(record.strength))
+        for field, record in told
+    ]
+    warned = dict.fromkeys(said for _, record in told for said in record.warnings)
+    return "\n".join([*warned, table(("field", "value", "from", "strength"), rows, left=range(4))])
+
+
+def _how_known(strength: EvidenceStrength) -> str:
+    """The kind of evidence; what runs were made for and did not tell is not determined."""
+    return "not determined" if strength.outcome == "cannot_tell" else strength.kind

@@ -1,0 +1,217 @@
+"""The scaled-down copy of a frozen config that the drills train, and the record of what it stands for.
+
+Kept: family, GQA, tying, QK norm, the groups' kinds and patterns, parametrization, schedule form, clip, precision,
+recomputation, gradient accumulation, policies, seed. Made small: layers, heads, head dim, sequence, batch, steps and
+ranks; blocks are not compiled.
+
+The numbers of each group are what the parametrization's own table gives at the small shape for the hyperparameters that
+the frozen numbers imply at the base shape, over width and depth alone: the copy's batch and duration count as its base.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.base.policy import Checkpointing, Monitoring
+from launcher.frozen.frozen import (
+    Data,
+    Decision,
+    FrozenError,
+    Parallelism,
+    ParameterGroup,
+    assign_groups,
+    learning_rate_of,
+)
+from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, RUN_WIDE, Hparams
+from proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import MAX_SEED, Numerics, RunSpec
+from proxies.data.tokens import Manifest
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
+
+NUM_STEPS, EVERY_STEPS, WARMUP_STEPS = 16, 4, 4
+NUM_LAYERS, HEAD_DIM, SEQ_LEN, BATCH_SEQUENCES, NUM_RANKS = 2, 16, 32, 8, 2
+AGREE = 1e-6
+"""Groups that imply hyperparameters farther apart than this share were not made by the parametrization's table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaledConfig:
+    """What is trained in the drills."""
+
+    decision: Decision
+    stands_for: str
+    """The digest of the config that is rehearsed."""
+    kind: Literal["scaled", "full"]
+    spec: RunSpec | None
+    """The same run as a proxy; None for the full shape."""
+
+    def told(self) -> dict[str, Json]:
+        """For the attestation."""
+        shape, decision = self.decision.shape, self.decision
+        return {
+            "kind": self.kind, "digest": decision.digest, "stands_for": self.stands_for,
+            "layers": shape.num_layers, "width": shape.width, "seq_len": shape.seq_len,
+            "num_steps": decision.learning_rate.schedule.num_steps, "batch_tokens": decision.batch_tokens,
+            "num_ranks": decision.parallelism.num_ranks,
+        }  # fmt: skip
+
+
+def scaled_copy(decision: Decision, manifest: Manifest) -> ScaledConfig:
+    """The small copy of a config, on the corpus (or the cut of it) of that manifest.
+
+    Raises:
+        FrozenError: the frozen numbers are not of the parametrization that the config names.
+    """
+    base = _small_base(decision.shape)
+    shape = base.at_width(2 * base.width)
+    schedule = short_schedule(decision.learning_rate.schedule)
+    batch_tokens = BATCH_SEQUENCES * shape.seq_len
+    base_batch_tokens, base_num_tokens = _own_tokens(decision, batch_tokens, schedule)
+    spec = RunSpec(
+        shape=shape, base_shape=base, parametrization=decision.parametrization, hparams=_implied(decision),
+        schedule=schedule, batch_tokens=batch_tokens, data_id=manifest.data_id,
+        seed=decision.seed % (MAX_SEED + 1), numerics=Numerics(dtype=decision.precision),
+        base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
+    )  # fmt: skip
+    layout = decision.parallelism
+    copy = dataclasses.replace(
+        decision, shape=shape, base_shape=base, forward=forward_numbers(spec), batch_tokens=spec.batch_tokens,
+        groups=_with_numbers(decision.groups, parameter_table(spec)), learning_rate=learning_rate_of(schedule),
+        num_tokens=spec.num_tokens, data=_data(decision, manifest), seed=spec.seed,
+        parallelism=Parallelism(
+            data_parallel_shard=NUM_RANKS, microbatch_sequences=1 if layout.microbatch_sequences else 0,
+            activation_checkpointing=layout.activation_checkpointing,
+        ),
+        checkpointing=_cadence(decision), monitoring=_monitoring(decision), compiled=False,
+    )  # fmt: skip
+    return ScaledConfig(decision=copy, stands_for=decision.digest, kind="scaled", spec=spec)
+
+
+def full_copy(decision: Decision, manifest: Manifest) -> ScaledConfig:
+    """The real shape, groups, batch and parallelism, with few steps, on the cut of that manifest."""
+    schedule = short_schedule(decision.learning_rate.schedule)
+    copy = dataclasses.replace(
+        decision, learning_rate=learning_rate_of(schedule), checkpointing=_cadence(decision),
+        monitoring=_monitoring(decision), num_tokens=int(decision.batch_tokens * schedule.num_full_batches),
+        data=_data(decision, manifest),
+    )  # fmt: skip
+    return ScaledConfig(decision=copy, stands_for=decision.digest, kind="full", spec=None)
+
+
+def short_schedule(schedule: Schedule) -> Schedule:
+    """The same form in few steps: warmup and batch warmup in the first quarter, a final decay of the same share."""
+    decay = round(NUM_STEPS * schedule.decay_steps / schedule.num_steps)
+    stages = min(2, schedule.batch_warmup_stages)
+    warmup = WARMUP_STEPS if schedule.warmup_steps else 0
+    return dataclasses.replace(
+        schedule, num_steps=NUM_STEPS, warmup_steps=warmup,
+        decay_steps=min(max(1, decay), NUM_STEPS - warmup) if schedule.kind == "wsd" else 0,
+        batch_warmup_steps=WARMUP_STEPS if stages > 1 else 0, batch_warmup_stages=stages,
+    )  # fmt: skip
+
+
+def _small_base(shape: Shape) -> Shape:
+    """Half as wide as the copy: so that the copy's groups have numbers of their own, as the real one's."""
+    grouped = shape.num_heads > shape.num_kv_heads
+    head_dim, num_heads = min(HEAD_DIM, shape.head_dim), 2 if grouped else 1
+    width = head_dim * num_heads
+    return dataclasses.replace(
+        shape, num_layers=min(NUM_LAYERS, shape.num_layers), width=width, num_heads=num_heads, num_kv_heads=1,
+        ffn_width=max(8, 8 * round(width * shape.ffn_width / shape.width / 8)), seq_len=min(SEQ_LEN, shape.seq_len),
+    )  # fmt: skip
+
+
+def _own_tokens(decision: Decision, batch_tokens: int, schedule: Schedule) -> tuple[int | None, int | None]:
+    """A run's batch and tokens as its base's, for a parametrization that asks."""
+    asks = decision.parametrization.needs_tokens
+    return (batch_tokens, int(batch_tokens * schedule.num_full_batches)) if asks else (None, None)
+
+
+def _implied(decision: Decision) -> Hparams:
+    """The hyperparameters at the base shape whose table holds the frozen numbers."""
+    schedule, groups = decision.learning_rate.schedule, decision.groups
+    base_batch_tokens, base_num_tokens = _own_tokens(decision, decision.batch_tokens, schedule)
+    alike = {name: getattr(groups[0], name) for name in GROUP_NUMBERS if HYPERPARAMETERS[name].scaling == "moments"}
+    global_ones = {name: getattr(decision, name) for name in RUN_WIDE}
+    # Whatever is one at the base stands in the table as the parametrization's own factor.
+    ones = dict.fromkeys(GROUP_NUMBERS, 1.0) | alike | global_ones
+
+    def table(**known: float) -> tuple[tuple[ParameterNumbers, ...], ForwardNumbers]:
+        spec = RunSpec(
+            shape=decision.shape, base_shape=decision.base_shape, parametrization=decision.parametrization,
+            hparams=Hparams(**{**ones, **known}), schedule=schedule, batch_tokens=decision.batch_tokens,
+            data_id=decision.data.data_id, seed=0, numerics=Numerics(),
+            base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
+        )  # fmt: skip
+        return parameter_table(spec), forward_numbers(spec)
+
+    rate = {LEARNING_RATE: _share(groups, table()[0], LEARNING_RATE)}
+    rows, forward = table(**rate)
+    shared = {}
+    for name in GROUP_NUMBERS:
+        if name not in (LEARNING_RATE, *alike):
+            with_it = [group for group in groups if getattr(group, name)]
+            shared[name] = _share(with_it, rows, name) if with_it else 0.0
+    multipliers = {
+        one.name: getattr(decision.forward, one.multiplies) / getattr(forward, one.multiplies)
+        for one in HYPERPARAMETERS.values()
+        if one.multiplies
+    }
+    return Hparams(**{**rate, **shared, **alike, **global_ones, **multipliers})
+
+
+def _share(groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...],
+           number: str) -> float:  # fmt: skip
+    """What the frozen numbers are of the table's; the same of every group."""
+    shares = [getattr(group, number) / getattr(_member(group, table), number) for group in groups]
+    if max(shares) - min(shares) > AGREE * max(shares):
+        problem = (
+            f"{number}: the groups imply from {min(shares):.6g} to {max(shares):.6g} at the base shape, where the "
+            "parametrization has one value: no small copy has these numbers; --full rehearses the real shape"
+        )
+        raise FrozenError("rehearsal", [problem])
+    return float(shares[0])
+
+
+def _member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> ParameterNumbers:
+    for numbers in table:
+        if re.fullmatch(group.pattern, numbers.name):
+            return numbers
+    raise FrozenError("rehearsal", [f"the group {group.pattern[:80]!r} claims no parameter"])
+
+
+def _with_numbers(groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumbers, ...]
+                  ) -> tuple[ParameterGroup, ...]:  # fmt: skip
+    """The frozen groups with the small table's numbers."""
+    names = (*GROUP_NUMBERS, "init_std")
+    small = tuple(
+        dataclasses.replace(group, **{name: getattr(_member(group, table), name) for name in names})
+        for group in groups
+    )  # fmt: skip
+    assign_groups(small, [numbers.name for numbers in table])
+    return small
+
+
+def _data(decision: Decision, manifest: Manifest) -> Data:
+    """The cut, whose shares are its own."""
+    return dataclasses.replace(
+        decision.data, data_id=manifest.data_id, num_train_tokens=manifest.num_tokens("train"), weights=()
+    )
+
+
+def _cadence(decision: Decision) -> Checkpointing:
+    return Checkpointing(every_steps=EVERY_STEPS, keep=max(3, decision.checkpointing.keep))
+
+
+def _monitoring(decision: Decision) -> Monitoring:
+    """What the run looks at, often enough to happen."""
+    often = {f.name: EVERY_STEPS for f in dataclasses.fields(Monitoring) if getattr(decision.monitoring, f.name)}
+    return dataclasses.replace(decision.monitoring, **often)

@@ -1,0 +1,87 @@
+"""Runs a study's search out: phase by phase, repeats of the best trials, ties. No torch, no Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launcher.base.talk import say
+from launcher.experiments.search import (
+    GROWTH,
+    Phase,
+    ended_losses,
+    growth,
+    phases,
+    replicated,
+    ties,
+    trial_results,
+)
+from launcher.plan.study import SEARCH_STAGE, Study
+from proxies.core.canon import Json
+from proxies.core.spec import RunSpec
+from sweeps.search.pruning import SearchPruner
+from sweeps.search.source import RunSource, Search, SearchSource, StaticSource
+from sweeps.store.ledger import Ledger
+
+Drive = Callable[[str, RunSource, Sequence[RunSpec]], None]
+"""Runs a source until it is done, or raises: its label, and the runs it will give, to estimate the time left."""
+
+
+def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[RunSpec], str]) -> None:
+    """Run what the search lacks; returns at once where it has ended.
+
+    Raises:
+        SweepError: see `sweeps.run.driver`; what is recorded stands.
+    """
+    while True:
+        if ended_losses(study, ledger) is None:
+            phase = phases(study, ledger)[-1]
+            drive("search", _source(study, ledger, phase), _left(study, ledger, phase))
+        losses = ended_losses(study, ledger)
+        assert losses is not None
+        wider = growth(study, ledger, losses)
+        if wider is None:
+            break
+        ledger.append(GROWTH, f"{SEARCH_STAGE}/{len(ledger.records(GROWTH))}", wider)
+        say(f"search: {said(wider)}")
+    while (again := replicated(study, ledger, losses)) is not None and again.comparison is None:
+        missing = [spec for spec in again.specs if spec.id not in ledger.results()]
+        say(f"search: {len(missing)} repeats of the best {len(again.candidates)} trials with other seeds")
+        drive("replicates", StaticSource(missing, bank_key), missing)
+    while (found := ties(study, ledger, losses)) is not None and found.point is None:
+        missing = [spec for spec in found.specs if spec.id not in ledger.results()]
+        say(f"search: {len(missing)} runs compare the best trial's values with conventional ones, seed by seed")
+        drive("ties", StaticSource(missing, bank_key), missing)
+
+
+def said(record: Json) -> str:
+    """A growth as a sentence."""
+    body: Any = record
+    moved = [
+        f"{edge['axis']} from [{edge['range'][0]:.4g}, {edge['range'][1]:.4g}] to [{edge['wider'][0]:.4g}, "
+        f"{edge['wider'][1]:.4g}]"
+        for edge in body["edges"]
+    ]
+    return f"the best trials lay at an end: {' and '.join(moved)}, {body['num_trials']} further trials"
+
+
+def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
+    plan = study.plan.search
+    search = Search(
+        phase.space, plan.seed, plan.parallelism,
+        sampler=plan.sampler, num_startup=plan.num_startup, num_known=phase.num_known,
+    )  # fmt: skip
+    pruner = None
+    if plan.pruner != "none":
+        pruner = SearchPruner(search, study.study_dir, num_steps=study.plan.proxy.num_steps)
+    return SearchSource(
+        search, study.trial, ledger,
+        stage=SEARCH_STAGE, num_trials=phase.num_trials, given=phase.given, pruner=pruner,
+    )  # fmt: skip
+
+
+def _left(study: Study, ledger: Ledger, phase: Phase) -> list[RunSpec]:
+    """Runs that cost what the rest of a phase will: which points it will ask for is not known."""
+    middle = [0.5] * (phase.space.num_coordinates - 1)
+    number = phase.num_trials - sum(result is not None for result in trial_results(study, ledger))
+    return [study.trial(phase.space.at((i / number, *middle))) for i in range(number)]

@@ -1,0 +1,189 @@
+"""The verb of the main run: launch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast, get_args
+
+import click
+
+from launcher.base.talk import say
+from launcher.base.wandb_calls import Mode
+from launcher.cli.options import OptionProblems, answer, corpus_of, folder_of, frozen_argument, json_option
+from proxies.core import canon
+from proxies.core.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.dashboards.log_sink import SinkOutcome
+    from launcher.frozen.frozen import Decision
+    from launcher.supervisor.launch import LaunchOutcome, Nodes
+
+_ENDPOINT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_path = click.Path(path_type=Path)
+
+
+@click.command()
+@frozen_argument
+@click.option("--data", "data_dir", type=_path, help="Corpus folder; default: the study's.")
+@click.option("--out", "out_dir", type=_path, help="Run folder; default: run/ beside the config.")
+@click.option("--steps", "stop_after", type=click.IntRange(min=1), help="Save and stop after this step of the run.")
+@click.option("--dry-run", is_flag=True, help="Print the exact launch line and stop.")
+@click.option("--trainer", help="Print the launch line of this export beside the config instead.")
+@click.option("--max-restarts", type=click.IntRange(0, 1000), default=3, show_default=True,
+              help="Restarts in a row of a job that dies; a new checkpoint begins the count anew.")  # fmt: skip
+@click.option("--hang-seconds", type=click.IntRange(0, 10**6), default=600, show_default=True,
+              help="A job silent for so long, and for 20 median steps, is started again; 0: never.")  # fmt: skip
+@click.option("--nnodes", "num_nodes", type=click.IntRange(1, 10**5), default=1, show_default=True,
+              help="Machines that share the run; give the same command on each, with its --node-rank.")  # fmt: skip
+@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them this is.")
+@click.option("--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="Where they meet: a port of the first.")
+@click.option("--srun", is_flag=True, help="In a SLURM job: this one command starts the ranks on all its nodes.")
+@click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Run nothing; write this as a SLURM job.")
+@click.option("--wandb", type=click.Choice(get_args(Mode)), help="Mirror the metrics into a W&B run.")
+@json_option
+def launch(
+    frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
+    trainer: str | None, max_restarts: int, hang_seconds: int, num_nodes: int, node_rank: int, endpoint: str | None,
+    srun: bool, sbatch_file: Path | None, wandb: Mode | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
+
+    Resumes from its newest good checkpoint; a job that dies or hangs is started again. Ctrl-C saves and ends, a second
+    one ends it at once. Exit 3: the run stopped by its own brake; 130: interrupted, the same command continues.
+    """
+    from launcher.base.watchdog import START_SECONDS, Limits
+    from launcher.dashboards.log_sink import LogSink
+    from launcher.frozen.launch_file import read_launch
+    from launcher.rehearsal.status import rehearsal_of
+    from launcher.supervisor.attempt import Signals, hearing
+    from launcher.supervisor.launch import Nodes, launch_line
+    from launcher.supervisor.launch import launch as start
+    from launcher.trainer.assembly import unfit
+
+    decision, folder = read_launch(frozen), folder_of(frozen)
+    corpus = corpus_of(folder, data_dir)
+    why = unfit(decision)
+    if why or trainer is not None:
+        _tell_exported(folder, decision, corpus, trainer, why, as_json)
+        return
+    out = out_dir or folder / "run"
+    nodes = Nodes(num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun)
+    _check(decision, nodes, endpoint, sbatch_file)
+    if sbatch_file is not None:
+        given = {"--data": corpus.resolve(), "--out": out.resolve(), "--steps": stop_after,
+                 "--max-restarts": max_restarts, "--hang-seconds": hang_seconds, "--wandb": wandb}  # fmt: skip
+        _write_script(sbatch_file, frozen, given, num_nodes, as_json)
+        return
+    line = launch_line(frozen, corpus, out, stop_after, nodes)
+    standing = rehearsal_of(folder, decision.digest)
+    say(f"forerun: {standing.sentence}")
+    if dry_run:
+        answer(as_json, {"line": line, "rehearsed": standing.body}, line)
+        return
+    limits = Limits(floor_seconds=None, start_seconds=None)
+    if hang_seconds:
+        limits = Limits(floor_seconds=hang_seconds, start_seconds=max(START_SECONDS, hang_seconds))
+    mirror = LogSink(out, decision, wandb) if wandb and not node_rank else None  # the first machine shows it for all
+    signals = Signals()
+    with hearing(signals.hear):  # up to the last word: a signal must not take it away
+        outcome = start(
+            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=mirror, signals=signals
+        )
+        if node_rank == 0:
+            _keep(folder, decision, outcome, line)
+        shown = mirror.outcome if mirror else None
+        answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
+                         "rehearsed": standing.body, "wandb": shown and canon.to_json(shown)},
+               _text(decision, outcome, shown) + _next(outcome, frozen, out_dir))  # fmt: skip
+    if outcome.exit_code:
+        raise SystemExit(outcome.exit_code)
+
+
+def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None) -> None:
+    """Hold the options that say which machines against each other and the config."""
+    num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
+    expected = {
+        f"--nnodes {nodes.num_nodes} does not divide the config's {num_ranks} ranks": num_ranks % nodes.num_nodes == 0,
+        f"--node-rank {nodes.rank}: of {nodes.num_nodes} machines the last is {nodes.num_nodes - 1}": (
+            nodes.rank < nodes.num_nodes
+        ),
+        "several machines need --rdzv-endpoint HOST:PORT, the same on each: a free port of the first": (
+            endpoint is not None or not several or sbatch_file is not None
+        ),
+        f"--rdzv-endpoint {endpoint}: must be HOST:PORT": endpoint is None or bool(_ENDPOINT.fullmatch(endpoint)),
+        "--srun starts the ranks on every node itself: without --node-rank": not (nodes.srun and nodes.rank),
+        "--srun is for several nodes: --nnodes says how many": several or not nodes.srun,
+    }
+    if problems := [problem for problem, holds in expected.items() if not holds]:
+        raise OptionProblems(problems)
+
+
+def _write_script(
+    sbatch_file: Path, frozen: Path, given: Mapping[str, Path | int | str | None], num_nodes: int, as_json: bool
+) -> None:
+    """Write the job; `given` are the options of this command as the job will want them, None of one that it has not."""
+    from launcher.supervisor.slurm import launch_script
+
+    arguments = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    canon.write_atomic(sbatch_file, launch_script(frozen, arguments, num_nodes).encode())
+    answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
+
+
+def _tell_exported(
+    folder: Path, decision: Decision, corpus: Path, trainer: str | None, why: list[str], as_json: bool
+) -> None:
+    """Answer with the launch line of an export beside the config, whose files are as they were written.
+
+    Raises:
+        OptionProblems: there is none of that name, or none, or several and no name.
+        TamperedError: one was changed.
+    """
+    from launcher.frozen.frozen_folder import look_through
+    from launcher.frozen.launch_file import RUN_FILE
+
+    exports = look_through(folder, decision.digest).exports if (folder / "exports").is_dir() else ()
+    found = [export for export in exports if trainer in (None, export.trainer) and export.trainer != "native"]
+    names = ", ".join(export.trainer for export in exports) or "none"
+    if len(found) != 1:
+        hint = f"beside the config lie these exports: {names}; "
+        hint += "--trainer NAME says which" if len(found) > 1 else f"`forerun export {folder} --to TRAINER` writes one"
+        raise OptionProblems([*(why if trainer is None else [f"--trainer {trainer}: no such export"]), hint])
+    (export,) = found
+    line = f"FORERUN_DATA={shlex.quote(str(corpus.resolve()))} {shlex.quote(str((export.out / RUN_FILE).resolve()))}"
+    lines = [*(f"# not the embedded trainer: {problem}" for problem in why), line,
+             "# its first lines say what it needs; `forerun verify` asks the trainer what it would run"]  # fmt: skip
+    answer(as_json, {"trainer": export.trainer, "version": export.version, "line": line, "why": cast(Json, why)},
+           "\n".join(lines))  # fmt: skip
+
+
+def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -> None:
+    """Attest the launch, and bring the study's logbook up to date."""
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.frozen.launch_file import attest
+    from launcher.logbook.logbook import write_logbook
+
+    body = cast(dict[str, Json], canon.to_json(outcome))
+    attest(folder, "launch", decision.digest, {"outcome": body, "line": line})
+    if (study_dir := study_of(folder)) is not None:
+        write_logbook(study_dir)
+
+
+def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None) -> str:
+    loss = outcome.validation_loss_nats
+    text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
+    text += f", validation loss {loss:.4f} nats" if loss is not None else ""
+    text += f" after {outcome.num_restarts} restart{'s' * (outcome.num_restarts > 1)}" if outcome.num_restarts else ""
+    text += f": {outcome.reason}" if outcome.reason else ""
+    return f"{text}\nwandb: {shown.text}" if shown else text
+
+
+def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
+    """The command that comes next; none where the reason says what to do."""
+    if outcome.event == "finished":
+        return f"\nnext: forerun watch {frozen}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
+    if outcome.event in ("stopped", "interrupted"):
+        return f"\nnext: forerun launch {frozen}{f' --out {out_dir}' if out_dir else ''}, which resumes from there"
+    return ""

@@ -1,0 +1,345 @@
+"""Documents of one source into its two splits: known by their hash, each once, each whole into one split.
+
+The hash of a document's content decides its split, whatever else is in the corpus; identical documents count once. So
+the splits share none. The hashes are all that grows with the corpus: some hundred bytes a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from proxies.core import canon
+from proxies.data.documents import Document, ReaderOptions, SourceFile
+from proxies.data.pretokenized import read_llm_c, read_nanogpt
+from proxies.data.shards import ShardWriter
+from proxies.data.tokenizer import Tokenizer
+from proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
+
+# Readers of text: plain files, JSON lines and parquet, a document at a time, whatever their size.
+
+PIECE_BYTES = 2**18
+LINE_BYTES = 2**30
+_CHUNK_BYTES = 2**20
+_ROWS = 256
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_text(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
+    """A text in pieces of some `PIECE_BYTES`, cut after lines: a huge file must be many documents to be split.
+
+    Raises:
+        DataError: the file cannot be read, ends in the middle of compressed data, or is not in UTF-8.
+    """
+    pending = b""
+    with _Stream(file) as stream:
+        while True:
+            chunk = stream.read(_CHUNK_BYTES)
+            pending, start = pending + chunk, 0
+            while len(pending) - start > PIECE_BYTES:
+                end = pending.rfind(b"\n", start, start + PIECE_BYTES) + 1
+                end = end if end > start else _character_end(pending, start + PIECE_BYTES)
+                yield _checked(file, pending[start:end])
+                start = end
+            pending = pending[start:]
+            if not chunk:
+                break
+        yield _checked(file, pending)
+
+
+def _checked(file: SourceFile, text: bytes) -> bytes:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file.path} is no text in UTF-8: it holds 0x{text[error.start]:02x} after "
+            f"{text[max(0, error.start - 20) : error.start].decode(errors='replace')!r}: convert it, or leave it out"
+        ) from error
+    return text
+
+
+def _character_end(text: bytes, end: int) -> int:
+    """`end`, or up to three bytes less where it would cut a character of UTF-8."""
+    return next((cut for cut in range(end, end - 4, -1) if text[cut] & 0xC0 != 0x80), end)
+
+
+def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
+    """The strings under `reading.text_key`, one object per line; empty lines are passed over, null is an empty text.
+
+    Raises:
+        DataError: the file cannot be read, or a line is too long, not strict JSON, not an object or without its text.
+    """
+    with _Stream(file) as stream:
+        number = 0
+        while line := stream.readline(LINE_BYTES + 1):
+            number += 1
+            if line.strip():
+                yield _text_of(file, number, line, reading.text_key)
+
+
+def _text_of(file: SourceFile, number: int, line: bytes, text_key: str) -> bytes:
+    where = f"{file.path} line {number}"
+    if len(line) > LINE_BYTES:
+        raise DataError(f"{where} is longer than {LINE_BYTES:,} bytes: is it one object per line?")
+    try:
+        value = canon.parse(line)
+    except canon.CanonError as error:
+        raise DataError(f"{where}: {error} (one object per line is wanted)") from error
+    text = value.get(text_key, 0) if isinstance(value, dict) else 0
+    if text is not None and not isinstance(text, str):
+        raise DataError(f"{where}: an object with a string `{text_key}` is wanted (--text-key names another key)")
+    try:
+        return (text or "").encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: `{text_key}` holds half a surrogate pair, which no UTF-8 text can") from None
+
+
+def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
+    """The column `reading.text_key`, some rows at a time; null is an empty text.
+
+    Raises:
+        DataError: the file cannot be read, or has no such column of texts.
+    """
+    try:
+        # Not buffered ahead: a row group may be larger than memory.
+        with pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=_CHUNK_BYTES) as table:
+            columns = table.schema_arrow.names
+            if columns.count(reading.text_key) != 1:
+                said = f"{file.path} has no column {reading.text_key!r}"
+                raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
+            for batch in table.iter_batches(batch_size=_ROWS, columns=[reading.text_key], use_threads=False):
+                for value in batch.column(0).to_pylist():
+                    text = value.encode() if isinstance(value, str) else b"" if value is None else value
+                    if not isinstance(text, bytes):
+                        said = f"{file.path} column {reading.text_key!r} holds {value!r:.40}, no text"
+                        raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
+                    yield _checked(file, text)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file.path} cannot be read as parquet: {_first_line(error)}") from error
+
+
+class _Stream:
+    """A file's bytes, decompressed, without the byte order mark; errors name the file."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._path, self._raw = file.path, file.path.open("rb")
+        self._stream = self._raw
+        if file.compression:
+            inner = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), file.compression)
+            self._stream = io.BufferedReader(inner, _CHUNK_BYTES)
+
+    def __enter__(self) -> _Stream:
+        if self._guarded(self._stream.peek, len(_BOM)).startswith(_BOM):
+            self.read(len(_BOM))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+    def read(self, size: int) -> bytes:
+        return self._guarded(self._stream.read, size)
+
+    def readline(self, size: int) -> bytes:
+        return self._guarded(self._stream.readline, size)
+
+    def _guarded(self, read: Callable[[int], bytes], size: int) -> bytes:
+        try:
+            return read(size)
+        except (OSError, pa.ArrowException) as error:
+            at = self._raw.tell()
+            self._raw.close()
+            raise DataError(
+                f"{self._path} cannot be read beyond byte {at:,}: {_first_line(error)}; make it again, or leave it out"
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or str(error).partition("\n")[0]
+
+
+READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = {
+    "text": read_text,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "nanogpt": read_nanogpt,
+    "llm.c": read_llm_c,
+}
+_BATCH_BYTES = 2**22
+_TELL_EVERY = 256
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitProgress:
+    """How far the writing of a corpus has come; documents and tokens are the present source's."""
+
+    bytes_read: int
+    """Of the files that are done."""
+    total_bytes: int
+    num_documents: int
+    num_tokens: int
+
+
+@dataclass(kw_only=True, slots=True)
+class SplitJob:
+    """What the sources of one corpus share, and how far it has come."""
+
+    folder: Path
+    tokenizer: Tokenizer | None
+    """None where every source is pre-tokenized."""
+    reading: ReaderOptions
+    dtype: Dtype
+    validation_fraction: float
+    progress: Callable[[SplitProgress], None]
+    say: Callable[[str], None]
+    total_bytes: int
+    bytes_done: int = 0
+    seen: set[bytes] = field(default_factory=set)
+    """Digests of the documents of the sources that are done."""
+
+
+def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: str) -> Source:
+    """Write the shards of one source; its weight is left at one.
+
+    A source too small for one of its splits is gone through again, and the document of the smallest hash held out (or
+    that of the largest trained on).
+
+    Args:
+        job: folder, tokenizer and what else the sources share.
+        name: the source's.
+        files: its files.
+        stem: what the names of its shards begin with.
+
+    Raises:
+        DataError: a file cannot be read, fewer than two documents are found, or the disk is full.
+    """
+
+    def by_hash(digest: bytes) -> bool:
+        return digest[0] / 256 + digest[1] / 65536 < job.validation_fraction
+
+    with _Pass(job, stem, by_hash) as taken:
+        taken.take_all(files)
+        if len(taken.fresh) < 2:
+            raise DataError(
+                f"source {name!r}: {len(taken.fresh)} new documents with text found: at least 2 are needed, one to "
+                "train on and one to hold out"
+            )
+        if all(taken.num_documents.values()):
+            return taken.source(name)
+        taken.remove()
+    smallest, largest, few = taken.smallest, taken.largest, taken.num_documents["validation"] == 0
+    job.total_bytes += sum(file.num_bytes for file in files)
+    with _Pass(job, stem, lambda digest: digest == smallest if few else digest != largest) as again:
+        again.take_all(files)
+        return again.source(name)
+
+
+class _Pass:
+    """One pass over the files of a source."""
+
+    def __init__(self, job: SplitJob, stem: str, held_out: Callable[[bytes], bool]) -> None:
+        self._job, self._held_out = job, held_out
+        self.writers = {split: ShardWriter(job.folder, f"{stem}{split}", job.dtype) for split in SPLITS}
+        self.num_documents: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+        self.fresh: set[bytes] = set()
+        self.smallest, self.largest = b"\xff" * 32, b""
+        self.num_left_out = 0
+        self._texts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
+        self._num_taken = self._num_waiting = 0
+
+    def __enter__(self) -> _Pass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self.writers.values():
+            writer.abandon()
+
+    def take_all(self, files: Iterable[SourceFile]) -> None:
+        """Read the files to their ends and write what is new in them."""
+        for file in files:
+            for document in self._read(file):
+                self._take(document)
+                self._num_taken += 1
+                if self._num_waiting >= _BATCH_BYTES:
+                    self._write_texts()
+                    self._tell()
+                elif self._num_taken % _TELL_EVERY == 0:
+                    self._tell()
+            self._job.bytes_done += file.num_bytes
+        self._write_texts()
+        self._tell()
+
+    def _read(self, file: SourceFile) -> Iterator[Document]:
+        try:
+            yield from READERS[file.format](file, self._job.reading)
+        except OSError as error:
+            raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
+
+    def source(self, name: str) -> Source:
+        """End the shards: the source that was written."""
+        self._job.seen |= self.fresh
+        shards = {split: writer.close() for split, writer in self.writers.items()}
+        tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
+        self._job.say(
+            f"{name}: {len(self.fresh):,} documents, {tokens['train']:,} training and {tokens['validation']:,} "
+            f"validation tokens; left out: {self.num_left_out:,} without text, or identical to one before"
+        )
+        return Source(name=name, weight=1.0, num_documents=len(self.fresh), **shards)
+
+    def remove(self) -> None:
+        """End the shards, and delete them."""
+        for writer in self.writers.values():
+            for shard in writer.close():
+                (self._job.folder / shard.file).unlink()
+
+    def _take(self, content: Document) -> None:
+        end_id = self._job.reading.end_id
+        if isinstance(content, bytes):
+            content = content.replace(b"\0", b"")  # the byte tokenizer's end of a document
+            known_by, blank = content, not content or content.isspace()
+        else:
+            ended = content.size > 0 and content[-1] == end_id
+            body = content[:-1] if ended else content
+            known_by, blank = body.astype("<u4").tobytes(), body.size == 0
+        digest = hashlib.sha256(known_by).digest()
+        key = digest[:_DIGEST_BYTES]
+        if blank or key in self.fresh or key in self._job.seen:
+            self.num_left_out += 1
+            return
+        self.fresh.add(key)
+        self.smallest, self.largest = min(self.smallest, digest), max(self.largest, digest)
+        split: Split = "validation" if self._held_out(digest) else "train"
+        self.num_documents[split] += 1
+        if isinstance(content, bytes):
+            self._texts[split].append(content)
+            self._num_waiting += len(content)
+        else:
+            self._write_texts()
+            end = [] if end_id is None or content[-1] == end_id else [end_id]
+            self.writers[split].write(np.append(content, np.array(end, dtype=np.uint32)))
+
+    def _write_texts(self) -> None:
+        for split, texts in self._texts.items():
+            if texts and self._job.tokenizer is not None:
+                self.writers[split].write(self._job.tokenizer.encode(texts))
+                texts.clear()
+        self._num_waiting = 0
+
+    def _tell(self) -> None:
+        job = self._job
+        job.progress(
+            SplitProgress(
+                bytes_read=job.bytes_done,
+                total_bytes=job.total_bytes,
+                num_documents=len(self.fresh),
+                num_tokens=sum(writer.num_tokens for writer in self.writers.values()),
+            )
+        )

@@ -1,0 +1,137 @@
+"""What a search knows when it asks for a point: a pure function of recorded points, outcomes and the plan.
+
+It grows trial by trial and never looks back, so that a suggestion costs the same at the ten-thousandth trial. Also the
+points and seeds that follow from the plan alone. Standard library only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+
+from proxies.core import canon
+from sweeps.search.space import Params, SearchSpace
+
+PENALTY_MARGIN_NATS = 1.0
+"""By which a diverged trial is worse than the worst that finished. TPE reads ranks, so that any will do; of a
+GP, 0 and 1 did equally well.
+"""
+DEFAULT_NUM_STARTUP = 10  # TPE's own default: before it, densities are mostly prior
+NUM_BEST = 25
+"""Best trials that are never forgotten: no more than these are good ones to TPE."""
+
+
+@dataclass(slots=True, eq=False)
+class PastTrials:
+    """Points so far, and the outcomes that the next suggestion sees: those of the first trials, in index order.
+
+    Raises:
+        ValueError: `parallelism` is below 1.
+    """
+
+    space: SearchSpace
+    study_seed: int
+    """The seed of the whole search."""
+    parallelism: int
+    """P: trials that may be in flight at once."""
+    _: KW_ONLY
+    num_startup: int = DEFAULT_NUM_STARTUP
+    """Trials of the quasi-random design."""
+    num_known: int = 0
+    """Trials that had all ended before the next was asked for, as the search went on beyond its end."""
+    points: list[Params] = field(default_factory=list, init=False)
+    """The points of the trials so far, by index."""
+    losses: list[float | None] = field(default_factory=list, init=False)
+    """In nats, of the trials seen; None where one diverged."""
+    best: list[tuple[float, int]] = field(default_factory=list, init=False)
+    """Loss and index of the `NUM_BEST` best seen; of equals, the earlier; one that diverged has lost all."""
+    worst: float = field(default=0.0, init=False)
+    """The highest finite loss seen; 0 before there is one."""
+
+    def __post_init__(self) -> None:
+        if self.parallelism < 1:
+            raise ValueError(f"parallelism = {self.parallelism}: parallelism >= 1 is wanted")
+
+    @property
+    def index(self) -> int:
+        """The index of the trial that is asked for."""
+        return len(self.points)
+
+    @property
+    def seed(self) -> int:
+        """The seed of this suggestion alone."""
+        return seed_of(self.study_seed, self.index)
+
+    @property
+    def num_seen(self) -> int:
+        """How many outcomes the next suggestion sees: those of the first trials."""
+        known = self.num_known if self.index >= self.num_known else 0
+        return max(self.index - self.parallelism + 1, known, 0)
+
+    def add(self, point: Params) -> None:
+        """Add the next trial's point, as recorded; wherever it came from."""
+        self.points.append(point)
+
+    def see(self, told: Mapping[int, float | None]) -> None:
+        """Take in the outcomes that the next suggestion sees; what was seen stays as it was told first.
+
+        Raises:
+            ValueError: one is missing, or not finite.
+        """
+        new = range(len(self.losses), self.num_seen)
+        if missing := [index for index in new if index not in told]:
+            raise ValueError(
+                f"suggestion {self.index} at parallelism {self.parallelism} needs the outcomes of trials {missing}"
+            )
+        for index in new:
+            loss = told[index]
+            if loss is not None and not math.isfinite(loss):
+                raise ValueError("a told loss is not finite: tell divergence as None")
+            self.losses.append(loss)
+            bisect.insort(self.best, (math.inf if loss is None else loss, index))
+            del self.best[NUM_BEST:]
+            self.worst = max(self.worst, loss) if loss is not None else self.worst
+
+    def shown(self, most: int) -> list[int]:
+        """Trials that a sampler is shown of those seen, in order: the best, and the latest of the others.
+
+        Args:
+            most: trials in all; above `NUM_BEST`.
+        """
+        best, latest = {index for _, index in self.best}, len(self.losses)
+        shown = set(best)
+        while latest > 0 and len(shown) < most:
+            latest -= 1
+            shown.add(latest)
+        return sorted(shown)
+
+    def penalised(self, index: int) -> float:
+        """A seen trial's loss; of one that diverged, a finite one worse than the worst seen that finished.
+
+        Told as NaN or a failure it would blind the sampler.
+        """
+        loss = self.losses[index]
+        return self.worst + PENALTY_MARGIN_NATS if loss is None else loss
+
+
+def quasi_random(study_seed: int, index: int, dimension: int) -> list[float]:
+    """Element `index` of the R_d sequence (M. Roberts 2018), shifted by the seed: `dimension` coordinates in [0, 1)."""
+    ratio = _positive_root(dimension)
+    shifts = [seed_of(study_seed, -1 - axis) / 2**32 for axis in range(dimension)]
+    return [(shift + (index + 1) * ratio ** -(axis + 1)) % 1.0 for axis, shift in enumerate(shifts)]
+
+
+def _positive_root(dimension: int) -> float:
+    """The root > 1 of x^(d+1) = x + 1, by the contraction x <- (1 + x)^(1/(d+1))."""
+    root = 1.5
+    for _ in range(64):
+        root = (1 + root) ** (1 / (dimension + 1))
+    return root
+
+
+def seed_of(study_seed: int, index: int) -> int:
+    """A 32-bit seed of its own for every (study, index): a sampler re-created with one seed repeats itself."""
+    return int.from_bytes(hashlib.sha256(canon.canonical([study_seed, index]).encode()).digest()[:4], "big")
