@@ -173,7 +173,7 @@ def judged_fit(path):
 
 def judged_sheet(path):
     sheet = transfer.tables.cells.read_sheet(path, ("width", "lr", "loss"))
-    if not {"width", "lr", "loss"} <= set(sheet.names):
+    if not {"width", "lr", "loss"} <= set(sheet.columns):
         raise transfer.tables.cells.TableError(path, ["no columns"])
 
 

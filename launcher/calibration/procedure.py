@@ -261,7 +261,7 @@ class Group:
     asked: ModeRequest
     example: RunSpec
     phases: tuple[tuple[int, tuple[int, ...]], ...]
-    """See `launcher.plan.calibration_records.Work`."""
+    """See `launcher.plan.calibration_records.PlannedWork`."""
 
     @property
     def step_flops(self) -> float:

@@ -17,7 +17,8 @@ from launcher.plan.study import Study
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.evidence import StudyFindings, decision_of, gather
-from launcher.study.gates import Gate, checks_body, forecast_warnings
+from launcher.study.gates import Gate, forecast_warnings
+from launcher.study.ladder_checks import checks_body
 from launcher.study.own_model import is_own, own_run
 from launcher.views.search import search_body
 from launcher.views.tables import fit_body, frontier_flops

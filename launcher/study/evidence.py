@@ -20,7 +20,8 @@ from launcher.frozen.frozen import Decision
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
-from launcher.study.gates import Gate, LadderChecks, failed_gates, gates, ladder_checks
+from launcher.study.gates import Gate, failed_gates, gates
+from launcher.study.ladder_checks import LadderChecks, ladder_checks
 from launcher.study.own_model import OwnProgramError, is_own
 from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json

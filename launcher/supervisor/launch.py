@@ -53,7 +53,7 @@ class LaunchOutcome:
     """What came of a launch, all its attempts together."""
 
     event: Literal["finished", "stopped", "interrupted", "aborted", "refused", "failed"]
-    """As `launcher.base.metrics.Ending`; `failed`: every attempt died."""
+    """As `launcher.base.metrics.AttemptEnd`; `failed`: every attempt died."""
     exit_code: int
     step: int
     """Optimizer steps done."""

@@ -208,7 +208,7 @@ class WorkerHost:
         return Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_microbatches=num_microbatches)
 
     def _measured(self, asked: dict[str, Json]) -> dict[str, Json]:
-        """The answer to a probe (`proxies.training.calibration.Probe`)."""
+        """The answer to a probe (`proxies.training.calibration.CalibrationProbe`)."""
         from proxies.training.calibration import CalibrationProbe, measure
         from proxies.training.torch_device import TorchDevice
 

@@ -393,7 +393,7 @@ class Decoder(nn.Module):
     """The model of `shape`, or `num_trials` of them side by side. Weights are left uninitialized.
 
     `checkpointing` trades about a third more time for memory; gradients stay the same, bit by bit. `fused_loss` takes
-    the loss by parts (`proxies.model.fused_loss`).
+    the loss by parts.
     """
 
     def __init__(

@@ -91,6 +91,11 @@ def last_update(weights: Tensor, group: Mapping[str, Any], state: Mapping[str, T
     return update
 
 
+def clip_gradients(parameters: Iterable[nn.Parameter], hparams: Hparams, norm: Tensor) -> None:
+    """Scale gradients whose global norm is above a run's limit down to it."""
+    clip_to(parameters, hparams.clip_norm, norm)
+
+
 def clip_to(parameters: Iterable[nn.Parameter], limit: float | None, norm: Tensor) -> None:
     """Scale gradients whose global norm is above the limit down to it; None never clips."""
     if limit is not None:

@@ -23,7 +23,7 @@ from proxies.data.tokens import TokenStore
 from proxies.model.decoder import token_loss
 from proxies.model.optimizer import (
     MOMENTS,
-    clip_to,
+    clip_gradients,
     fail_past_recompile_limit,
     grouped,
     moments_of,
@@ -266,6 +266,6 @@ def _tensors(trial: _Trial) -> dict[str, Tensor]:
 def _update(trial: _Trial, step: int, norm: Tensor) -> None:
     """Clip by the norm and step, every group at its peak rate times the schedule's share."""
     spec = trial.progress.spec
-    clip_to(trial.built.module.parameters(), spec.hparams.clip_norm, norm)
+    clip_gradients(trial.built.module.parameters(), spec.hparams, norm)
     set_rates(trial.optimizer, trial.rates, lr_multiplier(spec.schedule, step))
     trial.optimizer.step()

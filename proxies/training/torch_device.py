@@ -75,7 +75,7 @@ class TorchDevice:
         """The most that was held since, beyond what was then; 0 if unknown.
 
         On a CPU it is the process's own peak, all modes so far together: what was freed is kept for the next
-        (`proxies.training.memory`), so that no mode's share of it can be told.
+        (`keep_freed_memory`), so that no mode's share of it can be told.
         """
         if self.kind == "cuda":
             return max(0, torch.cuda.max_memory_allocated() - self._before)

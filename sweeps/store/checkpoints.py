@@ -24,7 +24,7 @@ HOST_VARIABLE = "FORERUN_HOST"
 others, a pod (there, the node's name).
 """
 WHERE: dict[str, Json] = {"where": True}
-"""A probe (`sweeps.run.pool.Advance`): on which machine and in which process is this worker?"""
+"""A probe (`sweeps.run.pool.HostCall`): on which machine and in which process is this worker?"""
 HOST, PROCESS, CPU, RESUMED = "host", "process", "cpu", "resumed_at_step"
 """Keys of a result's `environment`: where it ended, the kind of processor, and the step that it went on from, if it did
 not begin there.

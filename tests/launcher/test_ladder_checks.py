@@ -7,8 +7,9 @@ import pytest
 
 from launcher.answers.texts import ladder_text
 from launcher.experiments.ladder import Excess, RungCheck, RungRate
-from launcher.study import gates
-from launcher.study.gates import Gate, LadderChecks, checks_body, tuned_gate
+from launcher.study import ladder_checks
+from launcher.study.gates import Gate, tuned_gate
+from launcher.study.ladder_checks import LadderChecks, checks_body
 from proxies.core import canon
 from proxies.core.shape import Shape
 
@@ -47,8 +48,8 @@ def test_the_noise_of_a_run_is_the_largest_that_tests_of_the_rate_found():
         return SimpleNamespace(hyperparameter=hyperparameter), SimpleNamespace(verdict=verdict)
 
     rates = [a_test("learning_rate", noise) for noise in (0.003, None, 0.005, 0.004)]
-    assert gates.noise_of(SimpleNamespace(tests=[*rates, a_test("clip_norm", 0.1)])) == 0.005
-    assert gates.noise_of(SimpleNamespace(tests=[rates[1], a_test("clip_norm", 0.1)])) is None
+    assert ladder_checks.noise_of(SimpleNamespace(tests=[*rates, a_test("clip_norm", 0.1)])) == 0.005
+    assert ladder_checks.noise_of(SimpleNamespace(tests=[rates[1], a_test("clip_norm", 0.1)])) is None
 
 
 def checks(*outcomes, wanted=None):

@@ -150,7 +150,7 @@ def told(corpus, tmp_path, monkeypatch):
 
 @ENDING_SIGNALS
 @pytest.mark.parametrize(
-    ("where", "began"), [("rehearsal.standing.rehearsal_of", False), ("supervisor.launch._newest_step", True)]
+    ("where", "began"), [("rehearsal.status.rehearsal_of", False), ("supervisor.launch._newest_step", True)]
 )
 def test_a_signal_before_the_ranks_start(told, monkeypatch, number, where, began):
     name = f"launcher.{where}"

@@ -223,8 +223,8 @@ def test_a_killed_supervisor_leaves_what_was_told_and_no_process(corpus, decisio
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path; from main_run import tiny_decision\n"
-        "from launcher.dashboards.log_sink import Mirror\n"
-        "with Mirror(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), 'offline'):\n"
+        "from launcher.dashboards.log_sink import LogSink\n"
+        "with LogSink(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), 'offline'):\n"
         "    time.sleep(600)"
     )
     job = subprocess.Popen([sys.executable, "-c", code, run_dir, corpus])

@@ -170,7 +170,7 @@ def lease_by_wall_clock(patch):
 
 
 def leases_without_end(patch):
-    patch.setattr("sweeps.run.crew.Leases.seconds", lambda self, bank_key: math.inf)
+    patch.setattr("sweeps.run.crew.AdaptiveTimeouts.seconds", lambda self, bank_key: math.inf)
 
 
 def own_absence_blamed(patch):

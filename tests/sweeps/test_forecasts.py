@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sweeps.search import pruning
-from sweeps.search.pruning import forecast
+from sweeps.search import forecasts
+from sweeps.search.forecasts import forecast
 
 
 def planted(seed):
@@ -42,7 +42,7 @@ def test_a_forecast_wants_enough_runs_that_differ():
     # An axis of one value says nothing, wherever the run in question lies on it.
     fixed = np.c_[x, np.full(20, 7.0)]
     assert forecast(fixed, y, [*x[0], 7.0]).loss_nats == pytest.approx(forecast(x, y, x[0]).loss_nats, abs=0.02)
-    assert forecast([*x, *x], [*y, *y], x[0]).error_nats >= pruning.LEAST_ERROR_NATS
+    assert forecast([*x, *x], [*y, *y], x[0]).error_nats >= forecasts.LEAST_ERROR_NATS
 
 
 def test_a_mutant_that_is_too_sure_is_found_out():

@@ -178,9 +178,9 @@ def driver(cluster, folder, takes=""):
         from sweep_fakes import FakeHostFactory, make_specs
         from test_pool_ray import run_all
         from sweeps.ray.pool import RayPool
-        from sweeps.ray.nodes import Place
+        from sweeps.ray.nodes import WorkerPlacement
         factory = FakeHostFactory({str(folder / "diary")!r}, step_seconds=0.5)
-        pool = RayPool(2, factory, place=Place(address={cluster.address!r}, {takes}))
+        pool = RayPool(2, factory, place=WorkerPlacement(address={cluster.address!r}, {takes}))
         try:
             run_all(Path({str(folder / "study")!r}), pool, make_specs(30))
         finally:

@@ -1,5 +1,8 @@
+import dataclasses
+
+import numpy as np
 import pytest
-from planted_valleys import WIDE, rng
+from planted_valleys import SMALL, WIDE, parabola, rng, two_parabolas
 
 from transfer.basin.optimum import find_optima
 from transfer.question import Point
@@ -14,6 +17,18 @@ def find(points):
 
 
 GOOD = grid(32, [2.30, 2.15, 2.101, 2.149, 2.301])
+
+
+@pytest.mark.parametrize(("world", "valley"), [(WIDE, two_parabolas), (SMALL, parabola)])
+def test_intervals_cover_the_planted_optimum(world, valley):
+    world, covered = dataclasses.replace(world, valley=valley), []
+    for seed in range(30):
+        points, base = world.draw(rng(seed))
+        for optimum in find_optima(points, level=0.9, draws=600, rng=rng(seed)).optima:
+            low, high = optimum.interval_log2
+            covered.append(low <= world.optimum(optimum.size, base) <= high)
+    print(f"{valley.__name__}, {len(world.sizes)} sizes: {np.mean(covered):.3f} covered at 0.9")
+    assert np.mean(covered) >= 0.85
 
 
 def test_an_optimum_at_the_edge_is_refused():
