@@ -8,9 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sweeps.search import (
-    pruning,
-)
+from sweeps.search import forecasts, pruning
 from sweeps.search.pruning import EarlierTrial, rungs, told_nats, verdict
 from tests.sweeps.spaces import SPACE
 
@@ -91,7 +89,7 @@ def test_a_rule_that_knows_no_decay_gives_the_later_winner_up():
     def undecayed(space, point, losses_nats, seen):
         drops = [loss - one.loss_nats for one in seen for loss in [pruning.smoothed(one.losses_nats, 50)]]
         here = pruning.smoothed(losses_nats, 50) - min(drops)
-        return pruning.Forecast(loss_nats=here, error_nats=0.02, num_freedom=20)
+        return forecasts.Forecast(loss_nats=here, error_nats=0.02, num_freedom=20)
 
     with mock.patch.object(pruning, "_predicted", undecayed):
         assert asked(winner(), seen, 50)
@@ -134,7 +132,7 @@ def test_a_run_that_may_come_near_the_best_goes_on():
     """Within the margin another seed may turn the two round; without one it would have been given up."""
     seen = decaying(40)
     best = min(one.loss_nats for one in seen)
-    near = pruning.Forecast(loss_nats=best + 0.003, error_nats=0.001, num_freedom=30)
+    near = forecasts.Forecast(loss_nats=best + 0.003, error_nats=0.001, num_freedom=30)
     with mock.patch.object(pruning, "_predicted", lambda *args: near):
         assert asked(winner(), seen, 100) == ""
         with mock.patch.object(pruning, "MARGIN_NATS", 0.0):

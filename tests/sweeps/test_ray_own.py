@@ -42,8 +42,10 @@ def test_the_token_is_private_whatever_the_umask(base):
 
 
 def test_a_killed_driver_leaves_nothing_for_long(base):
-    script = "import signal, os; from sweeps.ray.own import ClusterFolder\n"
+    script = (
+        "import signal, os; from sweeps.ray.own import ClusterFolder\n"
         "ClusterFolder(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
     environment = {**os.environ, "TMPDIR": str(base)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
