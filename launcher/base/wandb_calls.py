@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.base.flag import die_with_parent
+from launcher.base.signals import die_with_parent
 
 WANDB_DIR = "wandb"
 OFFLINE_SECONDS, ONLINE_SECONDS = 180.0, 900.0

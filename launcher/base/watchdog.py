@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.base.metrics import Following
-from launcher.base.plain_files import CHECKPOINTS
+from launcher.base.run_files import CHECKPOINTS
 from launcher.base.talk import duration
 from proxies.core.canon import Json
 

@@ -1,4 +1,4 @@
-"""What the stages of a study will run, and what that takes, counted from the plan before the first run."""
+"""What a study's stages will run, at which speed, and what that takes, counted from the plan before the first run."""
 
 from __future__ import annotations
 

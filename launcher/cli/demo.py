@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.base.flag import die_with_parent
+from launcher.base.signals import die_with_parent
 from launcher.base.talk import duration, say
 from launcher.supervisor.attempt import hearing
 from proxies.core import canon

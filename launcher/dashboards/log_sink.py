@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.flag import Flag
+from launcher.base.signals import Flag
 from launcher.base.talk import say
 from launcher.base.wandb_calls import DashboardError, Mode, WandbProcess
 from launcher.dashboards.main_run import main_run

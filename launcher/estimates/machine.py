@@ -1,4 +1,4 @@
-"""The accelerators a run is estimated on: of the reference table, with whatever was given in its place."""
+"""The accelerators a run is estimated on, of the reference table or as given, and numbers with an interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a decision in a trainer's files, field by field."""
+"""What became of a decision in a trainer's files, field by field, and what is the same for every trainer but ours."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Protocol, cast
 
-from launcher.base.flag import die_with_parent
+from launcher.base.signals import die_with_parent
 from launcher.exporters.export_writer import PROVE_FILE
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked

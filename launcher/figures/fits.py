@@ -1,4 +1,4 @@
-"""The ladder's figure: what each law says, out to the main run, over log10(FLOPs)."""
+"""The figures of the ladder (what each law says, out to the main run, over log10(FLOPs)) and of the main run."""
 
 from __future__ import annotations
 

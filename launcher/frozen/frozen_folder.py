@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from launcher.base.plain_files import kinds_in
+from launcher.base.run_files import kinds_in
 from launcher.frozen.frozen import Decision, TamperedError
 from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, attest, path_of, read_attestation, write_launch
 from proxies.core import canon

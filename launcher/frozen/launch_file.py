@@ -1,4 +1,4 @@
-"""A decision on disk: `frozen/<digest>/launch.json`, and nothing that does not have the digest it claims."""
+"""A decision on disk: `frozen/<digest>/launch.json`, which has the digest it claims, and the attestations beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 from pathlib import Path
 from typing import Literal
 
-from launcher.base.plain_files import read_plain
+from launcher.base.run_files import read_plain
 from launcher.frozen.frozen import SCHEMA_VERSION, Decision, FrozenError, TamperedError
 from proxies.core import canon
 

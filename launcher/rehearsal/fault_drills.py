@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.base.plain_files import CHECKPOINTS, RefusedCheckpoint, complete_folders
+from launcher.base.run_files import CHECKPOINTS, RefusedCheckpoint, complete_folders
 from launcher.base.watchdog import FLOOR_SECONDS
 from launcher.rehearsal.faults import Fault, fired
 from launcher.rehearsal.registry import DrillResult, judged

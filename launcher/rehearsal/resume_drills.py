@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launcher.base.plain_files import CHECKPOINTS
+from launcher.base.run_files import CHECKPOINTS
 from launcher.rehearsal.faults import Fault, FaultKind
 from launcher.rehearsal.registry import CUTS, PROXY_NATS, DrillResult, judged
 from launcher.rehearsal.stage import RehearsalFolder, checkpoint_folders, flip_a_bit

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from launcher.base import metrics
-from launcher.base.plain_files import CHECKPOINTS, complete_folders
+from launcher.base.run_files import CHECKPOINTS, complete_folders
 from launcher.base.watchdog import FLOOR_SECONDS, Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import write_launch

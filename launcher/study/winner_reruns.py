@@ -20,8 +20,8 @@ from proxies.core.canon import Json
 from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
 from sweeps.run.reruns import carried_out, compare, where
-from sweeps.store.checkpoints import HOST, PROCESS
 from sweeps.store.errors import PoolDead, SweepError
+from sweeps.store.sites import HOST, PROCESS
 
 if TYPE_CHECKING:
     from sweeps.run.pool import Pool

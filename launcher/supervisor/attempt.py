@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import metrics
-from launcher.base.flag import Flag, die_with_parent
+from launcher.base.signals import Flag, die_with_parent
 from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits, Pace, Watchdog
 from proxies.core.failures import Crash, crash_of, end_of, oom_kills

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.base import chronicle
-from launcher.base.plain_files import CHECKPOINTS, complete_folders
+from launcher.base.run_files import CHECKPOINTS, complete_folders
 from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.base.plain_files import RefusedCheckpoint, complete_folders
+from launcher.base.run_files import RefusedCheckpoint, complete_folders
 from proxies.core import canon
 
 # The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call

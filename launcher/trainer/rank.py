@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.base import metrics
-from launcher.base.flag import Flag, die_with_parent
 from launcher.base.metrics import AttemptEnd
+from launcher.base.signals import Flag, die_with_parent
 from launcher.base.watchdog import START_SECONDS
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import read_launch

@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from launcher.base import chronicle, metrics
 from launcher.trainer.callbacks import Callback, StepInfo, Stop
 from proxies.core.canon import Json
-from sweeps.store.checkpoints import host
+from sweeps.store.sites import host
 
 if TYPE_CHECKING:
     from launcher.trainer.training import Trainer

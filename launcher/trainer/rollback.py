@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from launcher.base import chronicle, metrics
-from launcher.base.plain_files import ROLLBACKS_FILE
 from launcher.base.policy import SpikePolicy
+from launcher.base.run_files import ROLLBACKS_FILE
 from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo
 from launcher.trainer.checkpoint_saver import SaveError
 from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 
 from launcher.base import metrics
 from launcher.base.metrics import AttemptEnd, Header
-from launcher.base.plain_files import CHECKPOINTS, RefusedCheckpoint, expected, tell
 from launcher.base.reference import GPUS
+from launcher.base.run_files import CHECKPOINTS, RefusedCheckpoint, expected, tell
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.trainer import assembly, checkpoints, rollback
 from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo, Stop

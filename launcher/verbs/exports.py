@@ -141,7 +141,7 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
 @json_option
 def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
     """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
-    from launcher.base.plain_files import kinds_in
+    from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
     from launcher.exporters.fidelity import exporter
     from launcher.frozen.launch_file import attest, read_launch
@@ -235,7 +235,7 @@ def _check_room(target: Path, ours: set[str]) -> None:
     Raises:
         click.BadParameter: it holds other files, such as what a run wrote; some are named.
     """
-    from launcher.base.plain_files import kinds_in
+    from launcher.base.run_files import kinds_in
 
     if strangers := sorted(set(kinds_in(target)) - ours):
         shown = ", ".join(strangers[:8]) + (f" and {len(strangers) - 8} more" if len(strangers) > 8 else "")

@@ -1,4 +1,4 @@
-"""A loss that goes up and stays there, slower or smaller than a spike.
+"""Losses that go up: spikes, and what stays up, slower or smaller than a spike.
 
 At every line the lines after it are compared with those before, in two ways, each in standard deviations of its own:
 

@@ -1,4 +1,4 @@
-"""How fast a run goes, how much of its time was kept work, when it will end, and for how long it may be silent.
+"""How fast a run goes, when it will end, for how long it may be silent, and whether its folder says that it is alive.
 
 Nothing here knows what the machine should give. A run is compared with the best that it has itself sustained since its
 number of ranks or its device last changed; the first lines after a start, and steps that wait for a save, weigh little
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.base import chronicle
-from launcher.base.plain_files import CHECKPOINTS, ROLLBACKS_FILE
+from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE
 from launcher.base.watchdog import START_SECONDS
 from launcher.watch.logs.columns import Floats, LogColumns, headers, spacing
 

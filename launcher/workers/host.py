@@ -20,7 +20,7 @@ from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.torch_device import give_back_memory
 from sweeps.run.pool import Finished, HostAnswer, HostCall
-from sweeps.store.checkpoints import RESUMED, WHERE, site
+from sweeps.store.sites import RESUMED, WHERE, site
 
 if TYPE_CHECKING:
     from launcher.workers.resumable import ResumableRuns

@@ -20,7 +20,7 @@ from sweeps.run.backlog import Attempt
 from sweeps.run.crew import AdaptiveTimeouts, Crew
 from sweeps.run.lost_runs import RetryStatus
 from sweeps.run.pool import Finished, HostCall, Pool, decoded
-from sweeps.store.checkpoints import CPU, HOST, RESUMED, WHERE
+from sweeps.store.sites import CPU, HOST, RESUMED, WHERE
 
 POLL_SECONDS = 0.5
 WHERE_SECONDS = 60.0
@@ -81,7 +81,7 @@ def _promised(spec: RunSpec, first: RunResult, again: RunResult) -> bool:
 
 
 def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
-    """By worker, `sweeps.store.checkpoints.site` of its process; without those that do not say it in time.
+    """By worker, `sweeps.store.sites.site` of its process; without those that do not say it in time.
 
     Args:
         pool: idle.

@@ -8,7 +8,7 @@ import resource
 import signal
 
 from launcher.base import metrics
-from launcher.base.flag import Flag
+from launcher.base.signals import Flag
 from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.rank import builder
 from launcher.rehearsal.run import set_up

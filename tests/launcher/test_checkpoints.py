@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base import chronicle
-from launcher.base.plain_files import RefusedCheckpoint, expected, tell
+from launcher.base.run_files import RefusedCheckpoint, expected, tell
 from launcher.trainer import checkpoints
 from launcher.trainer.checkpoints import (
     CheckpointError,

@@ -5,11 +5,11 @@ import subprocess
 import sys
 import threading
 
-from launcher.base.flag import Flag
+from launcher.base.signals import Flag
 
 STORM = """
 import os, signal, sys, threading
-from launcher.base.flag import Flag
+from launcher.base.signals import Flag
 flag = {"flag": Flag, "event": threading.Event}[sys.argv[1]]()
 taken = set()
 def again(frame, event, arg):  # at every line that the first handler runs, wherever it is, the signal comes once more

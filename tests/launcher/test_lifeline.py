@@ -10,7 +10,7 @@ import pytest
 
 CHILD = """
 import time
-from launcher.base.flag import die_with_parent
+from launcher.base.signals import die_with_parent
 die_with_parent()
 print("up", flush=True)
 time.sleep(60)

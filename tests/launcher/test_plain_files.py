@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from launcher.base import plain_files
-from launcher.base.plain_files import kinds_in, read_plain
+from launcher.base import run_files
+from launcher.base.run_files import kinds_in, read_plain
 
 
 def test_a_plain_file_is_read_also_by_a_link(tmp_path):
@@ -16,7 +16,7 @@ def test_a_plain_file_is_read_also_by_a_link(tmp_path):
 
 def test_what_is_no_plain_file_is_refused_at_once(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(plain_files, "MOST_BYTES", 3)
+    monkeypatch.setattr(run_files, "MOST_BYTES", 3)
     (tmp_path / "large").write_bytes(b"four")
     said = {}
     for path in (tmp_path / "pipe", tmp_path / "large", tmp_path, "/dev/zero", tmp_path / "absent"):

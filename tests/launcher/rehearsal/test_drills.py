@@ -10,7 +10,7 @@ import pytest
 from main_run import QUIET_TORCH, tiny_decision, write_corpus
 from stage_case import HereStage, here
 
-from launcher.base.plain_files import CHECKPOINTS
+from launcher.base.run_files import CHECKPOINTS
 from launcher.frozen.frozen import FrozenError
 from launcher.rehearsal import faults, resume_drills
 from launcher.rehearsal.fault_drills import disk_full, hang, killed_rank, nan, sigterm

@@ -1,4 +1,4 @@
-"""What is a plain file and what is not: a pipe in a file's place would keep its reader waiting for ever."""
+"""Files of a run's folder: which are plain (a pipe keeps its reader waiting), and where checkpoints lie."""
 
 from __future__ import annotations
 

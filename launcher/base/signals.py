@@ -1,4 +1,4 @@
-"""What a signal's handler may set. Standard library only."""
+"""Signals: a flag that a handler may set, and processes that die with their parent. Standard library only."""
 
 from __future__ import annotations
 
