@@ -185,7 +185,7 @@ def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[
 
 
 def ask(order: dict[str, Any], *, online: bool, more_seconds: float = 0.0) -> dict[str, Any]:
-    """The answer to one order; raises as `Job.answer`."""
+    """The answer to one order; raises as `WandbProcess.answer`."""
     with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch, job(Path(scratch), online=online) as running:
         running.put(order)
         return running.answer(more_seconds)

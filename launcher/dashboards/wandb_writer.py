@@ -189,7 +189,7 @@ def _is_there(found: tuple[Path, WrittenRun] | None, run: RunRecord) -> bool:
 
 @contextlib.contextmanager
 def writing(root_dir: Path, mode: Mode, place: WandbTarget, *, dies_with_us: bool = True) -> Iterator[Writer]:
-    """Within, a process of wandb's writes runs below `root_dir/wandb`; see `launcher.base.wandb_calls.Job`.
+    """Within, a process of wandb's writes runs below `root_dir/wandb`; see `launcher.base.wandb_calls.WandbProcess`.
 
     Raises:
         OSError: the folder cannot be written.

@@ -51,7 +51,7 @@ class Study:
     """Where the factory's module lies, or the command runs."""
     factory: Factory | None = None
     chosen: Mapping[str, Numerics] = field(default_factory=dict)
-    """What its calibration chose, by `Asked.key`: of the ledger (`study.opening`), empty before there is one."""
+    """What its calibration chose, by `ModeRequest.key`; empty before the ledger has it."""
     _trials: dict[tuple[object, ...], RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Trials made so far: each is asked after often, and knows its id from the first time on."""
 

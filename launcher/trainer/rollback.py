@@ -77,7 +77,7 @@ class Detector:
 class SpikeWatch(Callback):
     """Goes back before a spike that lasts, as often as the policy allows; after that it says so, and the run goes on.
 
-    The run's own ceiling (`Abort`) holds all the while.
+    The run's own ceiling (`AbortPolicy`) holds all the while.
     """
 
     def __init__(self, policy: SpikePolicy) -> None:

@@ -212,7 +212,7 @@ class Follower:
             last: nobody will look again: the last line counts without its end.
 
         Raises:
-            OtherRunError, OSError, DashboardError: see `Readings.read`.
+            OtherRunError, OSError, DashboardError: see `LogReader.read`.
         """
         reading = self._readings.read(last=last)
         over = reading.ending is not None

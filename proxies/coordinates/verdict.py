@@ -69,7 +69,7 @@ class LayerVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One layer's readings (`activations.Reading`), each an array [S, P, K]: S steps, the first 0, P widths or
+    """One layer's readings (`activations.LayerReading`), each an array [S, P, K]: S steps, the first 0, P widths or
     depths, K seeds.
     """
 

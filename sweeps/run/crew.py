@@ -95,7 +95,7 @@ class Crew:
         )
 
     def specs(self) -> list[RunSpec]:
-        """Of every run in a slot."""
+        """Specs of every run in a slot."""
         return [attempt.spec for worker in self.workers for attempt in worker.slots.values()]
 
     def start(self, index: int, admitted: Mapping[int, Attempt], max_steps: int) -> None:
