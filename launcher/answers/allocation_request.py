@@ -81,12 +81,12 @@ def checked(asked: Typed) -> Checked:
     wish, machine, shape = _wish(asked, found), _machine(asked, found), _shape(asked, found)
     if wish is not None and wish.needs_machine and asked["gpu"] is None:
         found.problems.append("--gpu is missing: hours, dollars and days want the GPU they are of")
-    elif (
-        machine is not None and wish is not None and wish.needs_price and not (machine.price_usd or asked["price_usd"])
-    ):
+    elif wish is not None and wish.needs_price and asked["price_usd"] is None and machine and machine.price_usd is None:
         found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
     with found.collecting():
         Spending(flops=1e6, inference_tokens=asked["inference_tokens"] or 0.0, unique_tokens=asked["unique_tokens"])
+    if asked["inference_tokens"] is not None and 0 < asked["inference_tokens"] < 1:
+        found.problems.append(f"inference_tokens = {asked['inference_tokens']}: must be 0, or at least 1")
     if asked["inference_tokens"] and asked["deadline_days"] is not None:
         found.problems.append("--deadline-days is of training alone, and with --inference-tokens the budget pays for "
                               "serving too: give one of them")  # fmt: skip

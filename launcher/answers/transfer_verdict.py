@@ -16,6 +16,10 @@ from transfer.tables.columns import VALUE_COLUMNS
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 LARGEST_SIZE = 2 * 10**18
+LARGEST_POWER = 10.0
+MARGINS_NATS = (1e-6, 1e3)
+LEVELS = (0.5, 0.999)
+"""Beyond these bounds an option is a slip, and intervals would rest on a handful of draws."""
 """Beyond it a size is a slip."""
 LEAST_SPAN_OCTAVES = 0.1
 """From the smallest size to the largest: over less no drift can be seen."""
@@ -105,7 +109,7 @@ def judge_table(
     sizes = sorted({point.size for point in table.points} or {size for size, _ in table.optima})
     target = 2 * sizes[-1] if target_size is None else target_size
     base = sizes[0] if base_size is None else base_size
-    _check(sizes, target, base)
+    _check(sizes, target, base, power, margin_nats, level)
     question = Question(
         target_size=target,
         base_size=base,
@@ -130,11 +134,23 @@ def _assumed(question: Question, target_size: int | None, base_size: int | None)
     return notes + ([f"--base-size not given: taken to be {base}, the smallest"] if base_size is None else [])
 
 
-def _check(sizes: list[int], target: int, base: int) -> None:
+def _check(
+    sizes: list[int], target: int, base: int, power: float | Literal["measured"], margin_nats: float, level: float
+) -> None:
+    bounded = (
+        ("power", 0.0 if power == "measured" else power, (-LARGEST_POWER, LARGEST_POWER)),
+        ("margin_nats", margin_nats, MARGINS_NATS),
+        ("level", level, LEVELS),
+    )
     problems = [
-        f"{name} = {size if abs(size) < 10**40 else '...'}: a whole number from 1 to {LARGEST_SIZE:.0e} is wanted"
+        f"{name} = {size if abs(size) < 10**40 else '...'}: must be a whole number from 1 to {LARGEST_SIZE:.0e}"
         for name, size in (("target_size", target), ("base_size", base))
         if not 1 <= size <= LARGEST_SIZE
+    ]
+    problems += [
+        f"{name} = {value!r}: must be from {low:g} to {high:g}"
+        for name, value, (low, high) in bounded
+        if not low <= value <= high
     ]
     if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**LEAST_SPAN_OCTAVES:
         problems.append(f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: run some that do")

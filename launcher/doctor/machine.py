@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from launcher.doctor.findings import DoctorFinding, fail, ok, warn
 from launcher.doctor.libraries import LibraryCheck
@@ -22,8 +23,9 @@ _KEY_CHARS = 40
 
 def check_machine() -> list[DoctorFinding]:
     """Every line of this process's machine but its GPUs."""
+    there = Path("/dev/shm").is_dir()  # not on macOS
     return [
-        judge_shm(shutil.disk_usage("/dev/shm").free),
+        *([judge_shm(shutil.disk_usage("/dev/shm").free)] if there else []),
         judge_loopback(loopback_problem()),
         judge_wandb(os.environ),
     ]

@@ -92,7 +92,7 @@ def memory_per_rank(
 def _moments(
     shape: Shape, degrees: Parallelism, precision: Precision, index: int, num_sequences: int, num_microbatches: int
 ) -> list[Memory]:
-    """The loss, the first block's backward pass, the end of the backward pass, the optimizer's step of one
+    """The four fullest moments of a rank: the loss, the last block's backward pass, its end, the optimizer's step.
 
     The first stage holds the embedding and most micro-batches, the last one the readout and one.
     """

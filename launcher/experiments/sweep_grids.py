@@ -246,10 +246,12 @@ def _rates(setting: SharedSettings, axis: Axis) -> Condition:
     for size in sizes:
         if size in full:
             continue
-        known = _condition(setting, "learning_rate", axis, cells)
-        if not setting.foreseen and not known.done(setting.results):
-            return known
-        predicted = centre if setting.foreseen else _predicted(setting, known, axis, base, size)
+        predicted: float | None = centre
+        if not setting.foreseen:
+            known = _condition(setting, "learning_rate", axis, cells)
+            if not known.done(setting.results):
+                return known
+            predicted = _predicted(setting, known, axis, base, size)
         if predicted is None:
             grid(size, centre, transfer.offsets_octaves)
         else:

@@ -67,9 +67,10 @@ def _row(name: str, said: str) -> list[str]:
 
 def value_text(value: Json, most: int) -> str:
     """A value in one line, cut where it is long."""
-    text = f"{value:.6g}" if isinstance(value, float) else number(value)
     if isinstance(value, list | dict):
         text = json.dumps(value, separators=(",", ":"))
+    else:
+        text = f"{value:.6g}" if isinstance(value, float) else number(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -236,7 +236,7 @@ def _axis_problems(search: SearchSection) -> Iterator[str]:
 
 
 def _pruner_problems(plan: Plan) -> Iterator[str]:
-    """Name what no trial could ever be looked at by, or compared with."""
+    """Say where no trial could ever be looked at, or compared with others."""
     if plan.search.pruner == "none":
         return
     said, steps = f"search.pruner = {plan.search.pruner!r}", plan.proxy.num_steps

@@ -78,7 +78,7 @@ def checks_of(
             found = _check(study, name, runs, store, check_stop)
             torch.cuda.empty_cache()  # the workers' now: this process keeps none of it through the study
             ledger.append("coordinates", name, found)
-            expected = ", as it should" if name == "sp" != own and found.outcome == "blows_up" else ""
+            expected = ", as it should" if name == "sp" and own != "sp" and found.outcome == "blows_up" else ""
             say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
     return {record.key: record.body for record in ledger.records("coordinates")}
 

@@ -167,5 +167,4 @@ def next_lines(found: Conclusion) -> list[str]:
     if found.study is None:
         return ["no study lies around the config, so no ledger keeps the run: name one with --study STUDY"]
     study = shlex.quote(str(found.study))
-    used = f"`forerun fit {study}`, and in a new study begun with `forerun run PLAN --study NEW --fork {study}`"
-    return [f"kept in the ledger of {found.study}: it joins the ladder in {used}"]
+    return [f"kept in the ledger of {found.study}: it joins the ladder in `forerun fit {study}`"]

@@ -95,7 +95,7 @@ def _too_many(chance: float, num: float) -> float:
 # An early warning: the gradient norm grows out of line, against its own past.
 
 GRAD_NORM_FACTOR = 2.0
-"""The median gradient norm over that of half the steps ago."""
+"""The alert is raised where the median gradient norm is more than so many times that of half the steps ago."""
 _GRAD_LINES = 32
 
 

@@ -131,8 +131,8 @@ class Parametrization:
     """Scale of q . k: sqrt(base head_dim) / head_dim, or 1 / sqrt(head_dim). Differs only where head_dim grows."""
     output: Readout
     """Where the readout's 1 / m_N sits: a forward multiplier (mup, CompleteP), or in its init std, rate and decay
-    (Complete(d)P, Lingle arXiv 2404.05728). The same function under Adam only if eps and weight decay move too
-    (`proxies.parametrization.absorb`): they do with `scaled` decay and the eps of `completedp`."""
+    (Complete(d)P, Lingle arXiv 2404.05728). The same function under Adam only if eps and weight decay move too:
+    they do with `scaled` decay and the eps of `completedp`."""
     depth_alpha: float | None
     """Branches times m_L^-alpha, block learning rates times m_L^(alpha-1): 1 CompleteP (arXiv 2505.01618), 1/2 u-muP
     (arXiv 2407.17465) and ArchScale; None: no depth rule (mup, Megatron-LM)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 MAX_PENDING_BYTES = 64 * 2**20
 """A line or record longer than this is none."""
 MAX_NAMES = 40
-"""Of those seen in a file, that are kept for a message."""
+"""So many of the names seen in a file are kept, for a message."""
 
 
 class MetricsError(ValueError):

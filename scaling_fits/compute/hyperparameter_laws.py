@@ -29,7 +29,7 @@ from scaling_fits.laws.table import RunTable
 #
 # Log loss is a quadratic in log2 learning rate and log2 batch together, where a cell varies both: with a batch that is
 # off, the learning rate's optimum moves too. Runs far above the best say nothing about the bottom and are left out; how
-# far is chosen over all cells at once (`valleys`).
+# far is chosen over all cells at once (`isoflop_curves`).
 
 AXES = ("learning_rate", "batch")
 

@@ -1,7 +1,7 @@
 """IsoFLOP (approach 2 of arXiv 2203.15556): the best size of each budget, and how it grows with compute.
 
-Runs of one budget make a curve of loss over log N. Its bottom is found by `valleys`, tokens are read off between the
-budget's own runs, and the optima of all budgets make the laws. A full-width parabola is biased where curves are
+Runs of one budget make a curve of loss over log N. Its bottom is found by `isoflop_curves`, tokens are read off between
+the budget's own runs, and the optima of all budgets make the laws. A full-width parabola is biased where curves are
 lopsided; arXiv 2406.19146 shows what else moves the exponent (which parameters and FLOPs are counted, warmup, tuning).
 """
 

@@ -5,8 +5,8 @@ A law is a point of six coordinates, theta = (e, a, b, alpha, beta, k), and says
     log L = logsumexp(e, k * logsumexp(a - alpha * n, b - beta * d)),    n = log N, d = log D,
 
 so E = exp(e), A = exp(a), B = exp(b). With k = 1 it is the form of Chinchilla (arXiv 2203.15556, section 3.3),
-otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A form (`forms.Shape`) says which coordinates it frees and
-which it fixes. The objective is the sum over runs of weight * Huber(log L - log loss).
+otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A form (`forms.FormShape`) says which coordinates it frees
+and which it fixes. The objective is the sum over runs of weight * Huber(log L - log loss).
 
 Letters: M problems, R runs, P coordinates, Q free coordinates.
 """

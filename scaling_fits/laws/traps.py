@@ -2,7 +2,7 @@
 
 Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv 2203.15556, section
 3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that are not 6 * N * D, runs entered twice,
-runs of several settings under one size (arXiv 2502.18969), columns in another unit.
+columns in another unit.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSpace:
-    """The axes of a search, in the registry's order.
+    """The axes of a search; `search_space` makes it, in the registry's order.
 
     Raises:
         SpecError: every axis that is not one, all at once.

@@ -113,10 +113,10 @@ class Ledger:
                 _refuse_missing(study_dir, create)
             _make(study_dir)
         lock = DriverLock(study_dir)
-        journal = chain.journal_of(path)
-        if (
-            journal.is_file() and journal.stat().st_size
-        ):  # before SQLite writes it into the ledger: is it the ledger's own?
+        journal, waiting = chain.journal_of(path), False
+        with contextlib.suppress(OSError):
+            waiting = journal.stat().st_size > 0
+        if waiting:  # before SQLite writes it into the ledger: is it the ledger's own?
             try:
                 cls.read(study_dir)
             except StudyMissing:  # the first commit was cut short

@@ -45,10 +45,12 @@ def test_a_drift_is_followed_by_the_measured_power_only(judged):
 
 
 BAD = [
-    ({"target_size": 0}, "target_size = 0: a whole number from 1 to"),
-    ({"target_size": -3, "base_size": 0}, "target_size = -3.*base_size = 0"),
-    ({"margin_nats": -1.0}, "margin_nats = -1.0"),
+    ({"target_size": 0}, "target_size = 0: must be a whole number from 1 to"),
+    ({"target_size": -3, "base_size": 0, "margin_nats": -1.0}, "target_size = -3.*base_size = 0.*margin_nats = -1.0"),
+    ({"margin_nats": 1e300}, "margin_nats = .*: must be from 1e-06 to 1000"),
+    ({"power": 1e308}, "power = .*: must be from -10 to 10"),
     ({"level": 1.0}, "level = 1.0"),
+    ({"level": 1e-9}, "level = 1e-09: must be from 0.5 to 0.999"),
 ]
 
 

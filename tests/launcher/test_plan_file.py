@@ -49,6 +49,7 @@ BAD = {
     "cluster.worker_cpus = 0.0": "cluster.worker_cpus = 0.0: must be greater than 0",
     "cluster.worker_gpus = 1.5": "or a whole number, is wanted",
     "cluster.worker_gpus = 1e-9": "a share of one of at least 0.01",
+    "cluster.max_usd = 5.0": "cluster.usd_per_device_hour is wanted with it",
     'search.sampler = "zzz"': "must be 'tpe', 'gp' or 'random'",
     'search.can_be_off = ["warmup_fraction"]': "must be 'clip_norm' or 'weight_decay'",
     "search.choices = { eps = [1e-9, 1e-8] }\nsearch.axes = { eps = [1e-9, 1e-8] }": "one or the other",

@@ -121,8 +121,11 @@ def one_eps(patch):
     patch.setattr(BankAdamW, "admit", admit)
 
 
-@pytest.mark.parametrize("plant", [swapped_rates, next_slots_multipliers, one_eps])
-def test_the_comparison_can_fail(store, monkeypatch, plant):
+@pytest.mark.parametrize(
+    ("plant", "by_row"), [(swapped_rates, True), (next_slots_multipliers, True), (one_eps, True), (one_eps, False)]
+)
+def test_the_comparison_can_fail(store, monkeypatch, plant, by_row):
+    monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=by_row))
     specs = runs(store, "llama", dtype="float64", eps=1e-6)
     plant(monkeypatch)
     assert largest_distance(specs, store) > 1e-9

@@ -246,7 +246,7 @@ def test_runs_that_are_not_for_it_are_refused_all_at_once(store):
         Solo(store, device="cpu").admit(1, other)
 
 
-def test_a_theirs_is_trained_like_ours(store):
+def test_a_users_model_is_trained_like_ours(store):
     """Ours through the factory's door is ours; another one learns."""
     spec = spec_of(store)
     own = dataclasses.replace(spec, factory=FACTORY)
@@ -255,7 +255,7 @@ def test_a_theirs_is_trained_like_ours(store):
     assert result.id == own.id and curve.train_loss_nats[-1] < curve.train_loss_nats[0] - 0.1
 
 
-def test_a_theirs_that_does_not_fit_is_refused(store):
+def test_a_users_model_that_does_not_fit_is_refused(store):
     spec = dataclasses.replace(spec_of(store), factory=FACTORY)
 
     def without_numbers(spec):

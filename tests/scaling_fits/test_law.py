@@ -130,6 +130,7 @@ def test_extreme_tables_get_a_status_and_finite_numbers(name):
         found = law.refits(table, fit, [np.random.default_rng(0).dirichlet(np.ones(12), size=3) * 12])
         assert np.isfinite(found.theta).all()
         assert np.isfinite(found.objective).all()
+        assert len(law.refits(table, fit, [np.ones((1, 12))]).theta) == 1, "a block of one is searched too"
 
 
 def test_a_term_below_the_noise_is_degenerate():

@@ -41,7 +41,7 @@ class AtTarget:
     line: OptimumLine
     curvature: Curvature
     shape: Ints
-    """(rows,) of the valley (`transfer.basin.basins.rise`)."""
+    """(rows,) of the valley (`transfer.basin.shapes.rise`)."""
     sds: tuple[float, ...]
     """Standard deviation of each usable optimum, octaves, by what seeds can sharpen."""
     drift: Estimate

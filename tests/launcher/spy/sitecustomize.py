@@ -32,18 +32,18 @@ class Spy(importlib.abc.MetaPathFinder):
 
 
 def wrap_host(module):
-    advance = module.Host.advance
+    advance = module.WorkerHost.advance
 
     def noted(host, call):
         with Path(os.environ["FORERUN_TEST_DIARY"]).open("a") as diary:
             diary.writelines(f"{module.canon.decode(module.RunSpec, spec).id}\n" for _, spec in call.admit)
         return advance(host, call)
 
-    module.Host.advance = noted
+    module.WorkerHost.advance = noted
 
 
 def wrap_resumable(module):
-    admit, advance, store = module.Resumable.admit, module.Resumable.advance, module.store
+    admit, advance, store = module.ResumableRuns.admit, module.ResumableRuns.advance, module.store
     held = {}
 
     def note(*lines):
@@ -65,7 +65,7 @@ def wrap_resumable(module):
         note(("saved", state.header.run_id, state.header.step))
         return done
 
-    module.Resumable.admit, module.Resumable.advance, module.store = admitted, advanced, stored
+    module.ResumableRuns.admit, module.ResumableRuns.advance, module.store = admitted, advanced, stored
 
 
 if "FORERUN_TEST_DIARY" in os.environ:
