@@ -140,8 +140,9 @@ def test_the_whole_demo(tmp_path):
     """Every step for real, on the tiny plan; run again, it only looks on."""
     (tmp_path / "plan.toml").write_text(PLAN.replace("2e9", "2e10"))
     code, body = ask("demo", "--dir", tmp_path)
-    assert code == 0
+    assert code == 0, body
     assert (tmp_path / "study" / "report.html").is_file()
     assert ask("verify", body["frozen"])[0] == 0
     again, second = ask("demo", "--dir", tmp_path)
-    assert (again, second["frozen"]) == (0, body["frozen"])
+    assert again == 0, second
+    assert second["frozen"] == body["frozen"]
