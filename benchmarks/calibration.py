@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import machine
 
-from launcher.calibration.procedure import Bench, asking, choose, groups_of
+from launcher.calibration.mode_choice import Bench, choose
+from launcher.calibration.procedure import asking, groups_of
 from launcher.plan.calibration_records import Calibration, PlannedWork, mode_name
 from launcher.plan.study import Study
 from launcher.study.pools import start_pool

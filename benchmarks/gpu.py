@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpu_runs import TRIAL_STEPS, corpus_of, machine, run_spec
 from process_tree import together
 
-from launcher.calibration.procedure import Bench, choose
+from launcher.calibration.mode_choice import Bench, choose
 from launcher.plan.calibration_records import ModeRequest, PlannedWork, mode_name
 from proxies.core import canon
 from proxies.core.flops import count_params, flops_per_token

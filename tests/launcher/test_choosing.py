@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from planted_machine import Machine
 
-from launcher.calibration.procedure import Bench, choose
+from launcher.calibration.mode_choice import Bench, choose
 from launcher.plan.calibration_records import ModeRequest, PlannedWork
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics

@@ -1,0 +1,213 @@
+"""Which numerics a group of runs gets, by what workers measured of it. The rule alone: no clock, no torch.
+
+A mode is judged by the seconds that the planned runs would take with it: building, compiling, and every bank's steps,
+an empty slot's too. So what pays only in a long search is taken only there, and slots that nothing would fill never.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from launcher.base.talk import duration
+from launcher.plan.calibration_records import MOST_SLOTS, Calibration, ModeRequest, ModeTiming, PlannedWork, mode_name
+from proxies.core.spec import Numerics
+from proxies.training.calibration import MARGIN, STEP, Answer, Rate, surely
+
+COMPILE_SECONDS = 40.0
+"""What torch.compile takes from nothing, before it is measured: 20 to 60 s of a proxy on one core."""
+
+
+COMPILE_SHARE = 0.1
+"""Compiling is tried where it takes a smaller share of the planned work: it has to be compiled twice."""
+
+
+Ask = Callable[[tuple[Numerics, ...]], Sequence[Answer]]
+"""Has every worker measure these modes at once; their answers. None: nobody survived it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Measured:
+    ratios: list[float] = field(default_factory=list)
+    rates: list[Rate] = field(default_factory=list)
+    refused: str = ""
+
+
+class Bench:
+    """What has been measured so far of one shape and batch; a mode is asked for once."""
+
+    def __init__(self, plain: Numerics, ask: Ask) -> None:
+        """`plain`: the mode that all others are held against."""
+        self.plain, self._ask = plain, ask
+        self._seen: dict[Numerics, _Measured] = {}
+        self.device = ""
+        self.free_bytes = 0
+
+    @property
+    def modes(self) -> tuple[Numerics, ...]:
+        """Measured, or refused."""
+        return tuple(self._seen)
+
+    def measure(self, *modes: Numerics) -> None:
+        """See to it that the last of the modes is measured, beside the plain one and the others."""
+        if modes[-1] in self._seen:
+            return
+        asked = tuple(dict.fromkeys((self.plain, *modes)))
+        answers = self._ask(asked)
+        if not answers:
+            self._seen.setdefault(modes[-1], _Measured()).refused = "no worker survived it"
+            return
+        self.device = answers[0].device
+        self.free_bytes = min(answer.free_bytes for answer in answers)
+        for answer in answers:
+            plain = answer.rates[0].trial_steps_per_second
+            for rate in answer.rates:
+                seen = self._seen.setdefault(rate.mode, _Measured())
+                seen.refused = seen.refused or rate.refused
+                seen.rates.append(rate)
+                seen.ratios += [a / b for a, b in zip(rate.trial_steps_per_second, plain, strict=False)]
+
+    def refused(self, mode: Numerics) -> str:
+        """Why a mode does not train, or is not known."""
+        seen = self._seen.get(mode)
+        return "not measured" if seen is None else seen.refused
+
+    def ratio(self, mode: Numerics) -> float:
+        """The mode's rate over the plain one's: the median of the rounds."""
+        return statistics.median(self._seen[mode].ratios)
+
+    def peak_bytes(self, mode: Numerics) -> int:
+        """The most that any worker held."""
+        return max((rate.peak_bytes for rate in self._seen[mode].rates), default=0)
+
+    def figure(self, mode: Numerics, work: PlannedWork) -> ModeTiming:
+        """Everything about a mode that was asked for."""
+        seen, refused = self._seen[mode], self.refused(mode)
+        if refused:
+            return ModeTiming(
+                mode=mode, trial_steps_per_second=0.0, interval=(0.0, 0.0), ratio=0.0, least_ratio=0.0,
+                first_seconds=0.0, again_seconds=0.0, peak_bytes=0, planned_seconds=0.0, refused=refused,
+            )  # fmt: skip
+        plain = [rate for one in self._seen[self.plain].rates for rate in one.trial_steps_per_second]
+        rate, ratio = statistics.median(plain) * self.ratio(mode), self.ratio(mode)
+        own = [each for one in seen.rates for each in one.trial_steps_per_second]
+        low, _, high = statistics.quantiles(own, n=4, method="inclusive") if len(own) > 1 else own * 3
+        first = statistics.median(each.first_seconds for each in seen.rates)
+        again = statistics.median(each.again_seconds for each in seen.rates)
+        return ModeTiming(
+            mode=mode, trial_steps_per_second=rate, interval=(min(low, rate), max(high, rate)), ratio=ratio,
+            least_ratio=surely(seen.ratios), first_seconds=first, again_seconds=again,
+            peak_bytes=self.peak_bytes(mode),
+            planned_seconds=first + again * (work.runs_per_worker - 1)
+            + work.bank_steps(mode.num_slots) * mode.num_slots / rate,
+        )  # fmt: skip
+
+
+def choose(asked: ModeRequest, work: PlannedWork, bench: Bench, most_threads: int = 1) -> Calibration:
+    """The numerics that the planned runs take the least time with; a plainer one unless another is clearly faster.
+
+    Args:
+        asked: the runs.
+        work: what they will do.
+        bench: measures.
+        most_threads: that one worker may use.
+    """
+    bench.measure(asked.given)
+    rule = _Rule(asked, work, bench)
+    several = "num_slots" in asked.open
+    best = rule.climb(asked.given) if several else asked.given
+    for change in _changes(asked, bench.device, most_threads):
+        best = rule.tried(best, change)
+    if several and best.num_slots > 1 and bench.device == "cuda":
+        best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
+    figures = tuple(bench.figure(mode, work) for mode in bench.modes)
+    return Calibration(
+        asked=asked, chosen=best, why=rule.why(best), device=bench.device,
+        num_workers=work.num_workers, figures=figures,
+    )  # fmt: skip
+
+
+def _changes(asked: ModeRequest, device: str, most_threads: int) -> list[dict[str, object]]:
+    """What else may be faster, in the order of trying."""
+    changes: list[dict[str, object]] = []
+    if "num_slots" in asked.open and device == "cuda":
+        changes += [{"fused_loss": True}, {"cuda_graphs": True}]
+    if "num_slots" in asked.open and device != "cuda":
+        changes += [{"num_threads": 2**power} for power in range(1, most_threads.bit_length())]
+    if "compiled" in asked.open:
+        changes.append({"compiled": True})
+    return changes
+
+
+class _Rule:
+    """One choice on its way."""
+
+    def __init__(self, asked: ModeRequest, work: PlannedWork, bench: Bench) -> None:
+        self._asked, self._work, self._bench = asked, work, bench
+
+    def _seconds(self, mode: Numerics) -> float:
+        return self._bench.figure(mode, self._work).planned_seconds
+
+    def climb(self, start: Numerics) -> Numerics:
+        """Twice the slots while that pays, if what it ends at is clearly better than where it began."""
+        best = start
+        while (wider := dataclasses.replace(best, num_slots=2 * best.num_slots)).num_slots <= MOST_SLOTS:
+            if not self._may_pay(best, wider, start) or not self._fits(best):
+                break
+            self._bench.measure(best, wider)
+            if not self._pays(wider, best, STEP):
+                break
+            best = wider
+        return best if self._pays(best, start, MARGIN) else start
+
+    def _pays(self, mode: Numerics, than: Numerics, by: float) -> bool:
+        """Whether a mode is faster than a simpler one by so much, at the least that its rate may be."""
+        if self._bench.refused(mode):
+            return False
+        figure = self._bench.figure(mode, self._work)
+        steps = self._work.bank_steps(mode.num_slots) * mode.num_slots / figure.trial_steps_per_second
+        slower = steps * (figure.ratio / figure.least_ratio - 1)
+        return (figure.planned_seconds + slower) * (1 + by) < self._seconds(than)
+
+    def _may_pay(self, best: Numerics, wider: Numerics, start: Numerics) -> bool:
+        """Whether it would if a bank's step took no longer with twice the slots."""
+        shorter = self._work.bank_steps(wider.num_slots) / self._work.bank_steps(best.num_slots)
+        optimistic = shorter * self._seconds(best)
+        return optimistic * (1 + STEP) < self._seconds(best) and optimistic * (1 + MARGIN) < self._seconds(start)
+
+    def _fits(self, best: Numerics) -> bool:
+        """Whether the memory of twice the slots, by what these and half of them held, is there."""
+        held, free = self._bench.peak_bytes(best), self._bench.free_bytes
+        narrower = dataclasses.replace(best, num_slots=max(1, best.num_slots // 2))
+        known = best.num_slots > 2 and not self._bench.refused(narrower)
+        slope = held - self._bench.peak_bytes(narrower) if known else held / 2
+        wanted = held + 2 * max(0.0, slope)
+        return not free or wanted <= free
+
+    def tried(self, best: Numerics, change: dict[str, object]) -> Numerics:
+        """The mode with a change, if that is clearly faster; else as it is."""
+        changed: Numerics = dataclasses.replace(best, **change)  # type: ignore[arg-type]
+        if changed == best:
+            return best
+        if "compiled" in change and self._seconds(best) * COMPILE_SHARE < COMPILE_SECONDS:
+            return best
+        self._bench.measure(best, changed)
+        return changed if self._pays(changed, best, MARGIN) else best
+
+    def narrowed(self, best: Numerics) -> Numerics:
+        """One slot, unless those there are clearly faster."""
+        alone = dataclasses.replace(best, num_slots=1)
+        self._bench.measure(best, alone)
+        return best if self._bench.refused(alone) or self._pays(best, alone, MARGIN) else alone
+
+    def why(self, best: Numerics) -> str:
+        """The choice in a sentence."""
+        plain = self._asked.given
+        if best == plain:
+            return "nothing is surely faster by a tenth" if len(self._bench.modes) > 1 else ""
+        return (
+            f"{self._bench.ratio(best):.2f} times as fast as {mode_name(plain, plain)}, "
+            f"{duration(self._seconds(best))} of planned work in place of {duration(self._seconds(plain))}"
+        )
