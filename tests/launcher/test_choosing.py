@@ -100,7 +100,7 @@ def test_noise_seldom_decides():
 
 def test_a_choice_without_its_margin_would_flip(monkeypatch):
     """The mutant: the median alone, no margin."""
-    monkeypatch.setattr("launcher.calibration.procedure.MARGIN", 0.0)
-    monkeypatch.setattr("launcher.calibration.procedure.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
+    monkeypatch.setattr("launcher.calibration.mode_choice.MARGIN", 0.0)
+    monkeypatch.setattr("launcher.calibration.mode_choice.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
     alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
     assert sum(slots > 1 for slots in alike) > 10
