@@ -49,14 +49,17 @@ CHILD = """
             return [result.loss_nats, result.environment.get("num_microbatches"), result.status,
                     [record.body["cause"] for record in ledger.records("lost")]]
 
-    print(json.dumps(run(folder / "study-{headroom_mib}", {headroom_mib} * 2**20)))
+    print(json.dumps(run(folder / "study", {headroom_mib} * 2**20)))
 """
 
 
 def run_with(tmp_path, headroom_mib, num_slots=2):
     """What a process of its own makes of the run: what one has freed it would use again, whatever the limit."""
     code = textwrap.dedent(CHILD).format(
-        here=str(Path(__file__).parent), folder=str(tmp_path), num_slots=num_slots, headroom_mib=headroom_mib
+        here=str(Path(__file__).parent),
+        folder=str(tmp_path / str(headroom_mib)),
+        num_slots=num_slots,
+        headroom_mib=headroom_mib,
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
