@@ -35,7 +35,7 @@ from planted_watch import columns_of, decision, expected
 from process_tree import machine
 from watch import binomial, told
 
-from launcher.trainer.rollback import MAD_TO_SIGMA
+from launcher.trainer.spikes import MAD_TO_SIGMA
 from launcher.watch.course import course
 from launcher.watch.follower import judge
 from launcher.watch.loss_alerts import frozen_loss

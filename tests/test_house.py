@@ -412,6 +412,11 @@ def loaded(code, *arguments):
 MAIN = "from launcher.cli.cli import main; main(sys.argv[1:])"
 
 
+@pytest.mark.parametrize("module", ["workers.host", "study.stages", "watch.follower", "views.study_status"])
+def test_drivers_and_watches_load_no_torch(module):
+    assert "torch" not in loaded(f"import launcher.{module}")
+
+
 def test_help_and_validate_load_nothing_heavy(tmp_path):
     (tmp_path / "plan.toml").write_text("")
     (tmp_path / "corpus").mkdir()

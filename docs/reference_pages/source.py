@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.cli.cli import ROOMS
+from launcher.doctor.findings import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def sources() -> dict[str, str]:
     """Text of every module, by its dotted name."""
     found = {}
-    for room in ROOMS:
+    for room in PACKAGES:
         for path in sorted((ROOT / room).rglob("*.py")):
             found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path.read_text(encoding="utf-8")
     return found

@@ -18,7 +18,6 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 EXIT_BUG, EXIT_INPUT, EXIT_GATE, EXIT_CANNOT_TELL, EXIT_CORRUPT = 1, 2, 3, 4, 5
 EXIT_HELD, EXIT_INTERRUPTED = 75, 130
 EXIT_CODES = {
@@ -177,7 +176,9 @@ def message_of(error: BaseException) -> str:
 
 
 def _is_ours(error: BaseException) -> bool:
-    return type(error).__module__.split(".")[0] in ROOMS
+    from launcher.doctor.findings import PACKAGES
+
+    return type(error).__module__.split(".")[0] in PACKAGES
 
 
 def main(args: list[str] | None = None) -> NoReturn:

@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.base import metrics
 from launcher.dashboards.main_run import main_run
 from launcher.dashboards.records import ID_DIGITS, RunRecord, study_id, study_record
-from launcher.plan.study import Study
+from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
@@ -65,7 +65,6 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
     from launcher.experiments.ladder import stage_specs
     from launcher.experiments.search import ended_losses, growth, replicated, ties, trial_points
     from launcher.experiments.transferred_values import StageMissingError, asked, transferred
-    from launcher.plan.study import NoFinishedTrialError
     from launcher.study import decide
 
     found: dict[str, str] = {}

@@ -37,7 +37,7 @@ from transfer.verdict.rules import TransferRule
 # The table of what decides which field of a decision: plan keys, the fit, a rule, the corpus, this version.
 #
 # A row is a pattern of `Field.key` and the first that matches counts. Fields that a hyperparameter becomes have no row:
-# they are known by its name. `provenance.py` has what each kind of origin means for source, strength and change.
+# they are known by its name. What each kind of origin means for source, strength and change stands below the table.
 
 OriginKind = Literal["plan", "tuned", "rule", "fit", "verdict", "corpus", "derived", "fixed"]
 """tuned: what a hyperparameter becomes; rule: of the parametrization; the others as in `record.SourceKind`."""

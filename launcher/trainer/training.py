@@ -33,7 +33,7 @@ from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo, Stop
 from launcher.trainer.checkpoint_saver import SaveError, Saver
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
-from launcher.trainer.rollback import SpikeWatch
+from launcher.trainer.spikes import SpikeWatch
 from launcher.trainer.telemetry import Layers, Machines, Validation
 from proxies.core import canon
 from proxies.core.flops import flops_per_token

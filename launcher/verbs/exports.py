@@ -10,7 +10,7 @@ import click
 
 from launcher.base.talk import say
 from launcher.cli.options import answer, folder_of, frozen_argument, json_option
-from launcher.exporters.fidelity import MODULES
+from launcher.exporters.fidelity import MODULES, ExportError, exporter
 from launcher.study.gates import GateError
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -91,7 +91,6 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
         ProofError: a trainer could not be asked.
     """
     from launcher.exporters import proof
-    from launcher.exporters.fidelity import ExportError
     from launcher.exporters.view import TOLD, proof_steps
     from launcher.frozen.launch_file import attest
 
@@ -143,7 +142,6 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
-    from launcher.exporters.fidelity import exporter
     from launcher.frozen.launch_file import attest, read_launch
 
     name, _, version = trainer.partition("@")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launcher.base.talk import duration, say
+from launcher.base.talk import duration, say, shown
 from launcher.cli.options import answer, json_option, study_argument, table
 
 FOLLOW_SECONDS = 2.0
@@ -42,7 +42,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
     from launcher.answers.texts import study_text
     from launcher.report.body import body_of
     from launcher.study.study_folder import recorded
-    from launcher.views.search import now_body
+    from launcher.views.study_status import now_body
 
     study, ledger = recorded(study_dir)
     findings = body_of(study, ledger)
@@ -51,10 +51,10 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
 
 
 def _look(study_dir: Path) -> dict[str, Any]:
-    """`launcher.views.search.now_body`, of the ledger and the plan as they are."""
+    """`launcher.views.study_status.now_body`, of the ledger and the plan as they are."""
     from launcher.plan.file import load_plan
     from launcher.plan.study import PLAN_FILE
-    from launcher.views.search import now_body
+    from launcher.views.study_status import now_body
     from sweeps.store.ledger import Ledger
 
     return now_body(study_dir, Ledger.read(study_dir), load_plan(study_dir / PLAN_FILE))
@@ -63,8 +63,6 @@ def _look(study_dir: Path) -> dict[str, Any]:
 def _follow(study_dir: Path) -> None:
     from rich.live import Live
     from rich.text import Text
-
-    from launcher.base.talk import shown
 
     took, body = 0.0, _look(study_dir)
     with Live(Text(shown(now_text(body, study_dir))), auto_refresh=False) as live:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from launcher.base.policy import SpikePolicy
-from launcher.trainer.rollback import MAD_TO_SIGMA, Detector
+from launcher.trainer.spikes import MAD_TO_SIGMA, Detector
 from launcher.watch.course import FALSE_ALARMS
 from launcher.watch.logs.columns import Floats, spacing
 from launcher.watch.noise import LEAST_LINES, learn, mean_variance, resolution

@@ -19,7 +19,7 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.trainer.rollback import MAD_TO_SIGMA
+from launcher.trainer.spikes import MAD_TO_SIGMA
 from launcher.watch.logs.columns import Floats
 
 LEAST_LINES = 32

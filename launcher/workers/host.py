@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.failures import classify
 from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
-from proxies.training.torch_device import give_back_memory
+from proxies.training.memory import give_back_memory
 from sweeps.run.pool import Finished, HostAnswer, HostCall
 from sweeps.store.sites import RESUMED, WHERE, site
 
@@ -45,6 +43,8 @@ def cap_memory(share: float) -> None:
 
     So a neighbour's memory is never taken: the run that does not fit is tried again in smaller parts.
     """
+    import torch  # a command's host needs none, and the driver's process neither
+
     if torch.cuda.is_available():
         total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         context = min(CONTEXT_BYTES / total_bytes, share / 2)

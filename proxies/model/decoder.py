@@ -100,7 +100,7 @@ def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tupl
 
 def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
     """Each token's loss, [K, N, 1] nats, and the logarithms of all shares, in float32 at least."""
-    log_shares_KNV = logits_KNV.to(_wide_of(logits_KNV)).log_softmax(dim=-1)
+    log_shares_KNV = _wide(logits_KNV).log_softmax(dim=-1)
     return -log_shares_KNV.gather(2, targets_KN[..., None]), log_shares_KNV
 
 

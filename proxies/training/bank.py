@@ -32,9 +32,10 @@ from proxies.parametrization.parametrization import (
     parameter_table,
     stack_forward_numbers,
 )
+from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, captured, resumed
-from proxies.training.torch_device import keep_freed_memory, set_arithmetic
+from proxies.training.torch_device import set_arithmetic
 
 NUM_WARMUPS = 3
 """Runs before the recording, in which libraries and the compiler make what they keep (torch's notes on CUDA graphs)."""

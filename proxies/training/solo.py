@@ -31,9 +31,10 @@ from proxies.model.optimizer import (
     set_rates,
     torch_optimizer,
 )
+from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
-from proxies.training.torch_device import keep_freed_memory, set_arithmetic
+from proxies.training.torch_device import set_arithmetic
 from proxies.training.trainable_model import BuiltModel, DecoderModel, our_model
 
 

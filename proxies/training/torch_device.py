@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import ClassVar
@@ -14,27 +12,7 @@ import torch
 
 from proxies.core.spec import Numerics
 from proxies.training.calibration import CalibrationProbe
-
-# What this process does with the memory that it frees.
-
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed tensors for the next ones, where the C library is glibc.
-
-    By itself it hands large blocks back to the system at once, and takes new ones, page by page and zeroed: at the
-    sizes of small models a tenth to a third of a training step. The process stays as large as it once was.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_M_MMAP_MAX, 0)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def give_back_memory() -> None:
-    """Have glibc hand what is free back to the system, once."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
+from proxies.training.memory import give_back_memory
 
 
 class TorchDevice:
@@ -75,7 +53,7 @@ class TorchDevice:
         """The most that was held since, beyond what was then; 0 if unknown.
 
         On a CPU it is the process's own peak, all modes so far together: what was freed is kept for the next
-        (`keep_freed_memory`), so that no mode's share of it can be told.
+        (`proxies.training.memory`), so that no mode's share of it can be told.
         """
         if self.kind == "cuda":
             return max(0, torch.cuda.max_memory_allocated() - self._before)

@@ -40,7 +40,7 @@ from sweeps.ray.start import Head, StartTimeout
 from sweeps.run.pool import HostCall, HostFactory, Report, carry_out, num_cores
 from sweeps.store.errors import ClusterUnfit, PoolDead
 
-# What runs in an actor: a host. No Ray in here.
+# What runs in an actor: a host.
 
 
 class RayWorker:
@@ -63,8 +63,7 @@ class RayWorker:
 # Where on a Ray cluster workers sit: shares of GPUs dealt out evenly.
 #
 # Ray by itself puts shares of GPUs together: four workers of a quarter each all sit on the node's first GPU. So there
-# is a placement group for each GPU that is shared. Ray itself comes in as an argument, from its one door
-# (`sweeps.ray.pool`).
+# is a placement group for each GPU that is shared.
 
 _APART = 0.5001  # of a GPU, the least that cannot lie on one with another: Ray counts in 1/10,000
 

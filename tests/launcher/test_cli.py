@@ -14,7 +14,7 @@ from launcher.cli.cli import exit_code_of, main, message_of
 from launcher.frozen.frozen import FrozenError, TamperedError
 from launcher.plan.file import PlanError
 from launcher.plan.study import NoFinishedTrialError
-from launcher.study import stages
+from launcher.study import coordinate_checks
 from launcher.study.decide import StageMissingError
 from launcher.study.stages import InterruptedStudyError
 from launcher.trainer.checkpoints import CorruptError
@@ -50,7 +50,7 @@ CODES = [
     (PermissionError(13, "Permission denied", "shut"), 2),
     (freeze.GateError("shut"), 3),
     (freeze.CannotTellError("who knows"), 4),
-    (stages.UnseenError("who sees"), 4),
+    (coordinate_checks.UnseenError("who sees"), 4),
     (law.CannotTellError(("who knows",)), 4),
     (NoFinishedTrialError("none"), 4),
     (errors.LedgerCorrupt("bad"), 5),

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from launcher.base.policy import SpikePolicy
-from launcher.trainer.rollback import Detector
+from launcher.trainer.spikes import Detector
 
 POLICY = SpikePolicy(window_steps=16, threshold=6.0, least_nats=0.1, patience_steps=4)
 

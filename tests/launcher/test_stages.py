@@ -14,9 +14,7 @@ from collections import Counter
 import pytest
 from tiny_study import ask, forerun
 
-from launcher.study import (
-    stages,
-)
+from launcher.study import coordinate_checks, stages
 from launcher.workers.host import WorkerHost
 from sweeps.store.errors import StudyMissing
 from sweeps.store.ledger import Ledger
@@ -112,13 +110,13 @@ def test_interrupted_and_resumed(finished, num_runs, tmp_path, monkeypatch):
 
 
 def test_a_signal_during_the_coordinate_check(finished, tmp_path, monkeypatch):
-    whole = stages.check_coordinates
+    whole = coordinate_checks.check_coordinates
 
     def signalled(runs, store, **options):
         signal.raise_signal(signal.SIGTERM)
         return whole(runs, store, **options)
 
-    monkeypatch.setattr(stages, "check_coordinates", signalled)
+    monkeypatch.setattr(coordinate_checks, "check_coordinates", signalled)
     code, body = ask("check", finished / "plan.toml", "--study", tmp_path / "study")
     assert code == 130
     assert "stopped with 0 runs recorded" in body["message"]

@@ -1,0 +1,74 @@
+"""How a study stands this moment, from its ledger and its driver's `live.json` alone: quick, and no judgement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast, get_args
+
+from launcher.plan.plan import Plan
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.spec import Run, Status
+from sweeps.run.budget import BudgetCaps, Spent, is_driven, spent
+from sweeps.run.lost_runs import LOST
+from sweeps.store.ledger import Ledger
+from sweeps.store.live import DriverState, read_live
+from sweeps.store.lock import is_held
+
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+def now_body(study_dir: Path, ledger: Ledger, plan: Plan) -> dict[str, Json]:
+    """What has ended, what is running, what it took, what is left; ledger and plan are the study's, as just read."""
+    live, held = read_live(study_dir), is_held(study_dir)
+    caps = plan.cluster.caps
+    runs = ledger.runs()
+    return {
+        "num_runs": _by_status(runs),
+        "num_imported": len(ledger.imported()),
+        "num_lost_executions": len(ledger.records(LOST)),
+        "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
+        "at_work": held,
+        "driver": None if live is None else _driver(live, held),
+        "spent": canon.to_json(_spent(ledger, live, caps)),
+        "caps": canon.to_json(caps),
+        "target_flops": plan.target.budget_flops,
+    }
+
+
+def _by_status(runs: Sequence[Run]) -> dict[str, Json]:
+    counts = Counter[str](run.result.status for run in runs)
+    return {status: counts[status] for status in STATUSES}
+
+
+def _at_width(width: int, runs: Sequence[Run]) -> dict[str, Json]:
+    here = [run for run in runs if run.spec.shape.width == width]
+    finished = [run for run in here if run.result.loss_nats is not None]
+    best = min(finished, key=lambda run: cast(float, run.result.loss_nats), default=None)
+    return {
+        "width": width,
+        **_by_status(here),
+        "best": None
+        if best is None
+        else {
+            "run_id": best.spec.id,
+            "loss_nats": best.result.loss_nats,
+            "learning_rate": best.spec.hparams.learning_rate,
+            "num_steps": best.result.num_steps,
+            "num_layers": best.spec.shape.num_layers,
+        },
+    }
+
+
+def _driver(live: DriverState, held: bool | None) -> dict[str, Json]:
+    """The last look, and whether that driver is still there."""
+    return {**cast(dict[str, Json], canon.to_json(live)), "at_work": held is not False and live.at_work}
+
+
+def _spent(ledger: Ledger, live: DriverState | None, caps: BudgetCaps) -> Spent:
+    """The ledger's count, with the hours of a driver that has not recorded its own yet."""
+    if live is None or is_driven(ledger, live.driver, live.stretch):
+        return spent(ledger, caps.usd_per_device_hour)
+    return spent(ledger, caps.usd_per_device_hour, more=(live.seconds, live.device_seconds))
