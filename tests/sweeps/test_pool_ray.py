@@ -104,7 +104,7 @@ class SwitchingFactory:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["raylet", "gcs_server"])
 def test_ray_itself_dies(tmp_path, part):
-    """A part of Ray is killed under a driver: a named error within 30 s, and an inline pool finishes the study."""
+    """A part of Ray is killed under a driver: a named error once a call has waited its 30 s; a new pool finishes."""
     script = f"""
         import sys, time
         sys.path.insert(0, {str(HERE)!r})
@@ -128,9 +128,9 @@ def test_ray_itself_dies(tmp_path, part):
             time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=90)
     named = float(errors.split("named ")[1].split()[0])  # the monotonic clock is the machine's
-    assert named - killed < 30
+    assert named - killed < 45
     assert "PoolDead" in errors
     assert "run the same command again" in errors
 
