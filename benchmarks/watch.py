@@ -225,12 +225,12 @@ def alerts_at(made: Made, decided: Decision, names: tuple[str, ...], upto: int) 
 
 
 def told(share: list[float]) -> str:
-    """As in docs/watch.md."""
+    """A share with its interval, in per cent."""
     return f"{share[0]:.1%} [{share[1]:.1%}, {share[2]:.1%}]"
 
 
 def page(body: dict[str, Any]) -> str:
-    """The tables of docs/watch.md."""
+    """The tables, as Markdown; docs/watch.md sums them up."""
     kinds = ("recorded", "resampled")
     names = sorted({name for kind in kinds for name in body[kind]["raised"]})
     heads = " | ".join(f"{kind}, {body[kind]['num_runs']} runs" for kind in kinds)

@@ -192,7 +192,7 @@ def mixed_alarms(num: int) -> int:
 
 
 def page(body: dict[str, Any]) -> str:
-    """The tables of docs/watch.md."""
+    """The tables, as Markdown; docs/watch.md sums them up."""
     lines = ["| phi | sd | any alarm in a healthy run | `rising` before | smallest jump, climb (nats) |",
              "|---|---|---|---|---|"]  # fmt: skip
     lines += [
