@@ -1,4 +1,4 @@
-"""GPU-hours of published runs, each predicted by all the others: the table of docs/estimates.md.
+"""GPU-hours of published runs, each predicted by all the others: docs/estimates.md has the count.
 
     python benchmarks/published_runs.py
 

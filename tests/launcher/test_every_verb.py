@@ -70,9 +70,8 @@ def test_exit_codes_are_written_down_as_they_are():
         assert sentence in " ".join(text.split())
 
 
-def test_the_page_of_the_command_line_names_every_verb_and_shell():
+def test_the_pages_of_the_command_line_name_every_verb_and_shell():
+    verbs = re.findall(r"^## (\w+)$", (ROOT / "docs" / "reference" / "cli.md").read_text(), re.M)
+    assert verbs == list(cli._VERBS)
     page = (ROOT / "docs" / "command-line.md").read_text()
-    told = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.M))
-    assert told == {verb: text for verb, (_, text) in cli._VERBS.items()}, "as launcher/cli/cli.py lists them"
-    assert list(told) == list(cli._VERBS)
     assert all(line in page for line in SHELLS.values())

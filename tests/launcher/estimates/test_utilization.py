@@ -53,10 +53,9 @@ def test_the_line_is_the_one_through_all_published_runs(table):
     assert dataclasses.astuple(PUBLISHED) == pytest.approx(dataclasses.astuple(fitted), rel=1e-9)
 
 
-def test_the_page_has_the_table_that_the_command_prints(table):
-    page = (ROOT / "docs/estimates.md").read_text()
+def test_the_page_says_how_many_published_runs_lie_inside(table):
+    page = " ".join((ROOT / "docs/estimates.md").read_text().split())
     for run in table.PUBLISHED_RUNS:
-        assert table.row(run, table.left_out((run,), run)) in page
         assert run.shape is None or count_params(run.shape).total == pytest.approx(run.params, rel=0.02)
     held = sum(table.inside(run, table.left_out((run,), run)) for run in table.PUBLISHED_RUNS)
     assert f"{held} of {len(table.PUBLISHED_RUNS)} lie inside" in page
