@@ -48,7 +48,7 @@ def coordinate_text(found: dict[str, Any]) -> str:
 
 
 def search_text(body: dict[str, Json]) -> str:
-    """The best trials as a table, and what is to be said of the search."""
+    """The best trials as a table, and the notes on the search."""
     search: Any = body
     finished = sum(trial["loss_nats"] is not None for trial in search["trials"])
     head = f"{len(search['trials'])} trials, {finished} finished; the best:"

@@ -74,9 +74,9 @@ def read_plain(path: Path) -> bytes:
     with open(path, "rb", opener=_without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, f"it is a {_kind(status.st_mode)}: a plain file is wanted", str(path))
+            raise OSError(errno.EINVAL, f"it is a {_kind(status.st_mode)}: must be a plain file", str(path))
         if status.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes: at most {MOST_BYTES} are read", str(path))
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes: must be at most {MOST_BYTES}", str(path))
         return file.read(MOST_BYTES + 1)
 
 

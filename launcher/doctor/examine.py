@@ -13,7 +13,7 @@ from launcher.doctor.folders import check_folder
 from launcher.doctor.libraries import LibraryCheck, judge_library, judge_python, needed, try_imports, version_of
 from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
 
-_AGAIN = "mend the lines above, then `forerun doctor` again"
+_AGAIN = "fix the lines above, then run `forerun doctor` again"
 
 
 def examine(study_dir: Path) -> Iterator[DoctorFinding]:

@@ -102,7 +102,7 @@ def judge_python(version: tuple[int, ...], platform: str) -> DoctorFinding:
         install = "uv venv --python 3.13 .venv && uv pip install forerun"
         return fail("python", f"{said}: it must be 3.11 or newer", install)
     if platform != "linux":
-        return warn("python", f"{said}: only Linux is tested", "`forerun demo` tries the whole chain")
+        return warn("python", f"{said}: only Linux is tested", "run `forerun demo` to try the whole chain")
     return ok("python", said)
 
 

@@ -50,7 +50,7 @@ def loopback_problem() -> str:
             taken = opened.enter_context(server.accept()[0])
             taken.settimeout(LOOPBACK_SECONDS)
             client.sendall(b"?")
-            return "" if taken.recv(1) == b"?" else "a byte sent did not arrive"
+            return "" if taken.recv(1) == b"?" else "a test byte did not arrive"
     except OSError as error:
         return error.strerror or str(error)
 
@@ -93,7 +93,7 @@ def ask_smi(seconds: float = SMI_SECONDS) -> tuple[list[str], str]:
 def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
     """The machine's GPUs and their driver, whatever torch is; `gpus`: name, memory and driver of each."""
     if problem:
-        mend = "sudo dmesg | grep -i -E 'nvrm|xid' says why; often a restart mends it, or a new driver"
+        mend = "sudo dmesg | grep -i -E 'nvrm|xid' shows why; a restart or a new driver often fixes it"
         return fail("driver", f"nvidia-smi: {problem}", mend)
     if not gpus:
         return ok("driver", "no GPU here: proxies and the demo run on the CPU")
@@ -105,12 +105,14 @@ def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: 
     """Whether torch can use what is there; `hidden`: CUDA_VISIBLE_DEVICES is set."""
     name = "torch and GPUs"
     if torch.problem:
-        return fail(name, f"torch could not be asked: {torch.problem}", "mend the line of torch first")
+        return fail(name, f"torch could not be tested: {torch.problem}", "fix the line of torch first")
     cuda, devices, warned = (torch.facts[key] for key in ("cuda", "devices", "warned"))
     if broken := [f"GPU {index}: {said}" for index, said in enumerate(devices) if said]:
         return fail(name, "; ".join(broken), "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`")
     if devices:
-        return ok(name, f"torch, built for CUDA {cuda}, adds on {len(devices)} of {max(len(gpus), len(devices))} GPUs")
+        return ok(
+            name, f"torch, built for CUDA {cuda}, computes on {len(devices)} of {max(len(gpus), len(devices))} GPUs"
+        )
     if not gpus:
         return ok(name, f"torch {version}, and no GPU")
     if not cuda:

@@ -81,7 +81,7 @@ class MachineOptions:
         checks = Checks(self)
         checks.whole("num_gpus")
         if checks.fine:
-            checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: at most {MOST_GPUS} is wanted")
+            checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: must be at most {MOST_GPUS}")
         limits = {"tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6)}
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:

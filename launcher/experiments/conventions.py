@@ -118,7 +118,7 @@ def contest(
 def _found(
     study: Study, outcomes: Mapping[tuple[int, int], RunResult], which: int, octaves: float, num_seeds: int
 ) -> ConventionFinding:
-    """What the runs of the searched value (0) and of the convention (`which`) say; noise is told by all of them."""
+    """What the runs of the searched value (0) and of the convention (`which`) say; noise is measured over all of them."""
     from sweeps.search.replicates import difference
 
     margin_nats, level = study.plan.transfer.margin_nats, study.plan.transfer.level
@@ -157,7 +157,7 @@ def because(finding: ConventionFinding, margin_nats: float) -> str:
         whys = {
             "margin": f"under the margin of {margin_nats:g}",
             "noise": f"no more than the noise of one run, {noise}",
-            "undetermined": f"not determined, conventional: one run's noise is {noise}, more seeds would tell",
+            "undetermined": f"not determined, conventional: one run's noise is {noise}, more seeds would decide",
             "searched": f"clearly more than the noise, and not under the margin of {margin_nats:g}",
         }
         return (
@@ -165,7 +165,7 @@ def because(finding: ConventionFinding, margin_nats: float) -> str:
         )
     if finding.basis == "searched":
         return f"it diverged with {finding.num_diverged} of {finding.num_seeds} seeds"
-    return "not determined, conventional: too few runs can tell"
+    return "not determined, conventional: too few runs finished to tell"
 
 
 SAME = ConventionFinding(basis="same", loses_nats=None, noise_nats=None, octaves=0.0, num_seeds=0)

@@ -130,7 +130,7 @@ def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, the
 
 
 def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
-    """Sizes at which the plan wants the learning rate's valley, ascending; none: not tested."""
+    """Sizes at which the plan asks for the learning-rate curve, ascending; none: not tested."""
     plan, transfer = study.plan, study.plan.transfer
     if plan.command is not None and not plan.command.reaches(_TOLD[axis]):
         return ()
@@ -149,7 +149,7 @@ _TOLD: dict[Axis, str] = {
 
 
 def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
-    """What the plan wants tested, and its trainer can be told: the learning rate's first, over width first of all."""
+    """What the plan tests, and its trainer can get: the learning rate's first, over width first of all."""
     axes: tuple[Axis, ...] = ("width", "duration", "batch", "depth")
     wanted: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
     command = study.plan.command
@@ -300,7 +300,7 @@ def _extended(
     setting: SharedSettings, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *,
     control: bool = False,
 ) -> Condition:  # fmt: skip
-    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, which mend what no verdict
+    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, which repair what no verdict
     can be made from, for runs that sharpen it too.
     """
     plain = setting.study.plan.transfer.max_extensions
@@ -324,7 +324,7 @@ def _extended(
 
 
 def _judged_so_far(setting: SharedSettings, name: Hyperparameter, axis: Axis, condition: Condition) -> Verdict:
-    """The verdict that says which runs are still wanted."""
+    """The verdict that says which runs are still needed."""
     from transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
 
     if name != "learning_rate":

@@ -47,7 +47,7 @@ _USUAL = tuple(one.name for one in HYPERPARAMETERS.values() if one.set_by != "ax
 """Shown whether they were searched or not."""
 SPEND, SPENT = "spend", "spent"
 """Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an interrupted spending
-goes on where it stopped and buys what it would have bought.
+resumes where it stopped and runs what it would have run.
 """
 
 

@@ -109,7 +109,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
     if len(content) > MOST_BYTES:
-        raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: this is no plan"])
+        raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
         return tomllib.loads(content.decode("utf-8-sig"))  # editors on Windows begin a file with a mark
     except UnicodeDecodeError as error:
@@ -119,20 +119,20 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def override(raw: dict[str, Any], given: str) -> str:
-    """Set `section.key=value` in a plan's sections; why that cannot be, or nothing."""
+    """Set `section.key=value` in a plan's sections; returns why it cannot, or nothing."""
     name, equals, text = given.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
-        return f"--set {given}: section.key=value is wanted"
+        return f"--set {given}: must be section.key=value"
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         if not re.fullmatch(r"[A-Za-z_][\w.:-]*", text):
-            return f"--set {given}: {text!r} is no TOML value (strings need quotes)"
+            return f"--set {given}: {text!r} is not a TOML value (strings need quotes)"
         value = text  # a word needs none
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
-        return f"--set {given}: {section} is no section"
+        return f"--set {given}: {section} is not a section"
     table[key] = value
     return ""
 

@@ -33,7 +33,9 @@ def checks_of(
         UnseenError: a command trains.
     """
     if store is None or study.plan.command is not None:
-        raise UnseenError("a command's activations cannot be seen: its coordinates are for its own trainer to check")
+        raise UnseenError(
+            "forerun cannot see the activations of a command: run the coordinate check in its own trainer"
+        )
     wanted, own = study.coordinate_checks, study.plan.proxy.parametrization
     if study.factory is not None:  # what cannot be built is said before anything trains
         for runs in wanted.values():
@@ -78,6 +80,6 @@ def refuse_failed(study: Study, checks: dict[str, canon.Json]) -> None:
     gate = coordinate_gate(checks, name)
     if name != "sp" and gate.outcome == "failed":
         raise GateError(
-            f"the coordinate check of {study.plan.proxy.factory} fails: {gate.reason}. Mend the model, or sweep it "
+            f"the coordinate check of {study.plan.proxy.factory} fails: {gate.reason}. Fix the model, or sweep it "
             'as it is with proxy.parametrization = "sp"'
         )

@@ -63,7 +63,7 @@ def gates(
         lost_rungs: outcomes of the ladder without a loss.
         checks: of its rungs at other rates; None where none has run.
     """
-    own = "your own trainer's activations cannot be seen: check its coordinates there"
+    own = "forerun cannot see your own trainer's activations: run the coordinate check there"
     unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
     return (
         coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
@@ -78,7 +78,7 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     """The coordinate check's: every layer keeps its size at every width, and at every depth if there is a rule."""
     mine = [checks[name] for name in (parametrization, "depth") if name in checks]
     if parametrization not in checks:
-        return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: `forerun check PLAN` does")
+        return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: run `forerun check PLAN`")
     outcomes: dict[str, CheckOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
     found = [outcomes.get(check["outcome"], "failed") for check in mine]
     said = [
@@ -88,7 +88,7 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     control = checks.get("sp")
     if parametrization != "sp" and control is not None and control["outcome"] == "passes":
         found.append("cannot_tell")
-        said.append("the standard form passes too: this check sees no mistake, more widths or steps are wanted")
+        said.append("the standard parametrization passes too, so this check would miss a mistake: add widths or steps")
     return Gate(name="coordinates", outcome=worst(found), reason="; ".join(said))
 
 
@@ -104,7 +104,7 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
     for test, judged in verdicts.tests:
         if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
             found.append("cannot_tell")
-            said.append(f"{test.name}: {num_failed} runs failed, and say nothing")
+            said.append(f"{test.name}: {num_failed} runs failed, and count for nothing")
         if test.hyperparameter != "learning_rate":
             found.append(outcomes[judged.verdict.outcome])
             said.append(f"{test.name}: {judged.verdict.reasons[0]}")
@@ -142,16 +142,16 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
     """The ladder's own: the checked rungs lose no more than the margin by their learning rate."""
     outcomes: dict[str, CheckOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
     if checks is None or not checks.wanted:
-        why = "no rung is checked at other rates: ladder.check_offsets_octaves and ladder.check_share say which are"
+        why = "no rung is checked at other rates: set ladder.check_offsets_octaves or raise ladder.check_share"
         return Gate(name="ladder_tuned", outcome="cannot_tell", reason=why)
     found, said = [outcomes[one.outcome] for one in checks.rungs], [one.words for one in checks.rungs]
     if len(checks.rungs) < checks.wanted:
         found.append("cannot_tell")
         missing = checks.wanted - len(checks.rungs)
-        said.append(f"{missing} of {checks.wanted} rungs are not checked yet: `forerun ladder PLAN` does")
+        said.append(f"{missing} of {checks.wanted} rungs are not checked yet: run `forerun ladder PLAN`")
     if "mis_tuned" in (one.outcome for one in checks.rungs):
         said.append(
-            "what carries the rate does not hold there: test it up to that size (transfer.widths, transfer.durations), "
+            "the learning rate does not transfer there: test it up to that size (transfer.widths, transfer.durations), "
             "and the ladder follows"
         )
     return Gate(name="ladder_tuned", outcome=worst(found), reason="; ".join(said))
@@ -160,14 +160,14 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
 def _data_gate(study: Study, choice: Choice) -> Gate:
     have, want = study.manifest.num_tokens("train"), choice.num_tokens
     if study.corpus is None:
-        unseen = f"{want:,.0f} tokens wanted; how many unique ones {study.plan.data.external} has, its owner knows"
+        unseen = f"{want:,.0f} tokens needed; forerun cannot count the unique ones of {study.plan.data.external}"
         return Gate(name="data", outcome="cannot_tell", reason=unseen)
     sources = study.manifest.sources
     epochs = {s.name: s.weight * want / max(1, s.num_tokens("train")) for s in sources if s.weight}
     repeated = [f"{name} {times:.3g} times" for name, times in epochs.items() if times > 1]
-    reason = f"{want:,.0f} tokens wanted, {have:,} unique ones at hand"
+    reason = f"{want:,.0f} tokens needed, {have:,} unique tokens available"
     if repeated and len(sources) > 1:
-        reason += f"; by its weight the run goes through {', '.join(repeated)}"
+        reason += f"; by their weights the run repeats {', '.join(repeated)}"
     return Gate(name="data", outcome="failed" if repeated else "passed", reason=reason)
 
 
@@ -183,10 +183,14 @@ def failed_text(ledger: Ledger, study_dir: Path) -> str:
         return ""
     named = [f"{result.id[:12]} ({result.reason})" for result in failed[:_NUM_FAILED_NAMED]]
     named += [f"{len(failed) - _NUM_FAILED_NAMED} more"] if len(failed) > _NUM_FAILED_NAMED else []
-    what = "1 run failed for good, and says" if len(failed) == 1 else f"{len(failed)} runs failed for good, and say"
+    what = (
+        "1 run failed for good, and counts for"
+        if len(failed) == 1
+        else f"{len(failed)} runs failed for good, and count for"
+    )
     return (
         f"{what} nothing: {'; '.join(named)}. `forerun run {study_dir / PLAN_FILE} --study ANOTHER --fork {study_dir}` "
-        "runs what failed again, and keeps the others"
+        "runs the failed ones again and keeps the others"
     )
 
 
@@ -230,7 +234,7 @@ def findings(check: Any) -> list[str]:
     said = list(check["mistakes"])
     if not said and check["not_finite_step"] is not None:
         axis = check["axis"]
-        said.append(f"{axis} {check[f'not_finite_{axis}']} left the finite numbers at step {check['not_finite_step']}")
+        said.append(f"{axis} {check[f'not_finite_{axis}']} became non-finite at step {check['not_finite_step']}")
     flagged = [layer for layer in check["layers"] if layer["outcome"] != "passes"]
     for layer in worst_first(flagged)[:NUM_NAMED] if not check["mistakes"] else ():
         cause = f": {layer['cause']}" if layer["cause"] else ""

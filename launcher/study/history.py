@@ -60,7 +60,7 @@ def scaled(fit: FittedRuns, runs: Sequence[ConcludedRun]) -> FittedRuns:
     misses = [run.foretold.z for run in runs]
     scale = interval_scale(misses, fit.level)
     said = (
-        f"{len(misses)} concluded main runs are among the runs; their forecasts missed by up to "
+        f"the fit includes {len(misses)} concluded main runs; their forecasts missed by up to "
         f"{max(map(abs, misses)):.2g} standard deviations, so intervals of a loss are {scale:.3g} times as wide as the "
         "fit's own"
     )

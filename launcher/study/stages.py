@@ -146,7 +146,7 @@ class Runner:
         if self._stopping:
             raise KeyboardInterrupt
         self._stopping = True
-        say(f"\nstopping: workers save what they hold, {GRACE_SECONDS:g} s at most (once more to abort)")
+        say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
 
     def _interrupted(self) -> InterruptedStudyError:
         done = len(self.ledger.runs())

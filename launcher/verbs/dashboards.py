@@ -27,9 +27,9 @@ ABSENT = "no workspace: wandb-workspaces is not installed: pip install 'forerun[
 def dashboards(
     study_dir: Path, online: bool, project: str, entity: str | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Log STUDY to W&B: a run for every proxy, one for the study, its main runs, a workspace. Again: what is new.
+    """Log STUDY to W&B: a run for every proxy, for the study and for its main runs, and a workspace.
 
-    Works on an unfinished study too. Offline unless told: nothing leaves this machine. W&B's is a copy: the study's
+    Works on an unfinished study too. Without --online nothing leaves this machine. W&B gets a copy: the study's
     ledger is the truth, and is only read. Exit 2 if something that was sent did not arrive.
     """
     from launcher.dashboards.runs import study_runs
@@ -53,7 +53,7 @@ def dashboards(
     ]  # fmt: skip
     told += _arrived_lines(arrived)
     told.append(f"workspace: {workspace_url or workspace}" if workspace else ABSENT)
-    answer(as_json, body, "\n".join([*told, "this is a copy that can be made again; the study's ledger is the truth"]))
+    answer(as_json, body, "\n".join([*told, "this copy can be made again; the study's ledger is the source of truth"]))
     if arrived is not None and arrived.lacking:
         raise SystemExit(NOT_ARRIVED)
 
@@ -62,6 +62,6 @@ def _arrived_lines(arrived: UploadState | None) -> list[str]:
     if arrived is None:
         return ["nothing has left this machine; --online sends it, with your own login, and verifies it"]
     lacking = [f"did not arrive: {name}: {'; '.join(said)}" for name, said in arrived.lacking.items()]
-    whole = f"{arrived.url} has {arrived.num_there} runs whole, as it says when asked; {arrived.num_sent} sent now"
-    again = ["the same command sends again what is not there"] if lacking else []
+    whole = f"{arrived.url} confirms {arrived.num_there} complete runs; {arrived.num_sent} sent now"
+    again = ["run the same command again to send what is missing"] if lacking else []
     return [whole, *lacking, *again]

@@ -145,7 +145,7 @@ class WorkerHost:
             give_back_memory()
 
     def _trained(self, engine: Engine, max_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """The engine's own `advance`, its errors in the user's files told as such."""
+        """The engine's own `advance`, its errors in the user's files raised as such."""
         try:
             return engine.advance(max_steps)
         except Exception as error:

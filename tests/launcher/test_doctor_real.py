@@ -81,7 +81,7 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
 def test_another_verb_says_who_hides_ours(broken, tmp_path):
     code, body = run(["status", "nowhere", "--json"], tmp_path, PYTHONPATH=f"{broken}:{findings.HOME}")
     assert (code, body["error"]) == (2, "NamesError")
-    assert f"`import sweeps` takes {broken / 'sweeps'}: `forerun doctor` says how to mend it" in body["message"]
+    assert f"`import sweeps` finds {broken / 'sweeps'}: run `forerun doctor`" in body["message"]
 
 
 def test_what_crashes_hangs_or_exits_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):

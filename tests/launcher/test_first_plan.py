@@ -144,7 +144,7 @@ def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
     degrees = plan.launch.data_parallel_shard, plan.launch.data_parallel_replicate
     assert (degrees, plan.cluster.num_workers) == ((8, 8), 64)
     assert plan.cluster.slurm_options[:2] == ("--nodes=8", "--gpus-per-node=8")
-    assert "Budget or GPUs are your own." in (tmp_path / "plan.toml").read_text()
+    assert "Budget or GPUs differ" in (tmp_path / "plan.toml").read_text()
 
 
 def test_a_shard_of_another_size_is_refused(tmp_path):
