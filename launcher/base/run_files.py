@@ -31,8 +31,8 @@ def complete_folders(root: Path) -> dict[int, Path]:
 
 def expected(run_dir: Path, digest: str) -> str:
     """Why this run must have a complete checkpoint, in words; empty where it may not have saved one yet."""
-    told = [entry for entry in chronicle.entries(run_dir) if entry.digest == digest]
-    begun = max((entry.step or 0 for entry in told if entry.kind in ("launched", "restarted")), default=0)
+    events = [entry for entry in chronicle.entries(run_dir) if entry.digest == digest]
+    begun = max((entry.step or 0 for entry in events if entry.kind in ("launched", "restarted")), default=0)
     if begun:
         return f"{chronicle.CHRONICLE_FILE} says that it resumed from step {begun}"
     saved = [line.get("step") for line in metrics.read(run_dir) if line.get("event") == "saved"]

@@ -183,8 +183,8 @@ class _Rule:
         narrower = dataclasses.replace(best, num_slots=max(1, best.num_slots // 2))
         known = best.num_slots > 2 and not self._bench.refused(narrower)
         slope = held - self._bench.peak_bytes(narrower) if known else held / 2
-        wanted = held + 2 * max(0.0, slope)
-        return not free or wanted <= free
+        needed = held + 2 * max(0.0, slope)
+        return not free or needed <= free
 
     def tried(self, best: Numerics, change: dict[str, object]) -> Numerics:
         """The mode with a change, if that is clearly faster; else as it is."""

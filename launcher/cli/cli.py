@@ -217,7 +217,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
-    """Return what removes secrets from messages, since a user's own code may raise one with a secret in it; and the error.
+    """Return what removes secrets from messages, for a user's own code may raise one that holds one; and the error.
 
     Where another package hides one of ours, that is the error, whatever came of it.
     """

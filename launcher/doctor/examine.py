@@ -28,8 +28,8 @@ def examine(study_dir: Path) -> Iterator[DoctorFinding]:
     try:
         needs = needed()
     except PackageNotFoundError:
-        said = "forerun itself is not installed: what it needs is not known"
-        yield warn("forerun", said, "pip install forerun, or `pip install -e .` in its source folder")
+        sentence = "forerun itself is not installed: what it needs is not known"
+        yield warn("forerun", sentence, "pip install forerun, or `pip install -e .` in its source folder")
         needs = {"torch": []}
     imported = try_imports([name for name in needs if version_of(name)])
     missing = LibraryCheck(problem="it is not installed")

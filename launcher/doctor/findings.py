@@ -41,11 +41,11 @@ def judge_names(found: dict[str, str], wandb_sweeps: bool, home: Path = HOME) ->
     """Whether they are ours alone; `wandb_sweeps`: W&B's distribution of that name is installed."""
     wrong = foreign(found, home)
     if wandb_sweeps:
-        said = "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"
-        return fail("names", said + _told(wrong), f"pip uninstall -y sweeps && {_REINSTALL}")
+        sentence = "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"
+        return fail("names", sentence + _told(wrong), f"pip uninstall -y sweeps && {_REINSTALL}")
     if wrong:
-        said = "another package hides forerun's" + _told(wrong)
-        return fail("names", said, "rename or remove the other package, or take its folder out of PYTHONPATH")
+        sentence = "another package hides forerun's" + _told(wrong)
+        return fail("names", sentence, "rename or remove the other package, or take its folder out of PYTHONPATH")
     return ok("names", f"{', '.join(PACKAGES)} are forerun's own, in {home}")
 
 

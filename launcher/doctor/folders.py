@@ -14,14 +14,14 @@ _SHARED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "gpfs
 
 
 def check_folder(path: Path) -> DoctorFinding:
-    """Free space and filesystem where a study would lie; that it can be written is tried, and what was written removed."""
+    """Free space and filesystem where a study would lie; a trial file is written there and removed."""
     there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".forerun-doctor-", dir=there, ignore_cleanup_errors=True):
             return judge_room(path, shutil.disk_usage(there).free, filesystem_of(there))
     except OSError as error:
-        said = f"{there}: {error.strerror}: nothing can be written"
-        return fail("study folder", said, "name another folder with --study")
+        sentence = f"{there}: {error.strerror}: nothing can be written"
+        return fail("study folder", sentence, "name another folder with --study")
 
 
 def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
@@ -33,8 +33,8 @@ def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
     if free_bytes < ENOUGH_BYTES:
         return warn(name, f"{free}: `forerun estimate PLAN` counts what a study needs", mend)
     if filesystem.startswith(_SHARED):
-        said = f"{free}, on {filesystem}: locks may not hold there between machines, which one machine cannot test"
-        return warn(name, said, "start all drivers of a study on one machine, or use --study /local/disk/study")
+        sentence = f"{free}, on {filesystem}: locks may not hold there between machines, which one machine cannot test"
+        return warn(name, sentence, "start all drivers of a study on one machine, or use --study /local/disk/study")
     return ok(name, f"{free}, {filesystem or 'filesystem not known'}")
 
 

@@ -33,11 +33,11 @@ def check_machine() -> list[DoctorFinding]:
 
 def judge_shm(free: int) -> DoctorFinding:
     """Ray's object store lies there, and what NCCL and data loaders share."""
-    said = f"{free / 2**20:,.0f} MiB free"
+    sentence = f"{free / 2**20:,.0f} MiB free"
     if free < OBJECT_STORE_BYTES:
-        said += ": Ray's object store (80 MiB) goes to the disk, and NCCL may not start"
-        return warn("/dev/shm", said, "docker run --shm-size=1g")
-    return ok("/dev/shm", said)
+        sentence += ": Ray's object store (80 MiB) goes to the disk, and NCCL may not start"
+        return warn("/dev/shm", sentence, "docker run --shm-size=1g")
+    return ok("/dev/shm", sentence)
 
 
 def loopback_problem() -> str:
@@ -69,8 +69,10 @@ def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
     if key is None:
         return ok("W&B", "no WANDB_API_KEY: dashboards stay offline, or use the login of `wandb login`")
     if key != key.strip() or not key.isprintable() or len(key) < _KEY_CHARS:
-        said = f"WANDB_API_KEY has {len(key.strip())} characters, or spaces around them: W&B's keys have 40 and more"
-        return warn("W&B", said, "wandb login --relogin, and unset WANDB_API_KEY")
+        sentence = (
+            f"WANDB_API_KEY has {len(key.strip())} characters, or spaces around them: W&B's keys have 40 and more"
+        )
+        return warn("W&B", sentence, "wandb login --relogin, and unset WANDB_API_KEY")
     return ok("W&B", "a key is set; nothing is sent without --online")
 
 
@@ -107,7 +109,7 @@ def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: 
     if torch.problem:
         return fail(name, f"torch could not be tested: {torch.problem}", "fix the line of torch first")
     cuda, devices, warned = (torch.facts[key] for key in ("cuda", "devices", "warned"))
-    if broken := [f"GPU {index}: {said}" for index, said in enumerate(devices) if said]:
+    if broken := [f"GPU {index}: {problem}" for index, problem in enumerate(devices) if problem]:
         return fail(name, "; ".join(broken), "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`")
     if devices:
         return ok(
@@ -116,8 +118,8 @@ def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: 
     if not gpus:
         return ok(name, f"torch {version}, and no GPU")
     if not cuda:
-        said = f"torch {version} is built without CUDA: {len(gpus)} GPUs stay idle"
-        return warn(name, said, "pip install --force-reinstall torch")
+        sentence = f"torch {version} is built without CUDA: {len(gpus)} GPUs stay idle"
+        return warn(name, sentence, "pip install --force-reinstall torch")
     if hidden:
         return warn(name, f"CUDA_VISIBLE_DEVICES hides {len(gpus)} GPUs", "unset CUDA_VISIBLE_DEVICES")
     why = warned[0] if warned else f"torch is built for CUDA {cuda}"

@@ -57,7 +57,7 @@ def layout_problems(degrees: Parallelism, shape: Shape, batch_tokens: int) -> li
         f"batch_tokens = {batch_tokens}: must be a multiple of {shape.seq_len} tokens by {data} data-parallel ranks "
         f"by {sequences} sequences": batch_tokens % (shape.seq_len * data * sequences),
     }
-    found = [said for said, rest in divisions.items() if rest]
+    found = [sentence for sentence, rest in divisions.items() if rest]
     if pipeline > 1 and not found and passes < pipeline:
         found.append(f"pipeline = {pipeline}: a step has {passes} micro-batches, must have at least as many as stages")
     if pipeline > 1 and shape.tied:

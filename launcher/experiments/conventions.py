@@ -118,7 +118,7 @@ def contest(
 def _found(
     study: Study, outcomes: Mapping[tuple[int, int], RunResult], which: int, octaves: float, num_seeds: int
 ) -> ConventionFinding:
-    """What the runs of the searched value (0) and of the convention (`which`) say; noise is measured over all of them."""
+    """What the runs of the searched value (0) and of the convention (`which`) say; all of them give the noise."""
     from sweeps.search.replicates import difference
 
     margin_nats, level = study.plan.transfer.margin_nats, study.plan.transfer.level
@@ -235,8 +235,8 @@ def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str
     octaves = 0.0
 
     def tried(names: tuple[Hyperparameter, ...]) -> ConventionFinding | None:
-        wanted, found = _tried(study, best, {name: values[name] for name in names}, results)
-        specs.update((spec.id, spec) for spec in wanted)
+        needed, found = _tried(study, best, {name: values[name] for name in names}, results)
+        specs.update((spec.id, spec) for spec in needed)
         return found
 
     def ended(*, whole: bool) -> ConventionDecisions:
@@ -359,8 +359,8 @@ class WarmupRule:
         kept = "the same number of tokens, and in long runs the conventional share at least"
         if self.finding is None:
             return f"{kept}: not determined, conventional (GPT-3, Llama): no runs over duration compare it with a share"
-        told = f"beside the same share, at {self.num_tokens:,} tokens, {because(self.finding, margin_nats)}"
-        return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {told}"
+        sentence = f"beside the same share, at {self.num_tokens:,} tokens, {because(self.finding, margin_nats)}"
+        return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {sentence}"
 
 
 def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:

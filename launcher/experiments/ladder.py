@@ -72,8 +72,8 @@ def ladder_runs(
 
 def stage_specs(study: Study, rungs: Sequence[RunSpec]) -> list[RunSpec]:
     """All that the ladder's stage runs, each once: the rungs, and what checks some of them."""
-    wanted = [*rungs, *(spec for checked in checked_rungs(study, rungs) for spec in checked.extra)]
-    return list({spec.id: spec for spec in wanted}.values())
+    needed = [*rungs, *(spec for checked in checked_rungs(study, rungs) for spec in checked.extra)]
+    return list({spec.id: spec for spec in needed}.values())
 
 
 def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, ...]:
@@ -119,7 +119,7 @@ NUM_DRAWS = 2000
 LEAST_OFFSETS = 3
 """A parabola has three numbers."""
 SHAPE_SHARE = 0.2
-"""Sd of a loss basin about its parabola, as a share of its height: lopsidedness of the size that `transfer.basin` expects
+"""Sd of a loss basin about its parabola, as a share of its height: lopsided as much as `transfer.basin` expects
 (an octave out, linex of slant 0.55 is 18 % above or below the parabola of the same curvature)."""
 LEAST_NOISE_NATS = 1e-6
 
@@ -290,14 +290,14 @@ def _judge(
     if excess is None:
         return "cannot_tell", _why_no_excess(tried)
     low, high = excess.interval
-    said = (
+    sentence = (
         f"{excess.nats:.4f} nats [{low:.4f}, {high:.4f}] over the best rate within {excess.reach[0]:+g} to "
         f"{excess.reach[1]:+g} octaves, which is at {excess.optimum_octaves:+.2f}"
     )
     if high < margin_nats:
-        return "tuned", said
+        return "tuned", sentence
     more = "more seeds (ladder.check_num_seeds) or other rates (ladder.check_offsets_octaves) would decide"
-    return "cannot_tell", f"{said}; {margin_nats:g} nats are allowed: {more}"
+    return "cannot_tell", f"{sentence}; {margin_nats:g} nats are allowed: {more}"
 
 
 def best_of(tried: Sequence[RungRate]) -> RungRate | None:

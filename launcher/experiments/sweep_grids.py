@@ -151,12 +151,12 @@ _TOLD: dict[Axis, str] = {
 def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
     """What the plan tests, and its trainer can get: the learning rate's first, over width first of all."""
     axes: tuple[Axis, ...] = ("width", "duration", "batch", "depth")
-    wanted: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
+    needed: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
     command = study.plan.command
     for name, over in study.plan.transfer.hyperparameters.items():
         if command is None or command.reaches(HYPERPARAMETERS[name].told_as):
-            wanted += [(name, axis) for axis in over if axis_sizes(study, axis)]
-    return tuple(wanted)
+            needed += [(name, axis) for axis in over if axis_sizes(study, axis)]
+    return tuple(needed)
 
 
 def run_at(
@@ -300,8 +300,8 @@ def _extended(
     setting: SharedSettings, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *,
     control: bool = False,
 ) -> Condition:  # fmt: skip
-    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, which repair what no verdict
-    can be made from, for runs that sharpen it too.
+    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, for what no verdict
+    can be made from, also runs that sharpen it.
     """
     plain = setting.study.plan.transfer.max_extensions
     for number in range(setting.rounds):

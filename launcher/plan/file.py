@@ -64,7 +64,7 @@ def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, lis
         plan = Plan.model_validate(_tuples(raw))
     problems += map(_said, bad)
     defaulted = [str(e["loc"][min(1, len(e["loc"]) - 1)]) for e in bad]  # what their defaults cause is not said
-    problems += [said for said in problems_of(plan) if not any(key in said for key in defaulted)]
+    problems += [sentence for sentence in problems_of(plan) if not any(key in sentence for key in defaulted)]
     return plan, with_lines(path, problems, overrides)
 
 
@@ -182,15 +182,16 @@ def _said(error: Any) -> str:
         known = list(section.model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-    said = "must be a section" if error["type"] == "model_type" else str(error["msg"])
-    said = said.replace("Input should be", "must be").replace("tuple", "list").replace("Tuple", "List")
-    return f"{where} = {_shown(error['input'])}: {said}"
+    sentence = "must be a section" if error["type"] == "model_type" else str(error["msg"])
+    sentence = sentence.replace("Input should be", "must be").replace("tuple", "list").replace("Tuple", "List")
+    sentence = sentence.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return f"{where} = {_shown(error['input'])}: {sentence}"
 
 
 def _shown(value: object) -> str:
     shown = list(value) if isinstance(value, tuple) else value
     try:
-        said = repr(shown)
+        sentence = repr(shown)
     except ValueError:  # a whole number of thousands of digits
-        said = "a number that is too long to show"
-    return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}..."
+        sentence = "a number that is too long to show"
+    return sentence if len(sentence) <= _MOST_SHOWN else f"{sentence[:_MOST_SHOWN]}..."

@@ -107,9 +107,9 @@ def _told_problems(plan: Plan) -> Iterator[str]:
         if getattr(plan.proxy, name) != getattr(plain, name)
     ]
     if plan.proxy.batch_warmup_fraction:
-        said = f"the trainer does not get proxy.batch_warmup_fraction = {plan.proxy.batch_warmup_fraction}"
-        told.append(("batch_warmup_steps", said))
-    yield from (f"proxy.command lacks {{{name}}}: {said}" for name, said in told if not command.reaches(name))
+        sentence = f"the trainer does not get proxy.batch_warmup_fraction = {plan.proxy.batch_warmup_fraction}"
+        told.append(("batch_warmup_steps", sentence))
+    yield from (f"proxy.command lacks {{{name}}}: {sentence}" for name, sentence in told if not command.reaches(name))
     for name in ("rules", "dtype", "compiled", "matmul_precision", "microbatch_tokens", "activation_checkpointing"):
         if getattr(plan.proxy, name) not in (getattr(plain, name), "auto") and not command.reaches("run_json"):
             key = f"proxy.{name}"
@@ -127,8 +127,8 @@ def _batch_problems(plan: Plan) -> Iterator[str]:
     ours = not (proxy.command or proxy.factory)
     target, rest = divmod(plan.target_batch_tokens, whole)
     if proxy.batch_tokens % whole:
-        said = f" times proxy.batch_warmup_stages = {stages}" if stages > 1 else ""
-        yield f"proxy.batch_tokens = {proxy.batch_tokens}: must be a multiple of model.seq_len = {seq_len}{said}"
+        times = f" times proxy.batch_warmup_stages = {stages}" if stages > 1 else ""
+        yield f"proxy.batch_tokens = {proxy.batch_tokens}: must be a multiple of model.seq_len = {seq_len}{times}"
     elif micro % seq_len or smallest % micro:
         yield (
             f"proxy.microbatch_tokens = {micro}: must be whole sequences of {seq_len} tokens and divide "
@@ -239,11 +239,11 @@ def _pruner_problems(plan: Plan) -> Iterator[str]:
     """Say where no trial could ever be looked at, or compared with others."""
     if plan.search.pruner == "none":
         return
-    said, steps = f"search.pruner = {plan.search.pruner!r}", plan.proxy.num_steps
+    key, steps = f"search.pruner = {plan.search.pruner!r}", plan.proxy.num_steps
     if plan.command:
-        yield f"{said}: must be 'none', forerun cannot look into a running command"
+        yield f"{key}: must be 'none', forerun cannot look into a running command"
     if not rungs(steps):
-        yield f"{said}: proxy.num_steps = {steps} leaves no step at which to look; use 'none' or more steps"
+        yield f"{key}: proxy.num_steps = {steps} leaves no step at which to look; use 'none' or more steps"
 
 
 def _ladder_problems(plan: Plan) -> Iterator[str]:

@@ -36,11 +36,11 @@ def checks_of(
         raise UnseenError(
             "forerun cannot see the activations of a command: run the coordinate check in its own trainer"
         )
-    wanted, own = study.coordinate_checks, study.plan.proxy.parametrization
+    needed, own = study.coordinate_checks, study.plan.proxy.parametrization
     if study.factory is not None:  # what cannot be built is said before anything trains
-        for runs in wanted.values():
+        for runs in needed.values():
             describe(load(study.plan.proxy.factory, study.code_dir)[0], runs[-1][0])
-    for name, runs in wanted.items():
+    for name, runs in needed.items():
         if ledger.find("coordinates", name) is None:
             found = _check(study, name, runs, store, check_stop)
             torch.cuda.empty_cache()  # the workers' now: this process keeps none of it through the study

@@ -60,11 +60,11 @@ def problems(study: Study) -> list[str]:
     """Values that no main run can come of: each key with its value, its limit, and why."""
     plan, shape = study.plan, study.base_shape
     step = flops_per_token(shape) * plan.proxy.batch_tokens
-    said = (
+    sentence = (
         f"target.budget_flops = {plan.target.budget_flops:g}: must be at least {step:.2g}, one step of the model "
         f"of width {shape.width}"
     )
-    return [said] if plan.target.budget_flops < step else []
+    return [sentence] if plan.target.budget_flops < step else []
 
 
 def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
@@ -72,10 +72,10 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
 
     `found` is what the plan comes to (`first_plan.summary`).
     """
-    plan, said = study.plan, []
+    plan, notes = study.plan, []
     batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
     if batch != plan.target_batch_tokens:
-        said.append(
+        notes.append(
             f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} tokens, and the "
             "forecast is for those (ladder.batch_tokens)"
         )
@@ -83,22 +83,22 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     share = cast(float, found["share_of_main_run"])
     there = study.manifest.num_tokens("train")
     if there and tokens > MOST_EPOCHS * there:
-        said.append(
+        notes.append(
             f"the main run takes about {tokens:.3g} tokens and the corpus has {there:.3g}: {tokens / there:.1f} "
             f"epochs, and beyond {MOST_EPOCHS:g} repeated data are worth less than new ones (arXiv 2305.16264); use "
             "more data or a smaller target.budget_flops"
         )
     if share > MOST_SHARE:
-        said.append(
+        notes.append(
             f"the proxies cost {share:.2g} times the main run's FLOPs, too much for this run alone; "
             "use a larger target.budget_flops or a smaller preset"
         )
     if width < 2 * plan.proxy.base_width:
-        said.append(
+        notes.append(
             f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: there is hardly "
             "anything to transfer; use a larger target.budget_flops or a smaller preset"
         )
-    return said
+    return notes
 
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
@@ -224,11 +224,11 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         budget = min(1e30, max(1.0, budget * request.budget_usd / usd))
     price = machine.price_usd
     assert price is not None  # or the loop above had refused it
-    said = (
+    sentence = (
         f"USD {request.budget_usd:g} pay for {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an "
         f"hour ({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
     )
-    return float(f"{budget:.4g}"), said
+    return float(f"{budget:.4g}"), sentence
 
 
 def _whence(span: Span) -> str:

@@ -197,8 +197,8 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     for sentence in found.damaged:
         say(f"fork: not imported: {sentence}")
     records = parent.records(CALIBRATION)
-    wanted = {group.asked.key for group in groups_of(study)} if records else set()
-    taken = [r for r in records if r.key in wanted and ledger.find(CALIBRATION, r.key) is None]
+    needed = {group.asked.key for group in groups_of(study)} if records else set()
+    taken = [r for r in records if r.key in needed and ledger.find(CALIBRATION, r.key) is None]
     for record in taken:  # or the same runs would have other ids here
         ledger.append(CALIBRATION, record.key, record.body)
     if taken:

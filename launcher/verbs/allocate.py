@@ -86,12 +86,12 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
     fitted.require()
     largest = fitted.span.six_nd[1]
     if flops > _FARTHEST * largest:
-        told = (
+        sentence = (
             f"a budget of {flops:.4g} FLOPs is {flops / largest:.3g} times the largest fitted run's ({largest:.4g}), "
             f"and the limit is {_FARTHEST:g} times: fit larger runs, check the table's units (params and "
             "tokens are plain counts), or add --beyond"
         )
-        raise CannotTellError((told,))
+        raise CannotTellError((sentence,))
 
 
 def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:

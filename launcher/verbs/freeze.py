@@ -174,7 +174,7 @@ def _decision_lines(decision: Decision, doubts: tuple[str, ...]) -> list[str]:
             + ", ".join(f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}" for name in RUN_WIDE)
         ),
         *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups),
-        *(f"  {said}" for said in doubts),
+        *(f"  {sentence}" for sentence in doubts),
         (
             f"  expected loss {predicted.loss_nats:.4f} nats [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] "
             f"at level {predicted.level:g}"

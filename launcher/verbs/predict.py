@@ -81,11 +81,11 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     first, rest = first_and_rest(body["warnings"])
     for warning in rest:
         say(f"warning: {warning}")
-    said = (
+    sentence = (
         f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
         f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
     )
-    return body, "\n".join([*first, said])
+    return body, "\n".join([*first, sentence])
 
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:

@@ -55,8 +55,8 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
         plan = write()
         manifest = manifest_of(plan, out.parent)
         if request.budget_usd is not None:
-            new.values["target"]["budget_flops"], said = priced(sketched(plan, manifest), request)
-            lines.append(said)
+            new.values["target"]["budget_flops"], sentence = priced(sketched(plan, manifest), request)
+            lines.append(sentence)
             plan = write()
         study = sketched(plan, manifest)
         found = summary(study)
@@ -67,7 +67,7 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
     canon.write_atomic(schema, canon.pretty(plan_schema()))
     warned = warnings(study, found)
     body = {"plan": str(out), "schema": str(schema), "preset": new.name, "comes_to": found, "warnings": warned}
-    lines += [_comes_to(found), *(f"warning: {said}" for said in warned)]
+    lines += [_comes_to(found), *(f"warning: {sentence}" for sentence in warned)]
     corpus = shlex.quote(str(out.parent / plan.data.path))
     first = "" if manifest or not plan.data.path else f"forerun tokenize SOURCE... --out {corpus}, then "
     lines.append(f"next: {first}forerun validate {shlex.quote(str(out))}")
@@ -103,7 +103,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
     warnings = unwise(study, summary(study))
-    warned = [f"warning: {said}" for said in warnings]
+    warned = [f"warning: {sentence}" for sentence in warnings]
     after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
     text = "\n".join([f"{plan_path} is valid", *warned, after])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)

@@ -106,10 +106,10 @@ def _widths_text(body: dict[str, Any]) -> str:
     rows, statuses = [], tuple(body["num_runs"])
     for at in body["by_width"]:
         best = at["best"]
-        told = ("-", "-", "-") if best is None else (
+        cells = ("-", "-", "-") if best is None else (
             f"{best['loss_nats']:.4f}", f"{best['learning_rate']:.3g}", str(best["num_steps"])
         )  # fmt: skip
-        rows.append((str(at["width"]), *(str(at[status]) for status in statuses), *told))
+        rows.append((str(at["width"]), *(str(at[status]) for status in statuses), *cells))
     return table(("width", *statuses, "best (nats)", "its lr", "its steps"), rows) if rows else ""
 
 

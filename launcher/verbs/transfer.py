@@ -72,8 +72,8 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)
     body = report_body(runner.study, runner.ledger, found)
     assert isinstance(body["transfer"], dict)
-    said = f"{transfer_text(body['transfer'])}\n\n{spend_text(body)}"
-    return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, said
+    sentence = f"{transfer_text(body['transfer'])}\n\n{spend_text(body)}"
+    return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, sentence
 
 
 def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:

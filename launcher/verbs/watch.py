@@ -92,17 +92,20 @@ def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | Non
     from launcher.watch.logs.readings import OtherRunError
 
     found: WatchStatus | None = None
-    said: list[str] = []
+    shown: list[str] = []
     try:
         while True:
             try:
                 look = found = follower.look(last=False)
-                lines, told = [*look.news, *look.notes], look.line
+                lines, message = [*look.news, *look.notes], look.line
             except (OtherRunError, DashboardError, OSError) as error:
-                lines, told = [], f"not judged: {error}"
-            for line in [*(line for line in lines if line not in said), *([told] if told not in said[-1:] else [])]:
+                lines, message = [], f"not judged: {error}"
+            for line in [
+                *(line for line in lines if line not in shown),
+                *([message] if message not in shown[-1:] else []),
+            ]:
                 say(line)
-            said = [*lines, told]
+            shown = [*lines, message]
             if found is not None and found.over:
                 return found, None
             time.sleep(every_seconds)

@@ -29,7 +29,7 @@ PASSING = coordinates("passes", {**LAYER, "outcome": "passes"})
         (coordinates("blows_up", lost=64), "failed", "width 64 became non-finite at step 3"),
         (coordinates("blows_up", mistakes=["unscaled readout"]), "failed", "unscaled readout"),
         (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 1 layers keep their size as width"),
-        ({}, "cannot_tell", "run `forerun check PLAN`"),
+        ({}, "cannot_tell", "not run yet: run `forerun check PLAN`"),
     ],
 )
 def test_the_coordinate_gate(body, outcome, reason):

@@ -111,10 +111,7 @@ def test_a_failed_save_is_a_note(made):
     made.it.advance(3)
     made.it.save()
     (note,) = made.it.take_notes()
-    assert (
-        note
-        == "no checkpoint could be written in there (No space left on device); the run continues without this checkpoint"
-    )
+    assert "No space left on device" in note
     assert made.it.take_notes() == ()
 
 
