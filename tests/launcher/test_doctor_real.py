@@ -67,7 +67,7 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
     )
     found = {each["name"]: each for each in body["findings"]}
     assert (code, body["outcome"], body["num_fail"]) == (2, "fail", 4)
-    assert f"`import sweeps` takes {broken / 'sweeps'}" in found["names"]["said"]
+    assert f"`import sweeps` finds {broken / 'sweeps'}" in found["names"]["said"]
     assert "ImportError: libray.so: undefined symbol" in found["ray"]["said"]
     assert "it ends the interpreter (SIGABRT)" in found["wandb"]["said"]
     assert found["ray"]["mend"] == "pip install 'ray>=2.52' --force-reinstall"
