@@ -24,7 +24,7 @@ _EXITS = """# Exit codes
 
 Those that a verb gives in a way of its own are said with [the verb](cli.md); what to do about each is on the page of
 [the command line](../command-line.md#exit-codes). An error that is not named here is bad input (2) where it is one of
-forerun's own or a path that cannot be read or written, and our bug (1) otherwise.
+forerun's own or a path that cannot be read or written, and a bug in forerun (1) otherwise.
 
 | code | means | errors |
 |---|---|---|

@@ -25,7 +25,7 @@ _USUAL_PARAMS = 1e10
 """In the middle of the published runs by which hours paid are judged where no --mfu is given: the size is not chosen
 yet, and ten times as many parameters change them by 17 %."""
 _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
-    ("--flops", AMOUNT, "Budget in FLOPs: 6 * N * D, and serving if it is asked for."),
+    ("--flops", AMOUNT, "Budget in FLOPs: 6 * N * D, plus serving with --inference-tokens."),
     ("--gpu-hours", float, "Budget in hours of --gpu."),
     ("--usd", AMOUNT, "Budget in dollars of --gpu at --price-usd."),
     ("--gpu", str, "Accelerator, e.g. H100."),
@@ -34,21 +34,25 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
         float,
         "Share of the dense BF16 peak that training reaches, counted as 6 * N * D. Default: by published runs.",
     ),
-    ("--price-usd", AMOUNT, "Of one GPU for an hour. Default: published, where there is one."),
+    ("--price-usd", AMOUNT, "Price of one GPU-hour. Default: a published one, if any."),
     ("--gpus", int, "GPUs that run at once."),
-    ("--deadline-days", float, "Days until it must be done, on --gpus."),
+    ("--deadline-days", float, "Days until the run must end, on --gpus."),
     ("--batch-tokens", WholeAmount(), "Tokens per step."),
     ("--inference-tokens", AMOUNT, "Tokens to serve over the model's life: the budget pays for them too."),
-    ("--unique-tokens", AMOUNT, "Tokens that exist; what is trained beyond them repeats."),
+    ("--unique-tokens", AMOUNT, "Unique tokens available; training beyond them repeats data."),
     ("--tp", int, "Tensor-parallel degree the shape must split over. Default: the study's, else 1."),
-    ("--vocab", int, "Vocabulary of the shape, padded to 128 * --tp; as the next, not the study's."),
-    ("--seq-len", int, "Context of the shape. Default: 4096."),
+    (
+        "--vocab",
+        int,
+        "Vocabulary of the shape, padded to a multiple of 128 * --tp; for a shape other than the study's.",
+    ),
+    ("--seq-len", int, "Context of the shape, for a shape other than the study's. Default: 4096."),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """The options as records of the room."""
+    """The options as records of `scaling_fits`."""
 
     wish: BudgetRequest
     machine: BudgetMachine | None
@@ -61,8 +65,10 @@ class Checked:
 def asked_options(command: _Command) -> _Command:
     """Put every option on a command."""
     flags = (
-        click.option("--shape", is_flag=True, help="Whole numbers too: layers, width, heads, FFN, vocabulary."),
-        click.option("--beyond", is_flag=True, help="Answer also above 1e4 times the largest fitted FLOPs."),
+        click.option(
+            "--shape", is_flag=True, help="Also choose a shape in whole numbers: layers, width, heads, FFN, vocabulary."
+        ),
+        click.option("--beyond", is_flag=True, help="Answer even above 1e4 times the largest fitted FLOPs."),
     )
     for option in reversed((*(click.option(name, type=kind, help=text) for name, kind, text in _OPTIONS), *flags)):
         command = option(command)
@@ -80,7 +86,7 @@ def checked(asked: Typed) -> Checked:
     found = Collected()
     wish, machine, shape = _wish(asked, found), _machine(asked, found), _shape(asked, found)
     if wish is not None and wish.needs_machine and asked["gpu"] is None:
-        found.problems.append("--gpu is missing: hours, dollars and days want the GPU they are of")
+        found.problems.append("--gpu is missing: hours, dollars and days depend on the GPU")
     elif wish is not None and wish.needs_price and asked["price_usd"] is None and machine and machine.price_usd is None:
         found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
     with found.collecting():
@@ -88,10 +94,10 @@ def checked(asked: Typed) -> Checked:
     if asked["inference_tokens"] is not None and 0 < asked["inference_tokens"] < 1:
         found.problems.append(f"inference_tokens = {asked['inference_tokens']}: must be 0, or at least 1")
     if asked["inference_tokens"] and asked["deadline_days"] is not None:
-        found.problems.append("--deadline-days is of training alone, and with --inference-tokens the budget pays for "
+        found.problems.append("--deadline-days limits training alone, and with --inference-tokens the budget pays for "
                               "serving too: give one of them")  # fmt: skip
     if asked["batch_tokens"] is not None and not 1 <= asked["batch_tokens"] <= 10**12:
-        found.problems.append(f"batch_tokens = {asked['batch_tokens']}: a whole number from 1 to 1e12 is wanted")
+        found.problems.append(f"batch_tokens = {asked['batch_tokens']}: must be a whole number from 1 to 1e12")
     found.done()
     assert wish is not None
     return Checked(wish=wish, machine=machine, shape=shape, typed=asked)
@@ -118,7 +124,7 @@ def _machine(asked: Typed, found: Collected) -> BudgetMachine | None:
     if asked["gpu"] is None:
         for name, given in (("--mfu", asked["mfu"]), ("--price-usd", asked["price_usd"]), ("--gpus", asked["gpus"])):
             if given is not None and (name != "--gpus" or asked["deadline_days"] is None):  # said with the deadline
-                found.problems.append(f"{name} says nothing without --gpu")
+                found.problems.append(f"{name} needs --gpu")
         return None
     with found.collecting():
         name, gpu = reference.gpu(asked["gpu"])
@@ -145,7 +151,7 @@ def _stated(name: str, given: float | None, found: Collected) -> Assumption | No
         return None
     most = 1.0 if name == "mfu" else 1e6
     if not 1e-4 <= given <= most:
-        found.problems.append(f"{name} = {given}: a number from 0.0001 to {most:g} is wanted")
+        found.problems.append(f"{name} = {given}: must be a number from 0.0001 to {most:g}")
         return None
     return Assumption(value=given, low=given, high=given, source="given")
 

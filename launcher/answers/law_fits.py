@@ -24,7 +24,7 @@ def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -
     """The file and the JSON of a fit; `options` are bootstrap, level and seed.
 
     Raises:
-        ValueError: of the room `scaling_fits`, each saying all that is wrong.
+        ValueError: of `scaling_fits`, each with all that is wrong.
     """
     from launcher.study.history import ConcludedRun, concluded, scaled
     from scaling_fits.compute import hyperparameter_laws, isoflop, optima
@@ -54,7 +54,7 @@ def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -
     try:
         return to_file(found, template), fit_summary(found)
     except CanonError as error:
-        raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
+        raise CannotTellError((f"no law fits these runs: its predictions overflow ({error})",)) from error
 
 
 def _ladder(study_dir: Path) -> tuple[Study, Ledger, list[RunSpec]]:

@@ -27,15 +27,15 @@ def _stages(body: dict[str, Any]) -> list[str]:
     ]
     on = f"hours on {body['num_workers']} worker{'s' * (body['num_workers'] != 1)}"
     speed, share = body["worker_flops"], body["proxy_mfu"]
-    said = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
+    notes = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
             f"a GPU reaches {_span(share)} of its peak ({share['source']})",
             f"the main run's size is from {body['main_run_from']}",
-            *([f"the search is counted whole, an upper bound: search.pruner = {body['pruner']!r} gives trials up"]
+            *([f"the search is counted in full, an upper bound: search.pruner = {body['pruner']!r} stops trials early"]
               if body["pruner"] != "none" else []))  # fmt: skip
     return [
-        table(("stage", "runs", "FLOPs", "of the main run", "disk"), ran),
+        table(("stage", "runs", "FLOPs", "share of main run", "disk"), ran),
         table(("stage", on, "or GPU-hours", "USD of these"), taken),
-        "\n".join(["assumed:", *(f"- {text}" for text in said), *(f"warning: {text}" for text in body["warnings"])]),
+        "\n".join(["assumed:", *(f"- {text}" for text in notes), *(f"warning: {text}" for text in body["warnings"])]),
     ]
 
 
@@ -51,17 +51,17 @@ def _main(main: dict[str, Any]) -> str:
     lines = [
         f"main run: {size}, {main['tokens']:.4g} tokens, {main['batch_tokens']} a step",
         "FLOPs: " + ", ".join(f"{name} {value:.4g}" for name, value in main["flops"].items()),
-        f"on {gpus} at MFU {mfu} while it steps: {_span(main['step_seconds'])} s a step",
+        f"on {gpus} at MFU {mfu} while it trains: {_span(main['step_seconds'])} s a step",
         f"all hours paid: {_span(main['gpu_hours'])} GPU-hours, {_span(main['days'])} days, by a share of "
         f"{_span(machine['utilization'])} ({machine['utilization']['source']}), "
-        + ("no price is known: --price-usd" if main["usd"] is None else f"USD {_span(main['usd'])}"),
+        + ("no price is known: give --price-usd" if main["usd"] is None else f"USD {_span(main['usd'])}"),
     ]
     lines.append("parallelism: " + ", ".join(f"{name} {value}" for name, value in main["parallelism"].items()))
     if held := main["memory"]:
         parts = {name.removesuffix("_bytes"): value / _GB for name, value in held.items() if name != "moment"}
         lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
     lines.append(f"disk, for checkpoints: {main['disk_bytes'] / _GB:.3g} GB")
-    return "\n".join([*lines, *(f"warning: {said}" for said in main["warnings"])])
+    return "\n".join([*lines, *(f"warning: {sentence}" for sentence in main["warnings"])])
 
 
 def _between(of: dict[str, Any]) -> str:

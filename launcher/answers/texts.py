@@ -40,15 +40,15 @@ def coordinate_text(found: dict[str, Any]) -> str:
     """The checks of a study as tables, one row a role."""
     parts = []
     for name, check in found.items():
-        said = [f"{name}: {words(check['outcome'])} over {check['axis']}s {points(check)}"]
-        said += [_shown(tables.coordinates_table(check))] if check["layers"] else []
-        said += _bullets([*findings(check), *(f"note: {note}" for note in check["notes"])])
-        parts.append("\n".join(said))
+        notes = [f"{name}: {words(check['outcome'])} over {check['axis']}s {points(check)}"]
+        notes += [_shown(tables.coordinates_table(check))] if check["layers"] else []
+        notes += _bullets([*findings(check), *(f"note: {note}" for note in check["notes"])])
+        parts.append("\n".join(notes))
     return "\n\n".join(parts)
 
 
 def search_text(body: dict[str, Json]) -> str:
-    """The best trials as a table, and what is to be said of the search."""
+    """The best trials as a table, and the notes on the search."""
     search: Any = body
     finished = sum(trial["loss_nats"] is not None for trial in search["trials"])
     head = f"{len(search['trials'])} trials, {finished} finished; the best:"
@@ -59,14 +59,14 @@ def verdict_text(body: dict[str, Json]) -> str:
     """One verdict (`transfer.verdict.summary.verdict_summary`) in words and tables."""
     verdict: Any = body
     drift = verdict["drift_octaves_per_doubling"]
-    said = [f"verdict: {words(verdict['outcome'])} ({name_of(verdict)})"]
+    notes = [f"verdict: {words(verdict['outcome'])} ({name_of(verdict)})"]
     if verdict["optima"]:  # else optima were given, and the reasons have the drift
-        said.append(_shown(tables.optima_table(verdict)))
+        notes.append(_shown(tables.optima_table(verdict)))
         if drift["value"] is not None:
             moved = f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of {verdict['axis']}"
-            said += _bullets([moved])
-    said += _why(verdict) + _bullets(f"note: {note}" for note in verdict.get("notes", ()))
-    return "\n".join(said)
+            notes += _bullets([moved])
+    notes += _why(verdict) + _bullets(f"note: {note}" for note in verdict.get("notes", ()))
+    return "\n".join(notes)
 
 
 def _why(verdict: Any) -> list[str]:

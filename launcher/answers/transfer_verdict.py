@@ -124,11 +124,11 @@ def judge_table(
             judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
             return {**verdict_summary(judged), "notes": [*table.notes, *_assumed(question, target_size, base_size)]}
     except (ArithmeticError, np.linalg.LinAlgError) as error:
-        raise TransferError([f"numbers too far apart, or too near, to fit a valley to: {error}"]) from error
+        raise TransferError([f"numbers too far apart, or too close, to fit a loss basin: {error}"]) from error
 
 
 def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:
-    """What was not said, and the verdict hangs on."""
+    """What was not given, although the verdict depends on it."""
     target, base = (at_size(question.axis, size) for size in (question.target_size, question.base_size))
     notes = [f"--target-size not given: taken to be {target}, twice the largest"] if target_size is None else []
     return notes + ([f"--base-size not given: taken to be {base}, the smallest"] if base_size is None else [])
@@ -153,6 +153,8 @@ def _check(
         if not low <= value <= high
     ]
     if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**LEAST_SPAN_OCTAVES:
-        problems.append(f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: run some that do")
+        problems.append(
+            f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: must span a factor of {2**LEAST_SPAN_OCTAVES:.3g}"
+        )
     if problems:
         raise TransferError(problems)

@@ -45,7 +45,7 @@ class Model:
     params: float
     """Total, as published."""
     tokens: float | None
-    """Trained on; None where nobody said."""
+    """Trained on; None where not published."""
     flops_published: float | None
     """Training FLOPs, as the source counts them."""
     source: str
@@ -159,4 +159,4 @@ def _find(name: str, names: tuple[str, ...], what: str) -> str:
         return plain[_plain(name)]
     near = difflib.get_close_matches(_plain(name), plain, n=1)
     hint = f" (did you mean {plain[near[0]]}?)" if near else ""
-    raise UnknownNameError(f"{what} {name!r} is not in the table{hint}: it knows {', '.join(names)}")
+    raise UnknownNameError(f"{what} {name!r} is not in the table{hint}: known names are {', '.join(names)}")

@@ -31,8 +31,8 @@ def complete_folders(root: Path) -> dict[int, Path]:
 
 def expected(run_dir: Path, digest: str) -> str:
     """Why this run must have a complete checkpoint, in words; empty where it may not have saved one yet."""
-    told = [entry for entry in chronicle.entries(run_dir) if entry.digest == digest]
-    begun = max((entry.step or 0 for entry in told if entry.kind in ("launched", "restarted")), default=0)
+    events = [entry for entry in chronicle.entries(run_dir) if entry.digest == digest]
+    begun = max((entry.step or 0 for entry in events if entry.kind in ("launched", "restarted")), default=0)
     if begun:
         return f"{chronicle.CHRONICLE_FILE} says that it resumed from step {begun}"
     saved = [line.get("step") for line in metrics.read(run_dir) if line.get("event") == "saved"]
@@ -74,9 +74,9 @@ def read_plain(path: Path) -> bytes:
     with open(path, "rb", opener=_without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, f"it is a {_kind(status.st_mode)}: a plain file is wanted", str(path))
+            raise OSError(errno.EINVAL, f"it is a {_kind(status.st_mode)}: must be a plain file", str(path))
         if status.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes: at most {MOST_BYTES} are read", str(path))
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes: must be at most {MOST_BYTES}", str(path))
         return file.read(MOST_BYTES + 1)
 
 

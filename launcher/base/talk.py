@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 def _put(text: str) -> None:
-    """Work goes on where nobody listens: a terminal that is gone, a log's disk that is full.
+    """Work continues where nobody reads: a terminal that is gone, a log's disk that is full.
 
     A signal's handler may speak while a line is being written, which Python refuses as a RuntimeError.
     """

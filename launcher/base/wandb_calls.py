@@ -41,7 +41,7 @@ _NUM_SAID = 400
 _END_SECONDS = 30.0
 """For a process that has answered to end by itself."""
 _POLL_SECONDS, _LAST_SECONDS = 0.1, 1.0
-"""Between two looks whether it has ended, for wandb's own service may hold its pipe; for what it said last."""
+"""Between two looks whether it has ended, for wandb's own service may hold its pipe; for its last output."""
 
 
 class DashboardError(Exception):
@@ -116,10 +116,12 @@ class WandbProcess:
                 left = left[os.write(self._into, left) :]
             except BlockingIOError:
                 if not select.select([], [self._into], [], max(0.0, until - time.monotonic()))[1]:
-                    raise DashboardError(f"wandb took nothing for {self.limit_seconds:.0f} s, and was ended") from None
+                    raise DashboardError(
+                        f"wandb accepted no data for {self.limit_seconds:.0f} s, and was stopped"
+                    ) from None
             except BrokenPipeError:
                 self.answer()
-                raise DashboardError("wandb ended before all was logged") from None
+                raise DashboardError("wandb exited before everything was logged") from None
 
     def answer(self, more_seconds: float = 0.0) -> dict[str, Any]:
         """Wait for the next answer.
@@ -134,12 +136,12 @@ class WandbProcess:
         until, found = time.monotonic() + seconds, self._next(0.0)
         while found is None and self._process.poll() is None:
             if time.monotonic() > until:
-                raise DashboardError(f"wandb did not end within {seconds:.0f} s, and was ended")
+                raise DashboardError(f"wandb did not finish within {seconds:.0f} s, and was stopped")
             found = self._next(_POLL_SECONDS)
         found = found or self._next(_LAST_SECONDS)  # said with its last breath
         if found is None:
             said = "\n".join(self._said)[-_NUM_SAID:]
-            raise DashboardError(f"wandb ended with code {self._process.returncode}: {said or 'it said nothing'}")
+            raise DashboardError(f"wandb exited with code {self._process.returncode}: {said or 'it printed nothing'}")
         if "problem" in found:
             hint = " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)" if self._online else ""
             raise DashboardError(f"wandb failed: {found['problem']}{hint}")
@@ -159,7 +161,7 @@ class WandbProcess:
             self._process.wait(_END_SECONDS)
 
     def stop(self) -> None:
-        """Kill it and what it started, as another thread may: whoever waits for it is told so by a DashboardError."""
+        """Kill it and what it started, as another thread may: whoever waits for it gets a DashboardError."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -204,7 +206,7 @@ def upload(folders: Collection[Path], project: str, entity: str | None, more_sec
 
 
 def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list[dict[str, Any]]:
-    """What a run logged online, row by row from `_step` `min_step` on: of each the wanted names and `_step`.
+    """What a run logged online, row by row from `_step` `min_step` on: of each the asked-for names and `_step`.
 
     Args:
         run_path: `entity/project/run`.

@@ -119,7 +119,7 @@ class Watchdog:
                 self._moved = now
         if (silent := now - self._moved) <= limit:
             return ""
-        save = ", nor anything of the save under way" if self._written else ""
+        save = ", nor any change of the save in progress" if self._written else ""
         return f"no line of metrics{save} for {duration(silent)} {what}; the limit is {duration(limit)}"
 
 

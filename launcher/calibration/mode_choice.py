@@ -39,7 +39,7 @@ class Bench:
     """What has been measured so far of one shape and batch; a mode is asked for once."""
 
     def __init__(self, plain: Numerics, ask: Ask) -> None:
-        """`plain`: the mode that all others are held against."""
+        """`plain`: the mode that all others are compared with."""
         self.plain, self._ask = plain, ask
         self._seen: dict[Numerics, _Measured] = {}
         self.device = ""
@@ -183,8 +183,8 @@ class _Rule:
         narrower = dataclasses.replace(best, num_slots=max(1, best.num_slots // 2))
         known = best.num_slots > 2 and not self._bench.refused(narrower)
         slope = held - self._bench.peak_bytes(narrower) if known else held / 2
-        wanted = held + 2 * max(0.0, slope)
-        return not free or wanted <= free
+        needed = held + 2 * max(0.0, slope)
+        return not free or needed <= free
 
     def tried(self, best: Numerics, change: dict[str, object]) -> Numerics:
         """The mode with a change, if that is clearly faster; else as it is."""
@@ -206,7 +206,7 @@ class _Rule:
         """The choice in a sentence."""
         plain = self._asked.given
         if best == plain:
-            return "nothing is surely faster by a tenth" if len(self._bench.modes) > 1 else ""
+            return "nothing is clearly faster by a tenth" if len(self._bench.modes) > 1 else ""
         return (
             f"{self._bench.ratio(best):.2f} times as fast as {mode_name(plain, plain)}, "
             f"{duration(self._seconds(best))} of planned work in place of {duration(self._seconds(plain))}"

@@ -105,7 +105,7 @@ def calibrations(ledger: Ledger) -> tuple[Calibration, ...]:
     try:
         return tuple(canon.decode(Calibration, record.body) for record in records)
     except (canon.CanonError, SpecError) as error:
-        raise LedgerCorrupt(f"a calibration of the ledger is none ({error})") from error
+        raise LedgerCorrupt(f"a calibration record of the ledger is not valid ({error})") from error
 
 
 def calibrated(study: Study, ledger: Ledger) -> Study:
@@ -191,8 +191,8 @@ def asking(
             if all(cause in _TOO_MUCH for cause, _ in errors):
                 raise UnmeasurableError(errors[-1][1])
             raise RunsFail(
-                f"calibration: no worker could train a run of width {example.shape.width}: {errors[-1][1]}. Mend what "
-                "fails, and the same command begins again"
+                f"calibration: no worker could train a run of width {example.shape.width}: {errors[-1][1]}. Fix that, "
+                "then run the same command again"
             )
         return answers
 
@@ -218,7 +218,7 @@ def _asked(
             else:
                 problem = report.error or "it did not answer"
                 errors.append((report.cause, problem))
-                say(f"calibration: worker {report.worker}: {problem}; it starts anew")
+                say(f"calibration: worker {report.worker}: {problem}; it is restarted")
                 pool.restart(report.worker)
         check_stop()
         if busy and time.monotonic() > until:

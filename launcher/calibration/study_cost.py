@@ -87,7 +87,7 @@ def _step_flops(asked: ModeRequest) -> float:
 STEP_BYTES, RUN_BYTES = 20, 4500
 """On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""
 MOST_ASKED = 2
-"""Rates more a size and round that a valley cut off at one end asks for; where runs diverge it may be more."""
+"""Extra rates per size and round that a loss basin cut off at one end asks for; where runs diverge it may be more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ class StageCost:
 
 
 def num_workers(study: Study, known: int = 0) -> int:
-    """Workers of the study: the plan's, or as many as it was `known` to have, or as this machine's cores have room for,
+    """Workers of the study: the plan's, or as many as it was `known` to have, or as fit on this machine's cores,
     none with less than a core.
     """
     cluster = study.plan.cluster

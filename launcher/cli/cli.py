@@ -22,7 +22,7 @@ EXIT_BUG, EXIT_INPUT, EXIT_GATE, EXIT_CANNOT_TELL, EXIT_CORRUPT = 1, 2, 3, 4, 5
 EXIT_HELD, EXIT_INTERRUPTED = 75, 130
 EXIT_CODES = {
     0: "done",
-    EXIT_BUG: "our bug",
+    EXIT_BUG: "a bug in forerun",
     EXIT_INPUT: "bad input",
     EXIT_GATE: "a gate failed",
     EXIT_CANNOT_TELL: "cannot tell",
@@ -31,7 +31,7 @@ EXIT_CODES = {
     EXIT_INTERRUPTED: "interrupted (resumable)",
 }
 
-# Errors of the rooms are bad input (2) unless named here.
+# Errors of the packages are bad input (2) unless named here.
 _EXIT_CODES = {
     "GateError": EXIT_GATE,
     "CannotTellError": EXIT_CANNOT_TELL,
@@ -55,34 +55,34 @@ _OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
 
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
-    "demo": ("start", "The whole chain on a corpus found on this machine: minutes, CPU, no account."),
-    "doctor": ("doctor", "Is all here that a study needs? Each line ok, warn or fail, with what mends it."),
+    "demo": ("start", "Run the whole chain on a corpus found on this machine: minutes, CPU, no account."),
+    "doctor": ("doctor", "Check this machine for what a study needs: lines of ok, warn or fail, with a fix."),
     "init": ("start", "Write a commented plan and its JSON Schema."),
     "validate": ("start", "Check a plan: every problem at once."),
-    "estimate": ("estimate", "What a plan takes before anything runs: runs, FLOPs, hours, dollars, disk."),
-    "tokenize": ("data", "Text, jsonl, parquet or .bin files into shards with a hashed manifest."),
-    "check": ("study", "Coordinate check: do updates keep their size as width grows?"),
-    "sweep": ("study", "Optuna over Ray at the base width: learning rate, warmup, clip."),
-    "transfer": ("transfer", "Valleys over width and other axes, and the verdict: holds, drifts or cannot tell."),
-    "ladder": ("study", "The scaling ladder at the transferred hyperparameters."),
-    "run": ("study", "All stages in order, up to the report; resumes, never repeats finished work."),
-    "repair": ("repair", "Copy a damaged ledger and save what its hashes prove; names what was lost."),
-    "status": ("status", "What a study is doing, has done and found; works while it runs."),
-    "fit": ("fits", "Scaling fit of a study or of a table of runs."),
-    "predict": ("predict", "Loss of a run from a fit, with its interval."),
-    "allocate": ("allocate", "The best size and tokens for a budget, with intervals."),
-    "flops": ("flops", "Parameters and FLOPs of a shape, by named convention."),
-    "explain": ("explain", "A frozen config, field by field: source, strength, what would change it. Or a rule."),
+    "estimate": ("estimate", "Estimate what a plan takes before anything runs: runs, FLOPs, hours, dollars, disk."),
+    "tokenize": ("data", "Turn text, jsonl, parquet or .bin files into token shards with a hashed manifest."),
+    "check": ("study", "Run the coordinate check: do updates keep their size as width grows?"),
+    "sweep": ("study", "Search learning rate, warmup and clip at the base width, by Optuna over Ray."),
+    "transfer": ("transfer", "Measure learning-rate curves over width and more; verdict: holds, drifts, cannot tell."),
+    "ladder": ("study", "Train the scaling ladder at the transferred hyperparameters."),
+    "run": ("study", "Run all stages in order, up to the report; resumes, never repeats finished work."),
+    "repair": ("repair", "Rebuild a damaged ledger from what its hashes prove; names what was lost."),
+    "status": ("status", "Show what a study has done, is doing and has found; works while it runs."),
+    "fit": ("fits", "Fit scaling laws to a study or to a table of runs."),
+    "predict": ("predict", "Predict the loss of a run from a fit, with an interval."),
+    "allocate": ("allocate", "Find the best size and tokens for a budget, with intervals."),
+    "flops": ("flops", "Count parameters and FLOPs of a shape, by a named convention."),
+    "explain": ("explain", "Explain a frozen config field by field: source, evidence; or a parametrization."),
     "freeze": ("freeze", "Write the frozen launch config, if every gate passed or was accepted."),
-    "verify": ("exports", "Digest, attestations and exports of a frozen config, each proven by its own trainer."),
-    "export": ("exports", "A frozen config as a trainer's own files, with a fidelity report."),
-    "rehearse": ("rehearse", "The drills before a launch: kills, cuts, corruption, NaN, a full disk, a hang."),
-    "launch": ("launch", "Run a frozen config with the embedded trainer, restarted when it dies."),
-    "watch": ("watch", "A main run against its forecast: alerts, end and cost; afterwards, how it went."),
-    "note": ("note", "Add a dated line to the logbook of the study and its main run; alone: print it."),
-    "report": ("freeze", "report.html and report.json of a study."),
-    "dashboards": ("dashboards", "A study in W&B: runs, verdicts, a workspace; offline unless told."),
-    "completion": ("doctor", "A script that has your shell complete verbs, options, studies and digests."),
+    "verify": ("exports", "Check a frozen config's digest, attestations and exports, each with its own trainer."),
+    "export": ("exports", "Write a frozen config as a trainer's own files, with a fidelity report."),
+    "rehearse": ("rehearse", "Rehearse a launch: kills, cuts, corruption, NaN, a full disk, a hang."),
+    "launch": ("launch", "Train a frozen config with the embedded trainer; restarts it when it dies."),
+    "watch": ("watch", "Compare a main run with its forecast: alerts, end and cost; afterwards, its score."),
+    "note": ("note", "Add a dated line to the logbook of a study and its main run; without text, print it."),
+    "report": ("freeze", "Write report.html and report.json of a study."),
+    "dashboards": ("dashboards", "Log a study to W&B: runs, verdicts, a workspace; offline unless --online is given."),
+    "completion": ("doctor", "Print a script by which your shell completes commands, options, studies, digests."),
 }
 
 
@@ -114,11 +114,11 @@ class _Verbs(click.Group):
 
             near = difflib.get_close_matches(args[0], _VERBS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"No such verb {args[0]!r}.{hint}")
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs, in the order of the story"):
+        with formatter.section("Commands, in the order you use them"):
             formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
 
 
@@ -129,13 +129,13 @@ class _Verbs(click.Group):
 )
 @click.version_option(package_name="forerun", prog_name="forerun")
 def cli() -> None:
-    """The runs before the run: tune on small proxies, prove the optimum transfers, predict the big run's loss, freeze
-    what is launched.
+    """The runs before the run: tune on small proxies, test that the optimum transfers, predict the main run's loss,
+    freeze what is launched.
     """
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code an error stands for."""
+    """The exit code of an error."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return EXIT_INTERRUPTED
     if isinstance(error, click.ClickException):
@@ -154,7 +154,7 @@ def _named(error: BaseException) -> BaseException:
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if frame.f_code is click.echo.__code__:
-            stream = "the standard error" if frame.f_locals["err"] else "the standard output"
+            stream = "standard error" if frame.f_locals["err"] else "standard output"
             return OSError(error.errno, error.strerror, stream)
     return error
 
@@ -162,7 +162,7 @@ def _named(error: BaseException) -> BaseException:
 def message_of(error: BaseException) -> str:
     """What an error of a verb says to the user."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return "interrupted; everything finished is recorded, the same command continues, or starts anew"
+        return "interrupted; finished work is recorded, the same command resumes or starts over"
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError) and error.filename is not None:
@@ -170,7 +170,7 @@ def message_of(error: BaseException) -> str:
     if _is_ours(error) and type(error).__name__ not in _OUR_BUGS:
         return str(error)
     return (
-        f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in what you typed; nothing recorded is lost. "
+        f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in your input; no record is lost. "
         "FORERUN_TRACEBACK=1 shows where it happened."
     )
 
@@ -217,9 +217,9 @@ def _let_go_of_stdout() -> None:
 
 
 def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
-    """What takes secrets out of what is said, for a user's own code may name one in what it raises; and the error.
+    """Return what removes secrets from messages, for a user's own code may raise one that holds one; and the error.
 
-    Where another package hides one of ours, that is the error, whatever came of it: and all that is said of it.
+    Where another package hides one of ours, that is the error, whatever came of it.
     """
     from launcher.doctor.findings import NamesError, foreign, found
 

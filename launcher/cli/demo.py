@@ -76,7 +76,7 @@ def _freeze(study: Path) -> str:
     code, out = _call(*command)
     if code in (3, 4) and _closed_gates(study):
         accepts = [part for gate in _closed_gates(study) for part in ("--accept", gate)]
-        say("the gates hold this config back, as they should; the demo accepts that, on the record, to go on")
+        say("some gates are closed, as they should be; the demo accepts them, on the record, to continue")
         code, out = _call(*command, *accepts, "--reason", ACCEPT_REASON)
     if code:
         raise DemoError(command, code)
@@ -101,17 +101,17 @@ def _step(*arguments: str) -> None:
 
 
 def _call(*arguments: str) -> tuple[int, str]:
-    """Exit code and stdout of one command, which is told of every signal that comes, once, and ends in its own time.
+    """Exit code and stdout of one command, which gets every signal that comes, once, and ends in its own time.
 
     Raises:
-        KeyboardInterrupt: it was told to end, and has.
+        KeyboardInterrupt: it was asked to end, and has.
     """
     say(f"\n$ forerun {shlex.join(arguments)}")
-    told: list[int] = []
+    received: list[int] = []
     running: list[subprocess.Popen[str]] = []
 
     def pass_on(number: int) -> None:
-        told.append(number)
+        received.append(number)
         for step in running:
             step.send_signal(number)
 
@@ -124,10 +124,10 @@ def _call(*arguments: str) -> tuple[int, str]:
             preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
         )
         running.append(step)
-        if told:  # meanwhile
-            step.send_signal(told[0])
+        if received:  # meanwhile
+            step.send_signal(received[0])
         with step:
             out, _ = step.communicate()
-    if told:
+    if received:
         raise KeyboardInterrupt
     return step.returncode, out

@@ -1,4 +1,4 @@
-"""Options that verbs share, everything wrong with them said at once, and how a verb answers."""
+"""Options that verbs share, all their problems at once, and how a verb answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ class Amount(click.types.FloatParamType):
         try:  # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9
             number = float(text if power is None else f"{text[:-1].rstrip()}e{power}")
         except ValueError:
-            self.fail(f"{value!r} is not an amount: a number, or one with K, M, B or T behind it, as 7B.", param, ctx)
+            self.fail(
+                f"{value!r} is not an amount: must be a number, or a number followed by K, M, B or T, such as 7B.",
+                param,
+                ctx,
+            )
         return number
 
 
@@ -52,13 +56,13 @@ class WholeAmount(Amount):
 
 AMOUNT = Amount()
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value (TOML); repeatable."
 )
 study_option = click.option(
     "--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-    help="Study folder; made if need be.",
+    help="Study folder; created if missing.",
 )  # fmt: skip
 study_argument = click.argument("study_dir", type=click.Path(path_type=Path), default=Path("study"))
 frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
@@ -81,7 +85,7 @@ class Collected:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep what a record or a table refuses inside the block, and go on."""
+        """Keep what a record or a table refuses inside the block, and continue."""
         from launcher.base.reference import UnknownNameError
         from proxies.core.checks import SpecError
 

@@ -18,7 +18,7 @@ def with_runner(
 ) -> tuple[Json, str]:  # fmt: skip
     """Do some work on a plan's study, opened for writing; finished runs of the study in `parent_dir` come first.
 
-    Runs that failed for good are named before anything else is said.
+    Runs that failed for good are named first.
 
     Raises:
         PlanError, DataError, SweepError, GateError: what keeps it from being done.

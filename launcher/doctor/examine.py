@@ -13,7 +13,7 @@ from launcher.doctor.folders import check_folder
 from launcher.doctor.libraries import LibraryCheck, judge_library, judge_python, needed, try_imports, version_of
 from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
 
-_AGAIN = "mend the lines above, then `forerun doctor` again"
+_AGAIN = "fix the lines above, then run `forerun doctor` again"
 
 
 def examine(study_dir: Path) -> Iterator[DoctorFinding]:
@@ -28,8 +28,8 @@ def examine(study_dir: Path) -> Iterator[DoctorFinding]:
     try:
         needs = needed()
     except PackageNotFoundError:
-        said = "forerun itself is not installed: what it needs is not known"
-        yield warn("forerun", said, "pip install forerun, or `pip install -e .` in its source folder")
+        sentence = "forerun itself is not installed: what it needs is not known"
+        yield warn("forerun", sentence, "pip install forerun, or `pip install -e .` in its source folder")
         needs = {"torch": []}
     imported = try_imports([name for name in needs if version_of(name)])
     missing = LibraryCheck(problem="it is not installed")

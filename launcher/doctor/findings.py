@@ -24,7 +24,7 @@ class NamesError(ValueError):
 
     def __init__(self, wrong: dict[str, str]) -> None:
         """`wrong`: the packages that are not found in our own place, and what is."""
-        super().__init__(f"another package hides ours{_told(wrong)}: `forerun doctor` says how to mend it")
+        super().__init__(f"another package hides forerun's{_told(wrong)}: run `forerun doctor` for a fix")
 
 
 def found() -> dict[str, str]:
@@ -41,16 +41,16 @@ def judge_names(found: dict[str, str], wandb_sweeps: bool, home: Path = HOME) ->
     """Whether they are ours alone; `wandb_sweeps`: W&B's distribution of that name is installed."""
     wrong = foreign(found, home)
     if wandb_sweeps:
-        said = "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"
-        return fail("names", said + _told(wrong), f"pip uninstall -y sweeps && {_REINSTALL}")
+        sentence = "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"
+        return fail("names", sentence + _told(wrong), f"pip uninstall -y sweeps && {_REINSTALL}")
     if wrong:
-        said = "another package hides ours" + _told(wrong)
-        return fail("names", said, "rename or remove what is there, or take its folder out of PYTHONPATH")
-    return ok("names", f"{', '.join(PACKAGES)} are ours, in {home}")
+        sentence = "another package hides forerun's" + _told(wrong)
+        return fail("names", sentence, "rename or remove the other package, or take its folder out of PYTHONPATH")
+    return ok("names", f"{', '.join(PACKAGES)} are forerun's own, in {home}")
 
 
 def _told(wrong: dict[str, str]) -> str:
-    return "".join(f"; `import {name}` takes {where or 'nothing'}" for name, where in wrong.items())
+    return "".join(f"; `import {name}` finds {where or 'nothing'}" for name, where in wrong.items())
 
 
 def _found(name: str) -> str:
@@ -108,6 +108,6 @@ def body_of(found: Sequence[DoctorFinding]) -> dict[str, object]:
 
 
 def line_of(finding: DoctorFinding) -> str:
-    """As people read it: the mend on a line of its own."""
+    """As people read it: the fix on a line of its own."""
     line = f"{finding.state:<4}  {finding.name}: {finding.said}"
-    return f"{line}\n      mend: {finding.mend}" if finding.mend else line
+    return f"{line}\n      fix: {finding.mend}" if finding.mend else line

@@ -1,4 +1,4 @@
-"""The study's folder: room, and the kind of filesystem that it lies on."""
+"""The study's folder: free space, and the kind of filesystem that it lies on."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _SHARED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "gpfs
 
 
 def check_folder(path: Path) -> DoctorFinding:
-    """Room and filesystem where a study would lie; that it can be written is tried, and what was written removed."""
+    """Free space and filesystem where a study would lie; a trial file is written there and removed."""
     there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".forerun-doctor-", dir=there, ignore_cleanup_errors=True):
             return judge_room(path, shutil.disk_usage(there).free, filesystem_of(there))
     except OSError as error:
-        said = f"{there}: {error.strerror}: nothing can be written"
-        return fail("study folder", said, "name another folder with --study")
+        sentence = f"{there}: {error.strerror}: nothing can be written"
+        return fail("study folder", sentence, "name another folder with --study")
 
 
 def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
     """Whether a study fits, and whether drivers on two machines may miss each other's locks."""
     name, free = "study folder", f"{free_bytes / 1e9:,.1f} GB free at {path}"
-    mend = "free some space, or --study elsewhere"
+    mend = "free some space, or choose another folder with --study"
     if free_bytes < LEAST_BYTES:
         return fail(name, f"{free}: a study needs {LEAST_BYTES / 1e6:.0f} MB", mend)
     if free_bytes < ENOUGH_BYTES:
-        return warn(name, f"{free}: `forerun estimate PLAN` says what a study takes", mend)
+        return warn(name, f"{free}: `forerun estimate PLAN` counts what a study needs", mend)
     if filesystem.startswith(_SHARED):
-        said = f"{free}, on {filesystem}: whether locks hold there against another machine nobody can tell from one"
-        return warn(name, said, "start drivers of one study on one machine only, or --study /local/disk/study")
+        sentence = f"{free}, on {filesystem}: locks may not hold there between machines, which one machine cannot test"
+        return warn(name, sentence, "start all drivers of a study on one machine, or use --study /local/disk/study")
     return ok(name, f"{free}, {filesystem or 'filesystem not known'}")
 
 

@@ -97,13 +97,13 @@ def version_of(name: str) -> str:
 
 def judge_python(version: tuple[int, ...], platform: str) -> DoctorFinding:
     """The interpreter, and the system under it."""
-    said = f"{'.'.join(map(str, version))} on {platform}"
+    sentence = f"{'.'.join(map(str, version))} on {platform}"
     if version[:2] < OLDEST_PYTHON:
         install = "uv venv --python 3.13 .venv && uv pip install forerun"
-        return fail("python", f"{said}: it must be 3.11 or newer", install)
+        return fail("python", f"{sentence}: it must be 3.11 or newer", install)
     if platform != "linux":
-        return warn("python", f"{said}: only Linux is tested", "`forerun demo` tries the whole chain")
-    return ok("python", said)
+        return warn("python", f"{sentence}: only Linux is tested", "run `forerun demo` to try the whole chain")
+    return ok("python", sentence)
 
 
 def judge_library(name: str, version: str, needs: Sequence[tuple[str, str]], tried: LibraryCheck) -> DoctorFinding:

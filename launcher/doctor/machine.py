@@ -33,11 +33,11 @@ def check_machine() -> list[DoctorFinding]:
 
 def judge_shm(free: int) -> DoctorFinding:
     """Ray's object store lies there, and what NCCL and data loaders share."""
-    said = f"{free / 2**20:,.0f} MiB free"
+    sentence = f"{free / 2**20:,.0f} MiB free"
     if free < OBJECT_STORE_BYTES:
-        said += ": Ray's object store (80 MiB) goes to the disk, and NCCL may not start"
-        return warn("/dev/shm", said, "docker run --shm-size=1g")
-    return ok("/dev/shm", said)
+        sentence += ": Ray's object store (80 MiB) goes to the disk, and NCCL may not start"
+        return warn("/dev/shm", sentence, "docker run --shm-size=1g")
+    return ok("/dev/shm", sentence)
 
 
 def loopback_problem() -> str:
@@ -50,7 +50,7 @@ def loopback_problem() -> str:
             taken = opened.enter_context(server.accept()[0])
             taken.settimeout(LOOPBACK_SECONDS)
             client.sendall(b"?")
-            return "" if taken.recv(1) == b"?" else "a byte sent did not arrive"
+            return "" if taken.recv(1) == b"?" else "a test byte did not arrive"
     except OSError as error:
         return error.strerror or str(error)
 
@@ -69,8 +69,10 @@ def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
     if key is None:
         return ok("W&B", "no WANDB_API_KEY: dashboards stay offline, or use the login of `wandb login`")
     if key != key.strip() or not key.isprintable() or len(key) < _KEY_CHARS:
-        said = f"WANDB_API_KEY has {len(key.strip())} characters, or spaces around them: W&B's keys have 40 and more"
-        return warn("W&B", said, "wandb login --relogin, and unset WANDB_API_KEY")
+        sentence = (
+            f"WANDB_API_KEY has {len(key.strip())} characters, or spaces around them: W&B's keys have 40 and more"
+        )
+        return warn("W&B", sentence, "wandb login --relogin, and unset WANDB_API_KEY")
     return ok("W&B", "a key is set; nothing is sent without --online")
 
 
@@ -93,7 +95,7 @@ def ask_smi(seconds: float = SMI_SECONDS) -> tuple[list[str], str]:
 def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
     """The machine's GPUs and their driver, whatever torch is; `gpus`: name, memory and driver of each."""
     if problem:
-        mend = "sudo dmesg | grep -i -E 'nvrm|xid' says why; often a restart mends it, or a new driver"
+        mend = "sudo dmesg | grep -i -E 'nvrm|xid' shows why; a restart or a new driver often fixes it"
         return fail("driver", f"nvidia-smi: {problem}", mend)
     if not gpus:
         return ok("driver", "no GPU here: proxies and the demo run on the CPU")
@@ -105,17 +107,19 @@ def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: 
     """Whether torch can use what is there; `hidden`: CUDA_VISIBLE_DEVICES is set."""
     name = "torch and GPUs"
     if torch.problem:
-        return fail(name, f"torch could not be asked: {torch.problem}", "mend the line of torch first")
+        return fail(name, f"torch could not be tested: {torch.problem}", "fix the line of torch first")
     cuda, devices, warned = (torch.facts[key] for key in ("cuda", "devices", "warned"))
-    if broken := [f"GPU {index}: {said}" for index, said in enumerate(devices) if said]:
+    if broken := [f"GPU {index}: {problem}" for index, problem in enumerate(devices) if problem]:
         return fail(name, "; ".join(broken), "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`")
     if devices:
-        return ok(name, f"torch, built for CUDA {cuda}, adds on {len(devices)} of {max(len(gpus), len(devices))} GPUs")
+        return ok(
+            name, f"torch, built for CUDA {cuda}, computes on {len(devices)} of {max(len(gpus), len(devices))} GPUs"
+        )
     if not gpus:
         return ok(name, f"torch {version}, and no GPU")
     if not cuda:
-        said = f"torch {version} is built without CUDA: {len(gpus)} GPUs stay idle"
-        return warn(name, said, "pip install --force-reinstall torch")
+        sentence = f"torch {version} is built without CUDA: {len(gpus)} GPUs stay idle"
+        return warn(name, sentence, "pip install --force-reinstall torch")
     if hidden:
         return warn(name, f"CUDA_VISIBLE_DEVICES hides {len(gpus)} GPUs", "unset CUDA_VISIBLE_DEVICES")
     why = warned[0] if warned else f"torch is built for CUDA {cuda}"

@@ -54,12 +54,14 @@ def layout_problems(degrees: Parallelism, shape: Shape, batch_tokens: int) -> li
         f"context = {context} * tensor = {tp} does not cut seq_len = {shape.seq_len} evenly": (
             shape.seq_len % (2 * context * tp if context > 1 else tp)
         ),
-        f"batch_tokens = {batch_tokens}: no whole sequences of {shape.seq_len} for {data} data-parallel ranks "
-        f"by {sequences}": batch_tokens % (shape.seq_len * data * sequences),
+        f"batch_tokens = {batch_tokens}: must be a multiple of {shape.seq_len} tokens by {data} data-parallel ranks "
+        f"by {sequences} sequences": batch_tokens % (shape.seq_len * data * sequences),
     }
-    found = [said for said, rest in divisions.items() if rest]
+    found = [sentence for sentence, rest in divisions.items() if rest]
     if pipeline > 1 and not found and passes < pipeline:
-        found.append(f"pipeline = {pipeline}: a step has {passes} micro-batches; at least as many as stages are wanted")
+        found.append(f"pipeline = {pipeline}: a step has {passes} micro-batches, must have at least as many as stages")
     if pipeline > 1 and shape.tied:
-        found.append(f"pipeline = {pipeline}: embedding and readout are one matrix, on different stages")
+        found.append(
+            f"pipeline = {pipeline}: needs model.tied = false, for embedding and readout are on different stages"
+        )
     return found

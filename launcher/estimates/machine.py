@@ -81,7 +81,7 @@ class MachineOptions:
         checks = Checks(self)
         checks.whole("num_gpus")
         if checks.fine:
-            checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: at most {MOST_GPUS} is wanted")
+            checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: must be at most {MOST_GPUS}")
         limits = {"tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6)}
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:
@@ -122,8 +122,10 @@ def machine_of(given: MachineOptions, flops_per_token: float) -> Machine:
     if given.tokens_per_gpu_second is not None:
         mfu = exactly(given.tokens_per_gpu_second * flops_per_token / peak, "measured throughput, as given")
         if mfu.value > 1:
-            said = f"tokens_per_gpu_second = {given.tokens_per_gpu_second}: {mfu.value:.3g} times the peak of {name}"
-            raise SpecError("Machine", [said])
+            sentence = (
+                f"tokens_per_gpu_second = {given.tokens_per_gpu_second}: {mfu.value:.3g} times the peak of {name}"
+            )
+            raise SpecError("Machine", [sentence])
     price = None if given.price_usd is None else exactly(given.price_usd, "given")
     if price is None and name in reference.PRICES_USD:
         price = _span(reference.PRICES_USD[name])

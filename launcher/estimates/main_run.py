@@ -237,21 +237,21 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
 def _warnings(found: MainEstimate) -> list[str]:
     run, machine, params = found.run, found.machine, count_params(found.run.shape).total
     undivided = layout_problems(run.layout, run.shape, run.batch_tokens)
-    said = [f"the layout does not divide a run of this size: {problem}" for problem in undivided]
+    notes = [f"the layout does not divide a run of this size: {problem}" for problem in undivided]
     room = machine.memory_gb * GIGA * (1 - RESERVED)
     if found.memory is not None and found.memory.total_bytes > room:
-        said.append(
-            f"the layout takes {found.memory.total_bytes / GIGA:.1f} GB a rank, {room / GIGA:.1f} GB are free: more "
-            "sharding, activation_checkpointing, smaller microbatch_sequences or larger GPUs"
+        notes.append(
+            f"the layout needs {found.memory.total_bytes / GIGA:.1f} GB a rank, {room / GIGA:.1f} GB are free: use "
+            "more sharding, activation_checkpointing, smaller microbatch_sequences or larger GPUs"
         )
     if run.layout.num_ranks != machine.num_gpus:
-        said.append(f"hours are of {machine.num_gpus} GPUs, memory is of the layout's {run.layout.num_ranks} ranks")
+        notes.append(f"hours are for {machine.num_gpus} GPUs, memory is for the layout's {run.layout.num_ranks} ranks")
     if params < SMALLEST_PUBLISHED and not machine.measured:
-        said.append(f"{params:.3g} parameters: no run below {SMALLEST_PUBLISHED:.0e} is published with its hours")
+        notes.append(f"{params:.3g} parameters: no run below {SMALLEST_PUBLISHED:.0e} is published with its hours")
     cost = found.usd or found.gpu_hours
     if cost.high > WIDE * cost.low:
-        said.append(
-            f"hours and dollars are known within a factor of {cost.high / cost.low:.3g}: one measurement narrows them, "
-            f"the tokens a second of one {machine.name} over some steps of this shape: --tokens-per-second"
+        notes.append(
+            f"hours and dollars are known only within a factor of {cost.high / cost.low:.3g}: measure "
+            f"the tokens a second of one {machine.name} over some steps of this shape, and give --tokens-per-second"
         )
-    return said
+    return notes

@@ -118,7 +118,7 @@ def contest(
 def _found(
     study: Study, outcomes: Mapping[tuple[int, int], RunResult], which: int, octaves: float, num_seeds: int
 ) -> ConventionFinding:
-    """What the runs of the searched value (0) and of the convention (`which`) say; noise is told by all of them."""
+    """What the runs of the searched value (0) and of the convention (`which`) say; all of them give the noise."""
     from sweeps.search.replicates import difference
 
     margin_nats, level = study.plan.transfer.margin_nats, study.plan.transfer.level
@@ -157,7 +157,7 @@ def because(finding: ConventionFinding, margin_nats: float) -> str:
         whys = {
             "margin": f"under the margin of {margin_nats:g}",
             "noise": f"no more than the noise of one run, {noise}",
-            "undetermined": f"not determined, conventional: one run's noise is {noise}, more seeds would tell",
+            "undetermined": f"not determined, conventional: one run's noise is {noise}, more seeds would decide",
             "searched": f"clearly more than the noise, and not under the margin of {margin_nats:g}",
         }
         return (
@@ -165,7 +165,7 @@ def because(finding: ConventionFinding, margin_nats: float) -> str:
         )
     if finding.basis == "searched":
         return f"it diverged with {finding.num_diverged} of {finding.num_seeds} seeds"
-    return "not determined, conventional: too few runs can tell"
+    return "not determined, conventional: too few runs finished to tell"
 
 
 SAME = ConventionFinding(basis="same", loses_nats=None, noise_nats=None, octaves=0.0, num_seeds=0)
@@ -235,8 +235,8 @@ def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str
     octaves = 0.0
 
     def tried(names: tuple[Hyperparameter, ...]) -> ConventionFinding | None:
-        wanted, found = _tried(study, best, {name: values[name] for name in names}, results)
-        specs.update((spec.id, spec) for spec in wanted)
+        needed, found = _tried(study, best, {name: values[name] for name in names}, results)
+        specs.update((spec.id, spec) for spec in needed)
         return found
 
     def ended(*, whole: bool) -> ConventionDecisions:
@@ -359,8 +359,8 @@ class WarmupRule:
         kept = "the same number of tokens, and in long runs the conventional share at least"
         if self.finding is None:
             return f"{kept}: not determined, conventional (GPT-3, Llama): no runs over duration compare it with a share"
-        told = f"beside the same share, at {self.num_tokens:,} tokens, {because(self.finding, margin_nats)}"
-        return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {told}"
+        sentence = f"beside the same share, at {self.num_tokens:,} tokens, {because(self.finding, margin_nats)}"
+        return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {sentence}"
 
 
 def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:

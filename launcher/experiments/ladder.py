@@ -72,8 +72,8 @@ def ladder_runs(
 
 def stage_specs(study: Study, rungs: Sequence[RunSpec]) -> list[RunSpec]:
     """All that the ladder's stage runs, each once: the rungs, and what checks some of them."""
-    wanted = [*rungs, *(spec for checked in checked_rungs(study, rungs) for spec in checked.extra)]
-    return list({spec.id: spec for spec in wanted}.values())
+    needed = [*rungs, *(spec for checked in checked_rungs(study, rungs) for spec in checked.extra)]
+    return list({spec.id: spec for spec in needed}.values())
 
 
 def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, ...]:
@@ -119,7 +119,7 @@ NUM_DRAWS = 2000
 LEAST_OFFSETS = 3
 """A parabola has three numbers."""
 SHAPE_SHARE = 0.2
-"""Sd of a valley about its parabola, as a share of its height: lopsidedness of the size that `transfer.basin` expects
+"""Sd of a loss basin about its parabola, as a share of its height: lopsided as much as `transfer.basin` expects
 (an octave out, linex of slant 0.55 is 18 % above or below the parabola of the same curvature)."""
 LEAST_NOISE_NATS = 1e-6
 
@@ -214,7 +214,7 @@ def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Exc
 
     None with fewer than three rates that finished, or none on one side of the rung's own. Beyond the outermost rates
     nothing is claimed: a parabola that falls to an end has its best there. A rate counts the less, the higher up the
-    valley it is, where no valley is a parabola; and with more than three, a misfit beyond that widens the interval.
+    basin it is, where no basin is a parabola; and with more than three, a misfit beyond that widens the interval.
 
     Args:
         tried: rates with their losses.
@@ -274,30 +274,30 @@ def _judge(
     own, best = next(one for one in tried if one.octaves == 0), best_of(tried)
     if own.loss_nats is None:
         if own.diverged and best is not None:
-            return "mis_tuned", f"it diverged at its own rate, and not at {best.octaves:+g} octaves"
+            return "mis_tuned", f"it diverged at its own rate, but not at {best.octaves:+g} octaves"
         return "cannot_tell", "the rung has no loss at its own rate"
     if noise_nats is None:
-        why = "nothing tells the noise of a run: the transfer tests found no valley, and the fit no residuals"
+        why = "the noise of a run is unknown: no transfer test found a loss basin, and the fit has no residuals"
         return "cannot_tell", why
     assert best is not None and best.loss_nats is not None
     gain = own.loss_nats - best.loss_nats
     spread = NormalDist().inv_cdf((1 + level) / 2) * noise_nats
     if (least := gain - spread * math.sqrt(sum(1 / len(one.losses_nats) for one in (own, best)))) > margin_nats:
         return "mis_tuned", (
-            f"at {best.octaves:+g} octaves it loses {gain:.4f} nats less ({least:.4f} at "
+            f"at {best.octaves:+g} octaves its loss is {gain:.4f} nats lower ({least:.4f} at "
             f"least; {margin_nats:g} are allowed): its rate is too {'low' if best.octaves > 0 else 'high'}"
         )
     if excess is None:
         return "cannot_tell", _why_no_excess(tried)
     low, high = excess.interval
-    said = (
+    sentence = (
         f"{excess.nats:.4f} nats [{low:.4f}, {high:.4f}] over the best rate within {excess.reach[0]:+g} to "
         f"{excess.reach[1]:+g} octaves, which is at {excess.optimum_octaves:+.2f}"
     )
     if high < margin_nats:
-        return "tuned", said
-    more = "more seeds (ladder.check_num_seeds) or other rates (ladder.check_offsets_octaves) would tell"
-    return "cannot_tell", f"{said}; {margin_nats:g} nats are allowed: {more}"
+        return "tuned", sentence
+    more = "more seeds (ladder.check_num_seeds) or other rates (ladder.check_offsets_octaves) would decide"
+    return "cannot_tell", f"{sentence}; {margin_nats:g} nats are allowed: {more}"
 
 
 def best_of(tried: Sequence[RungRate]) -> RungRate | None:

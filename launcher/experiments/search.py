@@ -1,7 +1,7 @@
-"""The search of a study: its phases, whether it goes on, repeats of its best trials, ties. No torch, no Optuna.
+"""The search of a study: its phases, whether it continues, repeats of its best trials, ties. No torch, no Optuna.
 
 A search has one phase, and one more each time that its ranges grew, which is a record. All else is a pure function of
-plan and results, so that a resumed search goes on as the uninterrupted one would have.
+plan and results, so that a resumed search continues as the uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedTrials:
-    """Repeats of the best trials, as far as outcomes tell which are wanted."""
+    """Repeats of the best trials, as far as outcomes tell which are needed."""
 
     candidates: tuple[int, ...]
     """Trials, the best first."""

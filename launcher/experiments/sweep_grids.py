@@ -130,7 +130,7 @@ def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, the
 
 
 def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
-    """Sizes at which the plan wants the learning rate's valley, ascending; none: not tested."""
+    """Sizes at which the plan asks for the learning-rate curve, ascending; none: not tested."""
     plan, transfer = study.plan, study.plan.transfer
     if plan.command is not None and not plan.command.reaches(_TOLD[axis]):
         return ()
@@ -149,14 +149,14 @@ _TOLD: dict[Axis, str] = {
 
 
 def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
-    """What the plan wants tested, and its trainer can be told: the learning rate's first, over width first of all."""
+    """What the plan tests, and its trainer can get: the learning rate's first, over width first of all."""
     axes: tuple[Axis, ...] = ("width", "duration", "batch", "depth")
-    wanted: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
+    needed: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
     command = study.plan.command
     for name, over in study.plan.transfer.hyperparameters.items():
         if command is None or command.reaches(HYPERPARAMETERS[name].told_as):
-            wanted += [(name, axis) for axis in over if axis_sizes(study, axis)]
-    return tuple(wanted)
+            needed += [(name, axis) for axis in over if axis_sizes(study, axis)]
+    return tuple(needed)
 
 
 def run_at(
@@ -300,8 +300,8 @@ def _extended(
     setting: SharedSettings, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *,
     control: bool = False,
 ) -> Condition:  # fmt: skip
-    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, which mend what no verdict
-    can be made from, for runs that sharpen it too.
+    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, for what no verdict
+    can be made from, also runs that sharpen it.
     """
     plain = setting.study.plan.transfer.max_extensions
     for number in range(setting.rounds):
@@ -324,7 +324,7 @@ def _extended(
 
 
 def _judged_so_far(setting: SharedSettings, name: Hyperparameter, axis: Axis, condition: Condition) -> Verdict:
-    """The verdict that says which runs are still wanted."""
+    """The verdict that says which runs are still needed."""
     from transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
 
     if name != "learning_rate":

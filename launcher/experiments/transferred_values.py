@@ -47,7 +47,7 @@ _USUAL = tuple(one.name for one in HYPERPARAMETERS.values() if one.set_by != "ax
 """Shown whether they were searched or not."""
 SPEND, SPENT = "spend", "spent"
 """Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an interrupted spending
-goes on where it stopped and buys what it would have bought.
+resumes where it stopped and runs what it would have run.
 """
 
 
@@ -184,13 +184,13 @@ def _tests(
 
     Runs of other durations follow the rule, so tests over duration wait for it.
     """
-    study, wanted = setting.study, wanted_tests(setting.study)
+    study, needed = setting.study, wanted_tests(setting.study)
     compared, warmup = warmup_runs(study, setting.best, target_guess(study), setting.results)
     if warmup is not None:
         setting = dataclasses.replace(setting, warmup=warmup.rule)
     tests = tuple(
         transfer_test(setting, name, axis)
-        for name, axis in wanted
+        for name, axis in needed
         if (warmup is not None or axis != "duration") and base_value(study, name, setting.best) > 0
     )
     return setting, compared, warmup, tests
@@ -336,18 +336,18 @@ def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter
     base, rules = base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
     if name == LEARNING_RATE:
-        said = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
-        said += [
+        notes = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
+        notes += [
             f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
             for axis, power in found.powers.items()
             if (ratio := target.along(axis) / base.along(axis)) != 1
         ]
-        said += [
+        notes += [
             f"no exponent over {axis} could be measured: none is used"
             for axis in study.plan.transfer.measured_rules
             if axis_sizes(study, axis) and axis not in found.powers
         ]
-        return found.rate_at(base, target), "; ".join(said)
+        return found.rate_at(base, target), "; ".join(notes)
     value = base_value(study, name, found.point)
     if name == found.warmup.HYPERPARAMETER:
         return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)

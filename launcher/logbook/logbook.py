@@ -33,7 +33,7 @@ _VERDICTS = ("coordinates", "fit", "fork", "growth", "pardon")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One line of the logbook, its text as it was written: nothing is said here about what it may hold."""
+    """One line of the logbook, its text as it was written: it may hold anything."""
 
     at: str
     """UTC, ISO 8601; whatever else a file says there is not a date."""
@@ -159,7 +159,7 @@ def write_logbook(study_dir: Path) -> Path:
 
 
 def dated(event: Event) -> datetime.datetime:
-    """When an event was, in UTC; before all others where that cannot be told."""
+    """When an event was, in UTC; before all others where that is not known."""
     try:
         at = datetime.datetime.fromisoformat(event.at)
         return at.replace(tzinfo=datetime.UTC) if at.tzinfo is None else at.astimezone(datetime.UTC)

@@ -64,7 +64,7 @@ def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, lis
         plan = Plan.model_validate(_tuples(raw))
     problems += map(_said, bad)
     defaulted = [str(e["loc"][min(1, len(e["loc"]) - 1)]) for e in bad]  # what their defaults cause is not said
-    problems += [said for said in problems_of(plan) if not any(key in said for key in defaulted)]
+    problems += [sentence for sentence in problems_of(plan) if not any(key in sentence for key in defaulted)]
     return plan, with_lines(path, problems, overrides)
 
 
@@ -109,7 +109,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
     if len(content) > MOST_BYTES:
-        raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: this is no plan"])
+        raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
         return tomllib.loads(content.decode("utf-8-sig"))  # editors on Windows begin a file with a mark
     except UnicodeDecodeError as error:
@@ -119,20 +119,20 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def override(raw: dict[str, Any], given: str) -> str:
-    """Set `section.key=value` in a plan's sections; why that cannot be, or nothing."""
+    """Set `section.key=value` in a plan's sections; returns why it cannot, or nothing."""
     name, equals, text = given.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
-        return f"--set {given}: section.key=value is wanted"
+        return f"--set {given}: must be section.key=value"
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         if not re.fullmatch(r"[A-Za-z_][\w.:-]*", text):
-            return f"--set {given}: {text!r} is no TOML value (strings need quotes)"
+            return f"--set {given}: {text!r} is not a TOML value (strings need quotes)"
         value = text  # a word needs none
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
-        return f"--set {given}: {section} is no section"
+        return f"--set {given}: {section} is not a section"
     table[key] = value
     return ""
 
@@ -182,15 +182,16 @@ def _said(error: Any) -> str:
         known = list(section.model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-    said = "must be a section" if error["type"] == "model_type" else str(error["msg"])
-    said = said.replace("Input should be", "must be").replace("tuple", "list").replace("Tuple", "List")
-    return f"{where} = {_shown(error['input'])}: {said}"
+    sentence = "must be a section" if error["type"] == "model_type" else str(error["msg"])
+    sentence = sentence.replace("Input should be", "must be").replace("tuple", "list").replace("Tuple", "List")
+    sentence = sentence.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return f"{where} = {_shown(error['input'])}: {sentence}"
 
 
 def _shown(value: object) -> str:
     shown = list(value) if isinstance(value, tuple) else value
     try:
-        said = repr(shown)
+        sentence = repr(shown)
     except ValueError:  # a whole number of thousands of digits
-        said = "a number that is too long to show"
-    return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}..."
+        sentence = "a number that is too long to show"
+    return sentence if len(sentence) <= _MOST_SHOWN else f"{sentence[:_MOST_SHOWN]}..."

@@ -33,8 +33,8 @@ def must(holds: Callable[[Any], object], said: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-ONCE = must(lambda values: len(set(values)) == len(values), "each value once")
-RISING = must(lambda ends: ends[0] <= ends[1], "the lower end first")
+ONCE = must(lambda values: len(set(values)) == len(values), "must not repeat a value")
+RISING = must(lambda ends: ends[0] <= ends[1], "must have the lower end first")
 
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]

@@ -39,55 +39,55 @@ from sweeps.run.budget import BudgetCaps
 Cap = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
 LEAST_SHARE = 0.01
-"""The smallest share of a GPU: below it no worker has room for CUDA itself, and Ray counts in 1/10,000."""
+"""The smallest share of a GPU: below it CUDA itself does not fit, and Ray counts in 1/10,000."""
 _OURS = ("--ntasks", "--ntasks-per-node", "--signal", "--requeue", "--no-requeue", "--open-mode", "--export", "-n")
 _ADDRESS = re.compile(r"|auto|([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _SLURM_OPTION = re.compile(r"(--[a-z][a-z0-9-]*|-[A-Za-z])([= ][ -~]+)?")
-_Address = Annotated[str, must(_ADDRESS.fullmatch, "host:port of the head, or auto, is wanted")]
+_Address = Annotated[str, must(_ADDRESS.fullmatch, "must be host:port of the head, or auto")]
 _SlurmOption = Annotated[
     str,
-    must(_SLURM_OPTION.fullmatch, "one option of sbatch is wanted, as --nodes=4"),
-    must(lambda option: re.split("[= ]", option)[0] not in _OURS, "the script's own to set"),
+    must(_SLURM_OPTION.fullmatch, "must be one option of sbatch, such as --nodes=4"),
+    must(lambda option: re.split("[= ]", option)[0] not in _OURS, "must be left to the script, which sets it"),
 ]
 _GPUS = must(lambda number: number == 0 or LEAST_SHARE <= number <= 1 or (number > 1 and number.is_integer()),
-             f"0, a share of one of at least {LEAST_SHARE}, or a whole number, is wanted")  # fmt: skip
+             f"must be 0, a share of one GPU of at least {LEAST_SHARE}, or a whole number")  # fmt: skip
 
 
 class ClusterSection(Section):
     """Where proxies run."""
 
-    backend: Literal["ray", "inline"] = Field("ray", description="ray: workers; inline: this process.")
+    backend: Literal["ray", "inline"] = Field("ray", description="ray: worker processes; inline: this process.")
     address: _Address = Field(
-        "", description="Of an existing Ray cluster, host:port or auto; empty: workers on this machine alone."
+        "", description="Existing Ray cluster, as host:port or auto; empty: workers on this machine only."
     )
     num_workers: Annotated[int, Field(ge=0, le=10**6)] = Field(
         0,
-        description="Ray workers, one thread each; 0: as many as there is room for.",
+        description="Ray workers, one thread each; 0: as many as fit.",
     )
-    worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(1.0, description="CPU cores a worker takes.")
+    worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(1.0, description="CPU cores of a worker.")
     worker_gpus: Annotated[float, Field(ge=0, le=10**4), _GPUS] = Field(
         0.0,
-        description="GPUs a worker takes; below 1 several share one, dealt out evenly, each held to its share of its "
+        description="GPUs of a worker; below 1 several workers share one evenly, each limited to its share of the "
         "memory.",
     )
     worker_memory_gib: Annotated[float, Field(ge=0, le=10**6)] = Field(
-        0.0, description="Memory a worker takes, for placing it; 0: not counted."
+        0.0, description="Memory of a worker, used to place it on a node; 0: not counted."
     )
     slurm_options: tuple[_SlurmOption, ...] = Field(
-        (), description='For `forerun run --sbatch FILE`: lines of #SBATCH, as "--nodes=4", "--time=08:00:00".'
+        (), description='#SBATCH options for `forerun run --sbatch FILE`, such as "--nodes=4", "--time=08:00:00".'
     )
-    max_attempts: Count = Field(3, description="Times a run is tried that brings its worker down by itself.")
+    max_attempts: Count = Field(3, description="Attempts at a run that crashes its worker.")
     max_runs: Annotated[int, Field(ge=0)] = Field(
-        0, description="Most runs of the study, over all its drivers; 0: any."
+        0, description="Most runs of the study, over all its drivers; 0: no limit."
     )
-    max_flops: Cap = Field(0.0, description="Most training FLOPs of all proxies; 0: any.")
-    max_hours: Cap = Field(0.0, description="Most hours with a driver at work; 0: any.")
-    max_device_hours: Cap = Field(0.0, description="The same times the devices held; 0: any.")
-    max_usd: Cap = Field(0.0, description="Most dollars, at usd_per_device_hour; 0: any.")
-    usd_per_device_hour: Cap = Field(0.0, description="What a device costs; 0: not known.")
+    max_flops: Cap = Field(0.0, description="Most training FLOPs of all proxies; 0: no limit.")
+    max_hours: Cap = Field(0.0, description="Most hours with a driver running; 0: no limit.")
+    max_device_hours: Cap = Field(0.0, description="Most device-hours: those hours times devices; 0: no limit.")
+    max_usd: Cap = Field(0.0, description="Most dollars, at usd_per_device_hour; 0: no limit.")
+    usd_per_device_hour: Cap = Field(0.0, description="Price of a device-hour in dollars; 0: unknown.")
 
     def num_devices(self, num_workers: int) -> float:
-        """What so many workers hold: GPUs, or cores where they have none."""
+        """Devices of so many workers: GPUs, or cores where they have none."""
         return num_workers * (self.worker_gpus or self.worker_cpus)
 
     @property
@@ -120,20 +120,22 @@ class Plan(Section):
         """The shape at a width. Raises SpecError where it does not add up."""
         num_heads, rest = divmod(width, self.model.head_dim)
         if rest:
-            raise SpecError("Shape", [f"width = {width} is no multiple of head_dim = {self.model.head_dim}"])
+            raise SpecError("Shape", [f"width = {width} must be a multiple of head_dim = {self.model.head_dim}"])
         ffn_width = self.model.ffn_ratio * width
         if not ffn_width.is_integer():
-            raise SpecError("Shape", [f"width = {width} times ffn_ratio = {self.model.ffn_ratio} is not whole"])
-        if num_heads % self.model.query_heads_per_kv_head:
+            raise SpecError(
+                "Shape", [f"width = {width} times ffn_ratio = {self.model.ffn_ratio} must be a whole number"]
+            )
+        if num_heads % (group := self.model.query_heads_per_kv_head):
             raise SpecError(
                 "Shape",
-                [f"width = {width} has {num_heads} heads, not {self.model.query_heads_per_kv_head} for every kv head"],
+                [f"width = {width}: its {num_heads} heads must be a multiple of query_heads_per_kv_head = {group}"],
             )
         return Shape(
             num_layers=self.model.num_layers,
             width=width,
             num_heads=num_heads,
-            num_kv_heads=num_heads // self.model.query_heads_per_kv_head,
+            num_kv_heads=num_heads // group,
             ffn_width=int(ffn_width),
             vocab_size=vocab_size,
             seq_len=self.model.seq_len,

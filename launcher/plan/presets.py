@@ -18,7 +18,7 @@ Values = Mapping[str, Mapping[str, object]]
 NODE_GPUS = 8
 NOT_MEASURED = (
     "Not measured: this project has run no plan of this size on a GPU. Hours and dollars are arithmetic from published",
-    "shares of the peak; `forerun estimate` says what it assumed. Measure some steps first (docs/first-plan.md).",
+    "shares of the peak; `forerun estimate` lists what it assumes. Measure some steps first (docs/first-plan.md).",
 )
 _FILES = Path(__file__).parent / "preset_files"
 _NAMES = ("cpu", "gpu-24gb", "8xh100", "slurm")

@@ -1,5 +1,5 @@
 """What single keys of a plan cannot show: keys that do not go together. Each problem names its key, its value and what
-is wanted.
+it must be.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def problems_of(plan: Plan) -> list[str]:
         *_transfer_problems(plan),
     ]
     if any(problem.startswith("proxy.command: ") for problem in problems):
-        return problems  # the others ask what the command can be told
+        return problems  # the others ask what the command can get
     return [*problems, *_search_problems(plan), *_pruner_problems(plan), *_ladder_problems(plan)]
 
 
@@ -69,7 +69,7 @@ def _proxy_problems(plan: Plan) -> list[str]:
     }
     problems = [problem for where, make in made.items() for problem in _refusals(where, make)]
     if proxy.factory and proxy.command:
-        problems.append("proxy.factory and proxy.command: one or the other")
+        problems.append("proxy.factory and proxy.command: give one of them")
     problems += [] if problems else _decay_problems(plan)
     problems += [*_batch_problems(plan), *_data_problems(plan)]
     problems += [] if problems else _told_problems(plan)
@@ -91,29 +91,29 @@ def _decay_problems(plan: Plan) -> list[str]:
 
 
 def _told_problems(plan: Plan) -> Iterator[str]:
-    """What a study varies or sets, its own trainer must be told."""
+    """What a study varies or sets, its own trainer must get."""
     command = plan.command
     if command is None:
         return
     told = [
-        (HYPERPARAMETERS[name].told_as, f"search.{name} varies it; name it, or set both ends alike")
+        (HYPERPARAMETERS[name].told_as, f"search.{name} varies it; name it, or set both ends to one value")
         for name, (low, high) in plan.search.ranges.items()
         if low != high
     ]
     plain = ProxySection()
     told += [
-        (name, f"the trainer is not told proxy.{name} = {getattr(plan.proxy, name)!r}")
+        (name, f"the trainer does not get proxy.{name} = {getattr(plan.proxy, name)!r}")
         for name in (*plain.hyperparameters, "schedule", "final_fraction")
         if getattr(plan.proxy, name) != getattr(plain, name)
     ]
     if plan.proxy.batch_warmup_fraction:
-        said = f"the trainer is not told proxy.batch_warmup_fraction = {plan.proxy.batch_warmup_fraction}"
-        told.append(("batch_warmup_steps", said))
-    yield from (f"proxy.command lacks {{{name}}}: {said}" for name, said in told if not command.reaches(name))
+        sentence = f"the trainer does not get proxy.batch_warmup_fraction = {plan.proxy.batch_warmup_fraction}"
+        told.append(("batch_warmup_steps", sentence))
+    yield from (f"proxy.command lacks {{{name}}}: {sentence}" for name, sentence in told if not command.reaches(name))
     for name in ("rules", "dtype", "compiled", "matmul_precision", "microbatch_tokens", "activation_checkpointing"):
         if getattr(plan.proxy, name) not in (getattr(plain, name), "auto") and not command.reaches("run_json"):
             key = f"proxy.{name}"
-            yield f"{key} is set, and only {{run_json}} tells a trainer of it: name that, or leave {key} alone"
+            yield f"{key} is set, and only {{run_json}} passes it to a trainer: name that, or leave {key} out"
     if "{data}" in plan.proxy.command and not plan.data.path:
         yield "proxy.command names {data}, and data.path is empty: there is no corpus folder"
 
@@ -127,12 +127,12 @@ def _batch_problems(plan: Plan) -> Iterator[str]:
     ours = not (proxy.command or proxy.factory)
     target, rest = divmod(plan.target_batch_tokens, whole)
     if proxy.batch_tokens % whole:
-        said = f" times proxy.batch_warmup_stages = {stages}" if stages > 1 else ""
-        yield f"proxy.batch_tokens = {proxy.batch_tokens}: no multiple of model.seq_len = {seq_len}{said}"
+        times = f" times proxy.batch_warmup_stages = {stages}" if stages > 1 else ""
+        yield f"proxy.batch_tokens = {proxy.batch_tokens}: must be a multiple of model.seq_len = {seq_len}{times}"
     elif micro % seq_len or smallest % micro:
         yield (
-            f"proxy.microbatch_tokens = {micro}: whole sequences of {seq_len} tokens that divide {smallest}, the "
-            "smallest batch, are wanted"
+            f"proxy.microbatch_tokens = {micro}: must be whole sequences of {seq_len} tokens and divide "
+            f"{smallest}, the smallest batch"
         )
     elif ours and smallest // seq_len % ranks:
         yield f"launch: {ranks} ranks do not divide the {smallest // seq_len} sequences of a batch"
@@ -140,7 +140,7 @@ def _batch_problems(plan: Plan) -> Iterator[str]:
         yield f"target.batch_tokens: {ranks} ranks do not divide the {target} sequences of a batch"
     shortest = min(proxy.num_steps, *plan.ladder.num_steps)
     if stages - 1 > shortest:
-        yield f"proxy.batch_warmup_stages = {stages}: more than the {shortest} steps of the shortest run"
+        yield f"proxy.batch_warmup_stages = {stages}: must be at most {shortest + 1}, the shortest run's steps + 1"
 
 
 def _data_problems(plan: Plan) -> Iterator[str]:
@@ -148,23 +148,23 @@ def _data_problems(plan: Plan) -> Iterator[str]:
     if data.path:
         for name, value in (("data.external", data.external), ("data.vocab_size", data.vocab_size)):
             if value:
-                yield f'{name} = {value!r}: for data without a corpus (data.path = "")'
+                yield f'{name} = {value!r}: only for data without a corpus (data.path = "")'
     elif not plan.proxy.command:
-        yield 'data.path = "": a corpus folder is wanted (only proxy.command may bring its own data)'
+        yield 'data.path = "": must be a corpus folder (only proxy.command may bring its own data)'
     else:
         if not data.external:
-            yield 'data.external = "": a name for the data of your own trainer is wanted'
+            yield 'data.external = "": must be a name for the data of your own trainer'
         if data.vocab_size < 2:
-            yield f"data.vocab_size = {data.vocab_size}: 2 or more is wanted"
+            yield f"data.vocab_size = {data.vocab_size}: must be at least 2"
         if data.weights:
-            yield "data.weights: only a corpus has sources"
+            yield "data.weights: must be empty, only a corpus has sources"
 
 
 def _cluster_problems(cluster: ClusterSection) -> Iterator[str]:
     if cluster.address and cluster.backend != "ray":
-        yield f'cluster.address = {cluster.address!r} wants cluster.backend = "ray"'
+        yield f'cluster.address = {cluster.address!r} needs cluster.backend = "ray"'
     if cluster.max_usd and not cluster.usd_per_device_hour:
-        yield f"cluster.max_usd = {cluster.max_usd}: cluster.usd_per_device_hour is wanted with it"
+        yield f"cluster.max_usd = {cluster.max_usd}: needs cluster.usd_per_device_hour"
 
 
 def _transfer_problems(plan: Plan) -> Iterator[str]:
@@ -173,8 +173,8 @@ def _transfer_problems(plan: Plan) -> Iterator[str]:
     for name, widths in (("widths", transfer.widths), ("hyperparameter_widths", plan.hyperparameter_widths)):
         if proxy.base_width not in widths:
             yield (
-                f"transfer.{name} = {list(widths)}: must hold proxy.base_width = {proxy.base_width}, whose optimum is "
-                "the one transferred"
+                f"transfer.{name} = {list(widths)}: must contain proxy.base_width = {proxy.base_width}, whose optimum "
+                "is transferred"
             )
     axes: dict[str, tuple[Sequence[float], float]] = {
         "duration": (transfer.durations, 1.0),
@@ -183,31 +183,31 @@ def _transfer_problems(plan: Plan) -> Iterator[str]:
     }
     for axis, (values, base) in axes.items():
         if values and (base not in values or len(values) < 2):
-            held = f"must hold {base:g}, the proxies' own, and at least one more"
+            held = f"must contain {base:g}, the proxies' own, and at least one more"
             yield f"transfer.{_SIZES[axis]} = {list(values)}: {held}"
     whole = plan.model.seq_len * plan.batch_stages
     for ratio in transfer.batches:
         batch = ratio * proxy.batch_tokens
         if proxy.batch_tokens % whole == 0 and batch % whole:
-            yield f"transfer.batches: {ratio:g} times proxy.batch_tokens = {batch:g} tokens, no multiple of {whole}"
+            yield f"transfer.batches: {ratio:g} times proxy.batch_tokens = {batch:g}: must be a multiple of {whole}"
     for ratio in (*transfer.durations, *(1 / ratio for ratio in transfer.batches)):
         if round(ratio * proxy.num_steps) < max(1, plan.batch_stages - 1):
             yield f"transfer: a run of {ratio * proxy.num_steps:.3g} steps is too short"
     steps = [round(ratio * proxy.num_steps) for ratio in transfer.durations]
     if len(set(steps)) < len(steps):
-        yield f"transfer.durations = {list(transfer.durations)}: of {proxy.num_steps} steps, {steps}: each once"
+        yield f"transfer.durations = {list(transfer.durations)}: as steps {steps}, must not repeat a value"
     if plan.target.batch_tokens % whole:
-        yield f"target.batch_tokens = {plan.target.batch_tokens}: no multiple of {whole} tokens"
+        yield f"target.batch_tokens = {plan.target.batch_tokens}: must be a multiple of {whole} tokens"
     for name, over in transfer.hyperparameters.items():
         for axis in over:
             if axis in axes and not axes[axis][0]:
                 yield f"transfer.hyperparameters.{name}: over {axis}, and transfer.{_SIZES[axis]} is empty"
         if proxy.hyperparameters.get(name) == 0 and name not in {*plan.search.axes, *plan.search.choices}:
-            yield f"transfer.hyperparameters.{name}: tested by factors of 2, and proxy.{name} is 0"
+            yield f"transfer.hyperparameters.{name}: is tested by factors of 2, so proxy.{name} must not be 0"
 
 
 def _search_problems(plan: Plan) -> list[str]:
-    """Check single axes; if these are fine all together, and what the trainer can be told of them."""
+    """Check single axes; if these are fine all together, and whether the trainer can get them."""
     search = plan.search
     if problems := list(_axis_problems(search)):
         return problems
@@ -229,7 +229,7 @@ def _axis_problems(search: SearchSection) -> Iterator[str]:
                 yield f"search.{key}.{name} = {list(values)}: must be below {below:g}"
     for name in search.choices:
         if name in search.axes:
-            yield f"search.choices.{name}: search.axes has a range for it: one or the other"
+            yield f"search.choices.{name}: search.axes has a range for it too: give one of them"
     for name in search.can_be_off:
         if name not in {*search.ranges, *search.axes, *search.choices}:
             yield f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for where it is on"
@@ -239,11 +239,11 @@ def _pruner_problems(plan: Plan) -> Iterator[str]:
     """Say where no trial could ever be looked at, or compared with others."""
     if plan.search.pruner == "none":
         return
-    said, steps = f"search.pruner = {plan.search.pruner!r}", plan.proxy.num_steps
+    key, steps = f"search.pruner = {plan.search.pruner!r}", plan.proxy.num_steps
     if plan.command:
-        yield f"{said}: a command trains by itself, and cannot be looked at: 'none' is wanted"
+        yield f"{key}: must be 'none', forerun cannot look into a running command"
     if not rungs(steps):
-        yield f"{said}: proxy.num_steps = {steps} leaves no step at which to look: 'none', or more steps"
+        yield f"{key}: proxy.num_steps = {steps} leaves no step at which to look; use 'none' or more steps"
 
 
 def _ladder_problems(plan: Plan) -> Iterator[str]:
@@ -252,7 +252,7 @@ def _ladder_problems(plan: Plan) -> Iterator[str]:
     if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
         yield (
             f"ladder: {len(ladder.widths)} widths, {len(ladder.num_steps)} durations, {num_rungs} rungs: "
-            f"a law has five parameters, so at least 2 of each and {MIN_RUNGS} rungs are wanted"
+            f"a law has five parameters, so there must be at least 2 of each and {MIN_RUNGS} rungs"
         )
     if ladder.batch_tokens % whole:
-        yield f"ladder.batch_tokens = {ladder.batch_tokens}: no multiple of {whole} tokens"
+        yield f"ladder.batch_tokens = {ladder.batch_tokens}: must be a multiple of {whole} tokens"

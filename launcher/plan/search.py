@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     SamplerName = str
 else:  # the registry's names: nowhere else are they spelled out
     SamplerName = Literal[tuple(SAMPLERS)]
-_REPLICATES = must(lambda number: number not in (1, 2, 3), "must be 0, or at least 4: two trials twice")
-_SEVERAL = must(lambda number: number != 1, "must be 0, or at least 2: one seed tells no noise")
+_REPLICATES = must(lambda number: number not in (1, 2, 3), "must be 0, or at least 4: two trials, twice each")
+_SEVERAL = must(lambda number: number != 1, "must be 0, or at least 2: one seed shows no noise")
 
 
 def _lines(registry: Mapping[str, Sampler]) -> str:
@@ -46,51 +46,49 @@ def _lines(registry: Mapping[str, Sampler]) -> str:
 class _Ranges(Section):
     """How many trials, and between what values: ranges that the registry declares come last."""
 
-    num_trials: Count = Field(24, description="Trials in all.")
+    num_trials: Count = Field(24, description="Number of trials.")
     learning_rate: Range = Field((2.0**-9, 2.0**-3), description="Lowest and highest peak learning rate.")
 
 
 class SearchSection(_Ranges):
-    """Optuna's search at the base width."""
+    """The hyperparameter search at the base width, by Optuna."""
 
     axes: dict[MoreAxis, Range] = Field(
         {},
-        description="What else is searched, as { name = [lowest, highest] }; the rest is [proxy]'s.",
+        description="Other hyperparameters to search, as { name = [lowest, highest] }; the rest are [proxy]'s.",
     )
     choices: dict[AnyAxis, Annotated[tuple[Positive, ...], Field(min_length=2), ONCE]] = Field(
-        {}, description="Axes of a few values in place of a range, as { name = [value, value, value] }."
+        {}, description="Hyperparameters searched over a list, not a range, as { name = [value, value] }."
     )
     can_be_off: Annotated[tuple[CanBeOff, ...], ONCE] = Field(
-        (), description=f"What a trial may also do without: {', '.join(CAN_BE_OFF)}."
+        (), description=f"Searched hyperparameters that a trial may also turn off: any of {', '.join(CAN_BE_OFF)}."
     )
     sampler: SamplerName = Field(
-        "tpe", description=f"How points are suggested. {_lines(SAMPLERS)}. docs/search.md compares them."
+        "tpe", description=f"How trials are suggested. {_lines(SAMPLERS)}. docs/search.md compares them."
     )
-    parallelism: Count = Field(
-        8, description="Most trials in flight, P: suggestion k uses outcomes of 0 ... k-P alone."
-    )
+    parallelism: Count = Field(8, description="Most trials in flight, P: suggestion k uses only outcomes of 0 ... k-P.")
     num_startup: Count = Field(12, description="Trials spread evenly before TPE or GP begins.")
     pruner: Literal["none", "curve"] = Field(
         "none",
-        description="curve: gives up what will not be the best, by its training losses; pays from some 40 trials on.",
+        description="curve: stops trials whose training losses cannot become the best; pays from about 40 trials.",
     )
     max_extensions: Annotated[int, Field(ge=0, le=100)] = Field(
-        0, description="How often a range whose end the best trials are near may grow; 0: it is only said."
+        0, description="How often search ranges may widen until the optimum is inside; 0: only a warning."
     )
-    extension_trials: Count = Field(8, description="Further trials each time; four at least for each end that moves.")
+    extension_trials: Count = Field(8, description="Extra trials per widening; at least four for each end that moves.")
     num_replicates: Annotated[int, Field(ge=0, le=1000), _REPLICATES] = Field(
         0,
-        description="Runs of the best trials with other seeds, most where the choice is in doubt; 0, or 4 at least.",
+        description="Repeats of the best trials with other seeds, most where the choice is in doubt; 0, or at least 4.",
     )
     tie_seeds: Annotated[int, Field(ge=0, le=1000), _SEVERAL] = Field(
         4,
-        description="Seeds that compare searched values with conventional ones, which win unless they clearly lose; "
-        "at least 2; 0: no such runs, and the search's values are used.",
+        description="Seeds to compare searched values with conventional ones, which win unless they clearly lose; "
+        "at least 2, or 0: no comparison, the search's values are used.",
     )
     replay_winner: bool = Field(
         False, description="Run the winning trial again on another worker, to catch one that computes wrongly."
     )
-    seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
+    seed: Seed = Field(0, description="Seed of the search, and of the trials' weights and data order.")
 
     @property
     def ranges(self) -> dict[str, Range]:

@@ -54,23 +54,25 @@ AutoOrBool = Annotated[Literal["auto"] | bool, BeforeValidator(_auto_or_bool)]
 
 
 class DataSection(Section):
-    """What is trained on."""
+    """The training data."""
 
     path: str = Field(
         "corpus",
-        description="Folder written by `forerun tokenize`, relative to this file; none for a command's own data.",
+        description="Folder written by `forerun tokenize`, relative to this file; empty: a command brings its own.",
     )
     weights: dict[str, Annotated[float, Field(ge=0, le=1e9)]] = Field(
-        {}, description="Shares of the corpus's sources, by name; empty: as they were tokenized."
+        {}, description="Shares of the corpus's sources, by name; empty: as tokenized."
     )
     external: str = Field(
         "", description="With proxy.command: a name for data of the trainer's own, part of every run's identity."
     )
-    vocab_size: Annotated[int, Field(ge=0, le=2**32)] = Field(0, description="Of that data; a corpus knows its own.")
+    vocab_size: Annotated[int, Field(ge=0, le=2**32)] = Field(
+        0, description="Vocabulary size of that data; a corpus records its own."
+    )
 
 
 class ModelSection(Section):
-    """The family of shapes at the base."""
+    """The model's shape, all but its width."""
 
     family: Family = Field("llama", description="llama: RMSNorm, SwiGLU, rotary; gpt2: LayerNorm, GELU, biases.")
     tied: bool = Field(False, description="Embedding and readout share one matrix.")
@@ -78,13 +80,15 @@ class ModelSection(Section):
     num_layers: Count = Field(2, description="Transformer blocks.")
     head_dim: Annotated[int, Field(ge=2, multiple_of=2)] = Field(16, description="Width of one head, at every width.")
     query_heads_per_kv_head: Count = Field(1, description="Grouped-query attention; 1 is plain attention.")
-    ffn_ratio: Annotated[float, Field(gt=0, le=64)] = Field(2.0, description="Feed-forward width over model width.")
+    ffn_ratio: Annotated[float, Field(gt=0, le=64)] = Field(
+        2.0, description="Feed-forward width divided by model width."
+    )
     seq_len: Count = Field(64, description="Tokens per sequence.")
 
 
 @with_rules
 class RuleChoices(Section):
-    """Answers of one's own to what the parametrizations' sources answer differently."""
+    """Choices on which the sources of parametrizations differ, set one by one."""
 
 
 @with_values
@@ -94,50 +98,54 @@ class _Recipe(Section):
     parametrization: Name = Field("mup", description="How numbers scale with width and depth.")
     rules: RuleChoices = Field(
         RuleChoices(),
-        description='Choices other than that source\'s own, as { choice = "answer" }: '
+        description='Replaces single choices of that source, as { choice = "answer" }: '
         "`forerun explain --parametrization NAME` lists them.",
     )
     factory: str = Field("", description="Own model: package.module:function, found beside this file or installed.")
     command: str = Field("", description="Own trainer: its command line, with {lr}, {width}, {seed}, {run_dir} ...")
     code_path: str = Field(".", description="Folder of the factory's module, or where the command runs.")
-    metrics_format: MetricsFormat = Field("jsonl", description="Where the command logs.")
-    metrics_path: str = Field("{run_dir}/metrics.jsonl", description="File, or folder below which runs or events lie.")
+    metrics_format: MetricsFormat = Field("jsonl", description="Format of the command's log.")
+    metrics_path: str = Field(
+        "{run_dir}/metrics.jsonl", description="Its log file, or the folder that holds runs or events."
+    )
     metrics_step_key: str = Field("step", description="Name of the step in its log.")
-    metrics_train_loss_key: str = Field("train_loss", description="Training loss, nats per token.")
-    metrics_validation_loss_key: str = Field("val_loss", description="Validation loss; the last one counts.")
-    metrics_grad_norm_key: str = Field("", description="Gradient norm before clipping; empty: not logged.")
-    timeout_seconds: Annotated[float, Field(gt=0, le=1e7)] = Field(3600.0, description="Longest time of one command.")
-    base_width: Width = Field(32, description="Where hyperparameters are searched; all else is relative to it.")
+    metrics_train_loss_key: str = Field("train_loss", description="Name of the training loss, nats per token.")
+    metrics_validation_loss_key: str = Field(
+        "val_loss", description="Name of the validation loss; the last value counts."
+    )
+    metrics_grad_norm_key: str = Field("", description="Name of the gradient norm before clipping; empty: not logged.")
+    timeout_seconds: Annotated[float, Field(gt=0, le=1e7)] = Field(3600.0, description="Time limit of one command.")
+    base_width: Width = Field(32, description="Width at which hyperparameters are searched; rules scale from it.")
     batch_tokens: Count = Field(1024, description="Tokens per optimizer step.")
-    batch_warmup_fraction: Fraction = Field(0.0, description="Share of the steps before the batch is full.")
+    batch_warmup_fraction: Fraction = Field(0.0, description="Share of the steps over which the batch grows.")
     batch_warmup_stages: Annotated[int, Field(ge=2, le=1024)] = Field(
-        4, description="In so many equal stages; used where that share is not 0."
+        4, description="Equal stages of that growth; used where that share is not 0."
     )
     num_steps: Count = Field(200, description="Optimizer steps of a proxy.")
-    schedule: ScheduleKind = Field("cosine", description="The main run's schedule too: another one moves the optimum.")
-    decay_fraction: Fraction = Field(0.2, description="Share of the steps that decay; used by wsd only.")
+    schedule: ScheduleKind = Field("cosine", description="Also the main run's: another schedule moves the optimum.")
+    decay_fraction: Fraction = Field(0.2, description="Share of the steps with decay; used by wsd only.")
     final_fraction: Fraction = Field(0.0, description="Learning rate at the end, as a share of the peak.")
 
 
 class ProxySection(_Recipe):
     """How every proxy is trained, unless a later section varies it."""
 
-    dtype: Dtype = Field("float32", description="Arithmetic; bfloat16 is autocast over float32 weights.")
+    dtype: Dtype = Field("float32", description="Compute precision; bfloat16 is autocast over float32 weights.")
     num_slots: Slots = Field(
         4,
-        description="Trials a bank trains side by side, part of a run's identity; auto: what a short calibration on "
-        "the workers finds fastest, with their threads, CUDA graphs and fused loss. What no bank does trains alone.",
+        description="Trials that a worker trains side by side (a bank), part of a run's identity; auto: a calibration "
+        "picks what is fastest, with threads, CUDA graphs and fused loss. Runs that no bank supports train alone.",
     )
     microbatch_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="Tokens per pass, gradients accumulated; 0: the whole batch."
+        0, description="Tokens per pass, with gradient accumulation; 0: the whole batch."
     )
-    activation_checkpointing: bool = Field(False, description="Less memory, a third more time.")
+    activation_checkpointing: bool = Field(False, description="Recompute activations: less memory, a third more time.")
     compiled: AutoOrBool = Field(
-        False, description="torch.compile; auto: where the calibration finds that the planned runs repay compiling."
+        False, description="torch.compile; auto: if the calibration finds that it saves time over the planned runs."
     )
     matmul_precision: MatmulPrecision = Field(
         "highest",
-        description="Of float32 products, as torch names it: high and medium may round factors to TF32 or bfloat16.",
+        description="Precision of float32 products, in torch's words; high and medium may round to TF32 or bfloat16.",
     )
 
     @property
@@ -152,70 +160,68 @@ TestAxis = Literal["width", "depth", "batch", "duration"]
 
 
 class TransferSection(Section):
-    """Whether the optimum stays put as width, duration, depth or batch grow."""
+    """Tests whether the optimum stays put as width, duration, depth or batch grow."""
 
     widths: Annotated[tuple[Width, ...], Field(min_length=2), ONCE] = Field(
-        (32, 64, 128), description="Widths whose learning-rate valley is measured."
+        (32, 64, 128), description="Widths at which the learning-rate curve is measured."
     )
     offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
-        (-2.0, -1.0, 0.0, 1.0, 2.0), description="Rates tried, as powers of 2 around the search's best."
+        (-2.0, -1.0, 0.0, 1.0, 2.0), description="Learning rates tried, in octaves (powers of 2) around the best."
     )
     narrow_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
-        (-1.5, -0.5, 0.5, 1.5), description="The same from the third size on, around what the smaller ones predict."
+        (-1.5, -0.5, 0.5, 1.5), description="The same from the third size on, around the smaller sizes' prediction."
     )
-    num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate.")
+    num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per learning rate.")
     durations: Annotated[tuple[Positive, ...], ONCE] = Field(
-        (1.0, 2.0, 4.0, 8.0), description="The same over duration, as multiples of proxy.num_steps; empty: not tested."
+        (1.0, 2.0, 4.0, 8.0), description="Durations tested, as multiples of proxy.num_steps; empty: none."
     )
-    depths: Annotated[tuple[Count, ...], ONCE] = Field(
-        (), description="The same over depth, in layers; empty: not tested."
-    )
+    depths: Annotated[tuple[Count, ...], ONCE] = Field((), description="Depths tested, in layers; empty: none.")
     batches: Annotated[tuple[Positive, ...], ONCE] = Field(
-        (), description="The same over batch, as multiples of proxy.batch_tokens at equal tokens; empty: not tested."
+        (), description="Batches tested, as multiples of proxy.batch_tokens at equal tokens; empty: none."
     )
-    axis_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="Seeds per rate over those.")
+    axis_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="Seeds per rate on these three axes.")
     measured_rules: tuple[Measured, ...] = Field(
         ("duration", "batch"),
-        description="Where the exponent of the learning rate that was measured is the rule; else the plan's own is.",
+        description="Axes on which the learning rate follows its measured exponent; on others, the plan's rule.",
     )
     hyperparameters: dict[Tested, Annotated[tuple[TestAxis, ...], ONCE]] = Field(
         {one.name: one.tested_over for one in HYPERPARAMETERS.values() if one.tested_over},  # type: ignore[misc]
-        description="Others whose transfer is tested, and over what.",
+        description="Other hyperparameters tested for transfer, and over which axes.",
     )
     hyperparameter_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=3), ONCE] = Field(
-        (-2.0, -1.0, 0.0, 1.0), description="Their values, as powers of 2 around the search's best."
+        (-2.0, -1.0, 0.0, 1.0), description="Values tried of these, in octaves around the search's best."
     )
     hyperparameter_widths: Widths = Field(
-        (), description="Widths of those over width; empty: the base's and the farthest of transfer.widths."
+        (), description="Widths for these over width; empty: the base's and the farthest of transfer.widths."
     )
     max_extensions: Annotated[int, Field(ge=0)] = Field(
         2,
-        description="How often runs are added without which there is no verdict, as beyond an edge; --spend sharpens.",
+        description="Rounds of extra runs that a verdict needs, as beyond an edge; --spend adds runs that sharpen it.",
     )
-    control_widths: Widths = Field((64,), description="Widths of the control arm, in standard form.")
+    control_widths: Widths = Field((64,), description="Widths of the standard-parametrization control.")
     control_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
-        (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum is expected lower, by an octave a doubling."
+        (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum falls by about an octave per doubling."
     )
-    control_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate in the control arm.")
-    margin_nats: Positive = Field(0.01, description="The loss a wrong transfer may cost.")
-    level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Of every interval.")
+    control_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate of the control.")
+    margin_nats: Positive = Field(0.01, description="The most loss that a wrong transfer may cost.")
+    level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Confidence level of every interval.")
     check_widths: Annotated[tuple[Width, ...], Field(min_length=2), INCREASING] = Field(
         (32, 64, 128, 256), description="Widths of the coordinate check."
     )
     check_num_steps: Count = Field(10, description="Optimizer steps of the coordinate check.")
     check_depths: Annotated[
-        tuple[Count, ...], INCREASING, must(lambda depths: len(depths) != 1, "two or more, or none")
-    ] = Field((2, 4, 8), description="Depths of its second part, where the parametrization has a depth rule.")
+        tuple[Count, ...], INCREASING, must(lambda depths: len(depths) != 1, "must be two or more, or empty")
+    ] = Field((2, 4, 8), description="Depths of the coordinate check, if the parametrization has a depth rule.")
     check_num_seeds: Annotated[int, Field(ge=2, le=1000)] = Field(4, description="Seeds of the coordinate check.")
     check_learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
-        2.0**-7, description="Constant rate of the coordinate check."
+        2.0**-7, description="Constant learning rate of the coordinate check."
     )
 
 
 MOST_CHECK_OCTAVES = 4.0
 """From a rung's own rate: beyond, a parabola says nothing about its optimum."""
 _AROUND = (
-    f"rates below and above the rung's own, which is at 0, by at most {MOST_CHECK_OCTAVES:g} octaves, or none at all"
+    f"must hold rates below and above the rung's own (0), at most {MOST_CHECK_OCTAVES:g} octaves away, or be empty"
 )
 
 
@@ -227,28 +233,31 @@ def _around_zero(offsets: tuple[float, ...]) -> bool:
 class LadderSection(Section):
     """The scaling ladder: every width at every duration."""
 
-    widths: Annotated[tuple[Width, ...], Field(min_length=1), ONCE] = Field((32, 48, 64, 96, 128), description="Sizes.")
+    widths: Annotated[tuple[Width, ...], Field(min_length=1), ONCE] = Field(
+        (32, 48, 64, 96, 128), description="Widths."
+    )
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1), ONCE] = Field(
-        (150, 400, 1000), description="Durations."
+        (150, 400, 1000), description="Durations, in optimizer steps."
     )
     batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
-        0, description="Per step; 0: as the proxies. The rate follows the rule over batch."
+        0, description="Tokens per step; 0: as the proxies. The learning rate follows the rule over batch."
     )
     num_slots: Slots = Field(
         1,
-        description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs; "
-        "auto: as the calibration finds.",
+        description="Rungs that a bank trains side by side; they end at different times, and empty slots cost time; "
+        "auto: as the calibration chooses.",
     )
-    seed: Seed = Field(100, description="Of every rung; further ones count up from it.")
-    num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs of every rung; each is one in the fit.")
-    form: FormChoice = Field("auto", description="Law; auto pools forms by back-test.")
-    bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Resamples behind every interval.")
+    seed: Seed = Field(100, description="Seed of every rung; further seeds count up from it.")
+    num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs per rung; each is a point of the fit.")
+    form: FormChoice = Field("auto", description="Scaling law; auto pools several by back-test.")
+    bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Bootstrap resamples for every interval.")
     check_offsets_octaves: Annotated[tuple[float, ...], ONCE, must(_around_zero, _AROUND)] = Field(
-        (-1.0, 1.0), description="Some rungs are run at these rates too, as powers of 2 around their own; empty: none."
+        (-1.0, 1.0),
+        description="Other rates at which some rungs are checked, in octaves around their own; empty: none.",
     )
-    num_checked: Count = Field(2, description="Rungs so checked: the cheapest, and upwards.")
+    num_checked: Count = Field(2, description="Rungs checked so, spread from the cheapest upwards.")
     check_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
-        0.125, description="Most of the ladder's FLOPs that these may have: each is run again for every rate and seed."
+        0.125, description="Largest share of the ladder's FLOPs in checked rungs; each runs again per rate and seed."
     )
     check_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Seeds per rate of a checked rung.")
 
@@ -260,39 +269,41 @@ class TargetSection(Section):
         1e13, description="Training FLOPs of the main run, counted as 6 * N * D."
     )
     width_multiple: Count = Field(32, description="The chosen width is a multiple of this (and of the head dim).")
-    num_layers: Annotated[int, Field(ge=0, le=10**4)] = Field(0, description="Of the main run; 0: as the proxies.")
-    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Per step; 0: as the proxies.")
+    num_layers: Annotated[int, Field(ge=0, le=10**4)] = Field(
+        0, description="Layers of the main run; 0: as the proxies."
+    )
+    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Tokens per step; 0: as the proxies.")
 
 
 class LaunchSection(Section):
-    """How the main run is run."""
+    """How the main run is launched."""
 
     data_parallel_shard: Count = Field(2, description="Ranks that share the model (FSDP2).")
     data_parallel_replicate: Count = Field(1, description="Replicas of such groups (HSDP).")
     tensor: Count = Field(1, description="Tensor parallel degree. The embedded trainer runs 1; exports may have more.")
-    pipeline: Count = Field(1, description="Pipeline stages; of exports, as `tensor`.")
-    context: Count = Field(1, description="Ranks that share a sequence; of exports, as `tensor`.")
+    pipeline: Count = Field(1, description="Pipeline stages; exports only, as `tensor`.")
+    context: Count = Field(1, description="Ranks that share a sequence; exports only, as `tensor`.")
     microbatch_sequences: Annotated[int, Field(ge=0)] = Field(
-        0, description="Sequences in one pass of a rank; 0: all of its share at once."
+        0, description="Sequences per pass of a rank; 0: its whole share at once."
     )
     activation_checkpointing: Recomputed = Field(
-        "none", description="Recomputed in the backward pass: all but products and attention, or whole blocks."
+        "none", description="What the backward pass recomputes: all but products and attention, or whole blocks."
     )
-    precision: Precision = Field("float32", description="Compute precision; master is float32.")
+    precision: Precision = Field("float32", description="Compute precision; master weights are float32.")
     compiled: bool = Field(False, description="torch.compile of each block: minutes to start, faster on a GPU.")
-    checkpoint_every_steps: Count = Field(20, description="Cadence of checkpoints.")
-    validate_every_steps: Steps = Field(0, description="Cadence of validation losses; 0: at the end alone.")
-    layers_every_steps: Steps = Field(0, description="Cadence of every layer's norms and update ratios; 0: never.")
+    checkpoint_every_steps: Count = Field(20, description="Steps between checkpoints.")
+    validate_every_steps: Steps = Field(0, description="Steps between validation losses; 0: only at the end.")
+    layers_every_steps: Steps = Field(0, description="Steps between logs of layers' norms and update ratios; 0: never.")
     replay_every_steps: Steps = Field(
-        0, description="Cadence of steps computed twice and compared, against silent data corruption; 0: never."
+        0, description="Steps between replays, computed twice and compared against silent data corruption; 0: never."
     )
     spike_rollbacks: Annotated[int, Field(ge=0, le=100)] = Field(
-        0, description="How often the trainer may by itself go back before a spike and skip its data; 0: never."
+        0, description="How often the trainer may go back before a spike and skip its data by itself; 0: never."
     )
-    seed: Seed = Field(1000, description="Of weights and data order of the main run.")
+    seed: Seed = Field(1000, description="Seed of the main run's weights and data order.")
     gpu: str = Field(
         "", description="Accelerator of the main run, for `forerun estimate`: a name it knows; empty: H100."
     )
     usd_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
-        0.0, description="Its price, dollars for an hour, for `forerun estimate`; 0: the published one, if any."
+        0.0, description="Its price in dollars an hour, for `forerun estimate`; 0: the published one, if any."
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 SECOND_HAND = "* at second hand: from the abstract, or from others' transcriptions; docs/parametrizations.md says which"
 
 PRESETS = {
-    "sp": "standard: init std 1/sqrt(fan_in), one learning rate at every size; the control arm",
+    "sp": "standard: init std 1/sqrt(fan_in), one learning rate at every size; the control",
     "mup": "the mup package 1.0.0 (Tensor Programs V, arXiv 2203.03466, Table 8): hidden rates 1/width, decay x width",
     "mup_no_wd_scaling": "mup with the weight decay as given: Megatron-LM, Cerebras modelzoo, nanoGPT-mup",
     "completep": "mup, branches times 1/depth, eps scaled inside blocks (arXiv 2505.01618)",
@@ -91,4 +91,4 @@ CHOICES: dict[str, dict[str, str]] = {
 
 def answer_in_words(choice: str, value: object) -> str:
     """What an answer means, and whose it is; one's own where no source gives it."""
-    return CHOICES[choice].get(str(value), "one's own")
+    return CHOICES[choice].get(str(value), "own choice")

@@ -86,7 +86,7 @@ class Study:
 
     @property
     def has_control(self) -> bool:
-        """Whether a control arm runs: a study in standard form is its own."""
+        """Whether a standard-parametrization control runs: a study in standard form is its own."""
         proxy = self.plan.proxy
         command = self.plan.command  # a trainer that scales by itself has no other form
         told = command is None or command.reaches("parametrization")

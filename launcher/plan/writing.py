@@ -17,11 +17,11 @@ SCHEMA_LINE = "#:schema ./plan.schema.json"
 def commented_plan(values: Mapping[str, Mapping[str, object]], head: Sequence[str] = ()) -> str:
     """A plan with every key, its value and its sentence.
 
-    `values` replace defaults; `head` are lines said first.
+    `values` replace defaults; `head` are the first lines.
     """
     lines = [
         SCHEMA_LINE,
-        "# A forerun plan. Every key is shown with its value; delete what you leave alone.",
+        "# A forerun plan: every key with its value. Delete the lines that you do not change.",
         *[f"# {line}".rstrip() for line in head],
         "",
     ]

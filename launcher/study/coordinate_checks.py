@@ -33,12 +33,14 @@ def checks_of(
         UnseenError: a command trains.
     """
     if store is None or study.plan.command is not None:
-        raise UnseenError("a command's activations cannot be seen: its coordinates are for its own trainer to check")
-    wanted, own = study.coordinate_checks, study.plan.proxy.parametrization
+        raise UnseenError(
+            "forerun cannot see the activations of a command: run the coordinate check in its own trainer"
+        )
+    needed, own = study.coordinate_checks, study.plan.proxy.parametrization
     if study.factory is not None:  # what cannot be built is said before anything trains
-        for runs in wanted.values():
+        for runs in needed.values():
             describe(load(study.plan.proxy.factory, study.code_dir)[0], runs[-1][0])
-    for name, runs in wanted.items():
+    for name, runs in needed.items():
         if ledger.find("coordinates", name) is None:
             found = _check(study, name, runs, store, check_stop)
             torch.cuda.empty_cache()  # the workers' now: this process keeps none of it through the study
@@ -78,6 +80,6 @@ def refuse_failed(study: Study, checks: dict[str, canon.Json]) -> None:
     gate = coordinate_gate(checks, name)
     if name != "sp" and gate.outcome == "failed":
         raise GateError(
-            f"the coordinate check of {study.plan.proxy.factory} fails: {gate.reason}. Mend the model, or sweep it "
+            f"the coordinate check of {study.plan.proxy.factory} fails: {gate.reason}. Fix the model, or sweep it "
             'as it is with proxy.parametrization = "sp"'
         )

@@ -40,7 +40,7 @@ def missing(plan: Plan, here: Path) -> list[str]:
     corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
     if plan.data.path and not (corpus / MANIFEST).is_file():
         problems.append(
-            f"data.path = {plan.data.path!r}: no corpus there; `forerun tokenize SOURCE... --out {corpus}` makes it"
+            f"data.path = {plan.data.path!r}: no corpus there; make it by `forerun tokenize SOURCE... --out {corpus}`"
         )
     with contextlib.suppress(SpecError):  # said already
         if plan.command is not None:
@@ -57,14 +57,14 @@ def missing(plan: Plan, here: Path) -> list[str]:
 
 
 def problems(study: Study) -> list[str]:
-    """What nothing can come of: each key with its value, what is wanted, and why."""
+    """Values that no main run can come of: each key with its value, its limit, and why."""
     plan, shape = study.plan, study.base_shape
     step = flops_per_token(shape) * plan.proxy.batch_tokens
-    said = (
-        f"target.budget_flops = {plan.target.budget_flops:g}: at least {step:.2g} is wanted, one step of the model "
-        f"of width {shape.width}: with less there is no main run"
+    sentence = (
+        f"target.budget_flops = {plan.target.budget_flops:g}: must be at least {step:.2g}, one step of the model "
+        f"of width {shape.width}"
     )
-    return [said] if plan.target.budget_flops < step else []
+    return [sentence] if plan.target.budget_flops < step else []
 
 
 def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
@@ -72,10 +72,10 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
 
     `found` is what the plan comes to (`first_plan.summary`).
     """
-    plan, said = study.plan, []
+    plan, notes = study.plan, []
     batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
     if batch != plan.target_batch_tokens:
-        said.append(
+        notes.append(
             f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} tokens, and the "
             "forecast is for those (ladder.batch_tokens)"
         )
@@ -83,22 +83,22 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     share = cast(float, found["share_of_main_run"])
     there = study.manifest.num_tokens("train")
     if there and tokens > MOST_EPOCHS * there:
-        said.append(
+        notes.append(
             f"the main run takes about {tokens:.3g} tokens and the corpus has {there:.3g}: {tokens / there:.1f} "
-            f"epochs, and beyond {MOST_EPOCHS:g} repeated data are worth less than new ones (arXiv 2305.16264): more "
-            "data, or a smaller target.budget_flops"
+            f"epochs, and beyond {MOST_EPOCHS:g} repeated data are worth less than new ones (arXiv 2305.16264); use "
+            "more data or a smaller target.budget_flops"
         )
     if share > MOST_SHARE:
-        said.append(
-            f"the proxies take {share:.2g} times the main run's FLOPs: worth it for what is learned, not for this run; "
-            "a larger target.budget_flops, or a smaller preset"
+        notes.append(
+            f"the proxies cost {share:.2g} times the main run's FLOPs, too much for this run alone; "
+            "use a larger target.budget_flops or a smaller preset"
         )
     if width < 2 * plan.proxy.base_width:
-        said.append(
+        notes.append(
             f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: there is hardly "
-            "anything to transfer; a larger target.budget_flops, or a smaller preset"
+            "anything to transfer; use a larger target.budget_flops or a smaller preset"
         )
-    return said
+    return notes
 
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
@@ -123,11 +123,11 @@ class Request:
             checks.number("budget_usd", least=0.01, most=1e12)
             checks.that(self.budget_flops is None, "budget_flops and budget_usd: give one of them")
         elif self.usd_per_gpu_hour is not None:
-            checks.problems.append("usd_per_gpu_hour: it turns dollars into FLOPs: give budget_usd with it")
+            checks.problems.append("usd_per_gpu_hour: needs budget_usd, which it turns into FLOPs")
         if self.num_gpus is not None:
             checks.whole("num_gpus")
             whole = self.num_gpus <= NODE_GPUS or self.num_gpus % NODE_GPUS == 0
-            checks.that(whole, f"gpus = {self.num_gpus}: up to {NODE_GPUS} of one node, or whole nodes of {NODE_GPUS}")
+            checks.that(whole, f"gpus = {self.num_gpus}: must be at most {NODE_GPUS}, or whole nodes of {NODE_GPUS}")
         if self.usd_per_gpu_hour is not None:
             checks.number("usd_per_gpu_hour", least=1e-4, most=1e6)
         if self.gpu is not None:
@@ -174,7 +174,11 @@ def first_plan(request: Request, data: str) -> FirstPlan:
             values["cluster"]["slurm_options"] = slurm_options(request.num_gpus)
     given = request.budget_flops is not None or request.budget_usd is not None
     changed = given or request.gpu is not None or request.num_gpus is not None
-    head = (f"Preset {name}: {preset.about}.", *(["Budget or GPUs are your own."] if changed else []), *preset.head[1:])
+    head = (
+        f"Preset {name}: {preset.about}.",
+        *(["Budget or GPUs differ from the preset's."] if changed else []),
+        *preset.head[1:],
+    )
     return FirstPlan(name=name, values=values, head=head if preset.gpu else ())
 
 
@@ -213,18 +217,18 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         run = planned_main_run(dataclasses.replace(study, plan=changed))
         machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
         if machine.price_usd is None:
-            raise SpecError("Budget", [f"gpu = {machine.name}: no published price is known: give usd_per_gpu_hour"])
+            raise SpecError("Budget", [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"])
         share = paid_share(machine, count_params(run.shape).total)
         hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
         usd = hours.times(machine.price_usd).value
         budget = min(1e30, max(1.0, budget * request.budget_usd / usd))
     price = machine.price_usd
     assert price is not None  # or the loop above had refused it
-    said = (
-        f"USD {request.budget_usd:g} are {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an hour "
-        f"({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
+    sentence = (
+        f"USD {request.budget_usd:g} pay for {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an "
+        f"hour ({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
     )
-    return float(f"{budget:.4g}"), said
+    return float(f"{budget:.4g}"), sentence
 
 
 def _whence(span: Span) -> str:

@@ -63,7 +63,7 @@ def gates(
         lost_rungs: outcomes of the ladder without a loss.
         checks: of its rungs at other rates; None where none has run.
     """
-    own = "your own trainer's activations cannot be seen: check its coordinates there"
+    own = "forerun cannot see your own trainer's activations: run the coordinate check there"
     unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
     return (
         coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
@@ -78,18 +78,18 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     """The coordinate check's: every layer keeps its size at every width, and at every depth if there is a rule."""
     mine = [checks[name] for name in (parametrization, "depth") if name in checks]
     if parametrization not in checks:
-        return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: `forerun check PLAN` does")
+        return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: run `forerun check PLAN`")
     outcomes: dict[str, CheckOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
     found = [outcomes.get(check["outcome"], "failed") for check in mine]
-    said = [
+    notes = [
         "; ".join(findings(check)) or f"all {len(check['layers'])} layers keep their size as {check['axis']} grows"
         for check in mine
     ]
     control = checks.get("sp")
     if parametrization != "sp" and control is not None and control["outcome"] == "passes":
         found.append("cannot_tell")
-        said.append("the standard form passes too: this check sees no mistake, more widths or steps are wanted")
-    return Gate(name="coordinates", outcome=worst(found), reason="; ".join(said))
+        notes.append("the standard parametrization passes too, so this check would miss a mistake: add widths or steps")
+    return Gate(name="coordinates", outcome=worst(found), reason="; ".join(notes))
 
 
 def worst(outcomes: Sequence[CheckOutcome]) -> CheckOutcome:
@@ -100,26 +100,26 @@ def worst(outcomes: Sequence[CheckOutcome]) -> CheckOutcome:
 def transfer_gate(verdicts: Verdicts) -> Gate:
     """The verdicts': the learning rate over all axes at once, and every other hyperparameter that is tested."""
     outcomes: dict[str, CheckOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
-    found, said = [outcomes[verdicts.together.outcome]], [f"learning rate: {'; '.join(verdicts.together.reasons)}"]
+    found, notes = [outcomes[verdicts.together.outcome]], [f"learning rate: {'; '.join(verdicts.together.reasons)}"]
     for test, judged in verdicts.tests:
         if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
             found.append("cannot_tell")
-            said.append(f"{test.name}: {num_failed} runs failed, and say nothing")
+            notes.append(f"{test.name}: {num_failed} runs failed, and count for nothing")
         if test.hyperparameter != "learning_rate":
             found.append(outcomes[judged.verdict.outcome])
-            said.append(f"{test.name}: {judged.verdict.reasons[0]}")
-    return Gate(name="transfer", outcome=worst(found), reason="; ".join(said))
+            notes.append(f"{test.name}: {judged.verdict.reasons[0]}")
+    return Gate(name="transfer", outcome=worst(found), reason="; ".join(notes))
 
 
 def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:
     """The fit's: every rung trained, the largest, held out, were predicted, and the target is within reach."""
     if lost_rungs:
         diverged = any(rung.status == "diverged" for rung in lost_rungs)
-        told = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
-        return Gate(name="fit", outcome="failed" if diverged else "cannot_tell", reason=told)
+        message = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
+        return Gate(name="fit", outcome="failed" if diverged else "cannot_tell", reason=message)
     if fit.status != "converged" or fit.backtest is None:
         return Gate(name="fit", outcome="cannot_tell", reason="; ".join(fit_doubts(fit)))
-    said, wrong = backtested(fit.backtest, fit.level)
+    notes, wrong = backtested(fit.backtest, fit.level)
     prediction, doubts = choice.prediction, list(choice.allocation.warnings)
     excess = prediction.loss_nats / choice.allocation.loss_nats - 1
     if excess > SHAPE_EXCESS:
@@ -128,7 +128,7 @@ def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) 
     interval = None if prediction.low is None or prediction.high is None else (prediction.low, prediction.high)
     doubts += reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)
     outcome: CheckOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
-    return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *doubts, *fit.warnings]))
+    return Gate(name="fit", outcome=outcome, reason=", ".join([*notes, *doubts, *fit.warnings]))
 
 
 def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
@@ -142,32 +142,32 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
     """The ladder's own: the checked rungs lose no more than the margin by their learning rate."""
     outcomes: dict[str, CheckOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
     if checks is None or not checks.wanted:
-        why = "no rung is checked at other rates: ladder.check_offsets_octaves and ladder.check_share say which are"
+        why = "no rung is checked at other rates: set ladder.check_offsets_octaves or raise ladder.check_share"
         return Gate(name="ladder_tuned", outcome="cannot_tell", reason=why)
-    found, said = [outcomes[one.outcome] for one in checks.rungs], [one.words for one in checks.rungs]
+    found, notes = [outcomes[one.outcome] for one in checks.rungs], [one.words for one in checks.rungs]
     if len(checks.rungs) < checks.wanted:
         found.append("cannot_tell")
         missing = checks.wanted - len(checks.rungs)
-        said.append(f"{missing} of {checks.wanted} rungs are not checked yet: `forerun ladder PLAN` does")
+        notes.append(f"{missing} of {checks.wanted} rungs are not checked yet: run `forerun ladder PLAN`")
     if "mis_tuned" in (one.outcome for one in checks.rungs):
-        said.append(
-            "what carries the rate does not hold there: test it up to that size (transfer.widths, transfer.durations), "
+        notes.append(
+            "the learning rate does not transfer there: test it up to that size (transfer.widths, transfer.durations), "
             "and the ladder follows"
         )
-    return Gate(name="ladder_tuned", outcome=worst(found), reason="; ".join(said))
+    return Gate(name="ladder_tuned", outcome=worst(found), reason="; ".join(notes))
 
 
 def _data_gate(study: Study, choice: Choice) -> Gate:
     have, want = study.manifest.num_tokens("train"), choice.num_tokens
     if study.corpus is None:
-        unseen = f"{want:,.0f} tokens wanted; how many unique ones {study.plan.data.external} has, its owner knows"
+        unseen = f"{want:,.0f} tokens needed; forerun cannot count the unique ones of {study.plan.data.external}"
         return Gate(name="data", outcome="cannot_tell", reason=unseen)
     sources = study.manifest.sources
     epochs = {s.name: s.weight * want / max(1, s.num_tokens("train")) for s in sources if s.weight}
     repeated = [f"{name} {times:.3g} times" for name, times in epochs.items() if times > 1]
-    reason = f"{want:,.0f} tokens wanted, {have:,} unique ones at hand"
+    reason = f"{want:,.0f} tokens needed, {have:,} unique tokens available"
     if repeated and len(sources) > 1:
-        reason += f"; by its weight the run goes through {', '.join(repeated)}"
+        reason += f"; by their weights the run repeats {', '.join(repeated)}"
     return Gate(name="data", outcome="failed" if repeated else "passed", reason=reason)
 
 
@@ -183,10 +183,14 @@ def failed_text(ledger: Ledger, study_dir: Path) -> str:
         return ""
     named = [f"{result.id[:12]} ({result.reason})" for result in failed[:_NUM_FAILED_NAMED]]
     named += [f"{len(failed) - _NUM_FAILED_NAMED} more"] if len(failed) > _NUM_FAILED_NAMED else []
-    what = "1 run failed for good, and says" if len(failed) == 1 else f"{len(failed)} runs failed for good, and say"
+    what = (
+        "1 run failed for good, and counts for"
+        if len(failed) == 1
+        else f"{len(failed)} runs failed for good, and count for"
+    )
     return (
         f"{what} nothing: {'; '.join(named)}. `forerun run {study_dir / PLAN_FILE} --study ANOTHER --fork {study_dir}` "
-        "runs what failed again, and keeps the others"
+        "runs the failed ones again and keeps the others"
     )
 
 
@@ -227,14 +231,14 @@ def points(check: Any) -> list[int]:
 
 def findings(check: Any) -> list[str]:
     """What keeps a check from passing, in sentences; nothing for one that passes."""
-    said = list(check["mistakes"])
-    if not said and check["not_finite_step"] is not None:
+    notes = list(check["mistakes"])
+    if not notes and check["not_finite_step"] is not None:
         axis = check["axis"]
-        said.append(f"{axis} {check[f'not_finite_{axis}']} left the finite numbers at step {check['not_finite_step']}")
+        notes.append(f"{axis} {check[f'not_finite_{axis}']} became non-finite at step {check['not_finite_step']}")
     flagged = [layer for layer in check["layers"] if layer["outcome"] != "passes"]
     for layer in worst_first(flagged)[:NUM_NAMED] if not check["mistakes"] else ():
         cause = f": {layer['cause']}" if layer["cause"] else ""
-        said.append(f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f}){cause}")
+        notes.append(f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f}){cause}")
     if len(flagged) > NUM_NAMED or (flagged and check["mistakes"]):
-        said.append(f"{len(flagged)} of {len(check['layers'])} layers do not pass")
-    return said
+        notes.append(f"{len(flagged)} of {len(check['layers'])} layers do not pass")
+    return notes

@@ -59,9 +59,9 @@ def scaled(fit: FittedRuns, runs: Sequence[ConcludedRun]) -> FittedRuns:
         return fit
     misses = [run.foretold.z for run in runs]
     scale = interval_scale(misses, fit.level)
-    said = (
-        f"{len(misses)} concluded main runs are among the runs; their forecasts missed by up to "
+    sentence = (
+        f"the fit includes {len(misses)} concluded main runs; their forecasts missed by up to "
         f"{max(map(abs, misses)):.2g} standard deviations, so intervals of a loss are {scale:.3g} times as wide as the "
         "fit's own"
     )
-    return dataclasses.replace(fit, record_scale=scale, warnings=(*fit.warnings, said))
+    return dataclasses.replace(fit, record_scale=scale, warnings=(*fit.warnings, sentence))

@@ -31,15 +31,15 @@ def ladder_checks(
     study: Study, specs: Sequence[RunSpec], results: Mapping[str, RunResult], verdicts: Verdicts, fit: FittedRuns
 ) -> LadderChecks:
     """The checks of a ladder, judged."""
-    wanted, transfer = checked_rungs(study, specs), study.plan.transfer
+    needed, transfer = checked_rungs(study, specs), study.plan.transfer
     noise = noise_of(verdicts)
     found = []
-    for one in wanted:
+    for one in needed:
         loss, sd = results[one.rung.id].loss_nats, fit.heaviest.residual_sd
         own = noise if noise is not None or loss is None or sd is None else sd * loss
         judged = check(one, results, own, margin_nats=transfer.margin_nats, level=transfer.level)
         found += [judged] if judged is not None else []
-    return LadderChecks(rungs=tuple(found), wanted=len(wanted))
+    return LadderChecks(rungs=tuple(found), wanted=len(needed))
 
 
 def noise_of(verdicts: Verdicts) -> float | None:

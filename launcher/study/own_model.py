@@ -23,7 +23,7 @@ class OwnProgramError(ValueError):
         whose = "trainer" if study.plan.command is not None else "model"
         super().__init__(
             f"freeze writes configs for forerun's own model families, not for your own {whose}: `forerun report "
-            f"{study.study_dir}` shows what to start its main run with, and `report.json` has it as `own_run`"
+            f"{study.study_dir}` shows how to start its main run, and `report.json` has it as `own_run`"
         )
 
 
@@ -82,9 +82,9 @@ def own_text(body: Json) -> str:
     """The main run in words, for the terminal."""
     assert isinstance(body, dict)
     if body["kind"] == "command":
-        return f"the main run, your own trainer's (a fresh folder for RUN_DIR):\n  {body['line']}"
+        return f"the main run with your own trainer (use a fresh folder as RUN_DIR):\n  {body['line']}"
     if "problem" in body:
-        return f"the main run's numbers want the code of {body['factory']}: {body['problem']}"
+        return f"the main run's numbers need the code of {body['factory']}: {body['problem']}"
     groups = body["groups"]
     assert isinstance(groups, list)
     lines = [

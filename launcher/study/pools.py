@@ -117,7 +117,7 @@ def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
     from sweeps.ray.pool import RayPool
 
     if not cluster.address and "RAY_ADDRESS" in os.environ:
-        say("RAY_ADDRESS is set, and not used: `--set cluster.address=auto` joins that cluster")
+        say("RAY_ADDRESS is set but not used: `--set cluster.address=auto` joins that cluster")
     say(f"joining Ray at {cluster.address}" if cluster.address else "starting Ray on this machine")
     check_stop()
     place = WorkerPlacement(

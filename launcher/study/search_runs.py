@@ -62,7 +62,7 @@ def said(record: Json) -> str:
         f"{edge['wider'][1]:.4g}]"
         for edge in body["edges"]
     ]
-    return f"the best trials lay at an end: {' and '.join(moved)}, {body['num_trials']} further trials"
+    return f"the best trials lie at an end, which moves: {' and '.join(moved)}; {body['num_trials']} more trials"
 
 
 def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:

@@ -146,7 +146,7 @@ class Runner:
         if self._stopping:
             raise KeyboardInterrupt
         self._stopping = True
-        say(f"\nstopping: workers save what they hold, {GRACE_SECONDS:g} s at most (once more to abort)")
+        say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
 
     def _interrupted(self) -> InterruptedStudyError:
         done = len(self.ledger.runs())
@@ -183,8 +183,8 @@ class Runner:
             def progress(event: DriverProgress) -> None:
                 nonlocal last
                 last = event
-                for said in (*event.lost, *event.notes):
-                    say(f"{label}: {said}")
+                for sentence in (*event.lost, *event.notes):
+                    say(f"{label}: {sentence}")
                 fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
                 under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
                 meter.add(fresh, f"{len(event.running)} running", under_way)
@@ -302,14 +302,14 @@ class Runner:
         while True:
             results = self.ledger.results()
             tests = asked(self.study, self.ledger)
-            wanted = {test.name: [spec for spec in test.specs if spec.id not in results] for test in tests}
-            specs = {spec.id: spec for missing in wanted.values() for spec in missing}
+            needed = {test.name: [spec for spec in test.specs if spec.id not in results] for test in tests}
+            specs = {spec.id: spec for missing in needed.values() for spec in missing}
             if not specs:
                 return num_runs
             share = self._flops(specs.values()) / self.study.plan.target.budget_flops
-            said = ", ".join(f"{len(missing)} for {name}" for name, missing in wanted.items() if missing)
-            said += ", some for both" if sum(map(len, wanted.values())) > len(specs) else ""
-            say(f"transfer: {len(specs)} runs ({said}), {share:.2g} of the target's FLOPs")
+            sentence = ", ".join(f"{len(missing)} for {name}" for name, missing in needed.items() if missing)
+            sentence += ", some for both" if sum(map(len, needed.values())) > len(specs) else ""
+            say(f"transfer: {len(specs)} runs ({sentence}), {share:.2g} of the target's FLOPs")
             self.drive("transfer", StaticSource(specs.values(), bank_key), list(specs.values()))
             num_runs += len(specs)
 

@@ -193,13 +193,13 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
 def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
     """Import the parent's runs, and say how many."""
     found = import_runs(ledger, study.study_dir, parent, parent_dir)
-    say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
+    say(f"fork: {found.num_runs} finished runs imported from {parent_dir}, {found.num_known} were here already")
     for sentence in found.damaged:
-        say(f"fork: left behind: {sentence}")
+        say(f"fork: not imported: {sentence}")
     records = parent.records(CALIBRATION)
-    wanted = {group.asked.key for group in groups_of(study)} if records else set()
-    taken = [r for r in records if r.key in wanted and ledger.find(CALIBRATION, r.key) is None]
+    needed = {group.asked.key for group in groups_of(study)} if records else set()
+    taken = [r for r in records if r.key in needed and ledger.find(CALIBRATION, r.key) is None]
     for record in taken:  # or the same runs would have other ids here
         ledger.append(CALIBRATION, record.key, record.body)
     if taken:
-        say(f"fork: {len(taken)} choices of its calibration taken over: nothing is measured again for these")
+        say(f"fork: {len(taken)} choices of its calibration imported, which are not measured again")

@@ -63,7 +63,7 @@ def replay_search(
     if study.replays_winner and not ledger.records(REPLAYED):
         found = searched(study, ledger)
         spec = study.trial(found.points[found.best_trial])
-        say(f"replays: the winning trial, run {spec.id[:12]}, is run again elsewhere")
+        say(f"replays: running the winning trial, run {spec.id[:12]}, again elsewhere")
         pool, first = workers(), ledger.results()[spec.id]
         again = carried_out(
             pool, spec, _elsewhere(first.environment, pool, where(pool, check)), bank_key=bank_key(spec),
@@ -84,7 +84,7 @@ def replay_search(
 def _elsewhere(first: Mapping[str, str], pool: Pool, sites: Mapping[int, Mapping[str, str]]) -> int:
     """A worker of another host than the first time, or else in a process started anew."""
     if not sites:
-        raise PoolDead("replays: no worker says where it is; run the same command again to resume")
+        raise PoolDead("replays: no worker reported its host; run the same command again to resume")
     worker = min(sites, key=lambda index: sites[index][HOST] == first.get(HOST))
     if sites[worker][PROCESS] == first.get(PROCESS):
         pool.restart(worker)
@@ -122,5 +122,5 @@ def replay_gates(study: Study, ledger: Ledger) -> tuple[Gate, ...]:
         return ()
     outcomes: dict[str, CheckOutcome] = {"agrees": "passed", "differs": "failed", "cannot_tell": "cannot_tell"}
     found = worst([outcomes[body["outcome"]] for body in made] or ["cannot_tell"])
-    said = sentences({"replays": made}) or ["the winning trial was not run again yet: `forerun sweep PLAN` does"]
+    said = sentences({"replays": made}) or ["the winning trial was not run again yet: run `forerun sweep PLAN`"]
     return (Gate(name=GATE, outcome=found, reason="; ".join(said)),)

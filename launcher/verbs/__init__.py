@@ -3,5 +3,5 @@
 Enters:   what the user typed, already parsed by click.
 Leaves:   one JSON object with `--json`, else text for people, both on stdout; talk goes to stderr.
 Promises: heavy imports happen inside verbs, so `--help` stays quick.
-Refuses:  nothing by itself: errors of the rooms become exit codes in `launcher.cli.cli`.
+Refuses:  nothing by itself: errors of the packages become exit codes in `launcher.cli.cli`.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scaling_fits.allocation.shapes import ShapeRequest, Template
     from scaling_fits.forecast.uncertainty import FittedRuns
 
-_NO_BATCH = "null: --batch-tokens gives one; `forerun fit --form batch` measures a law of it"
+_NO_BATCH = "null: give it with --batch-tokens; `forerun fit --form batch` fits a law for it"
 _FARTHEST = 1e4  # times the largest fitted FLOPs: a hundred times what back-tests reach, or columns in another unit
 
 
@@ -86,18 +86,18 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
     fitted.require()
     largest = fitted.span.six_nd[1]
     if flops > _FARTHEST * largest:
-        told = (
+        sentence = (
             f"a budget of {flops:.4g} FLOPs is {flops / largest:.3g} times the largest fitted run's ({largest:.4g}), "
-            f"and at most {_FARTHEST:g} times is answered: fit larger runs, look at the table's units (params and "
+            f"and the limit is {_FARTHEST:g} times: fit larger runs, check the table's units (params and "
             "tokens are plain counts), or add --beyond"
         )
-        raise CannotTellError((told,))
+        raise CannotTellError((sentence,))
 
 
 def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
     """Tokens per step: as given, or null with the reason."""
     if batch is not None and batch > best.tokens:
-        raise OptionProblems([f"--batch-tokens {batch}: more than the {best.tokens:.4g} tokens of the whole run"])
+        raise OptionProblems([f"--batch-tokens {batch}: must be at most the {best.tokens:.4g} tokens of the whole run"])
     return {
         "batch_tokens": batch,
         "batch_tokens_from": _NO_BATCH if batch is None else "given",
@@ -115,12 +115,12 @@ def _shapes(
 
     own = ShapeRequest(params=ask.params, tensor_parallel=ask.tensor_parallel)
     if template is not None and ask != own:
-        warnings.append("the shape is not of the study's make, which `forerun freeze` keeps: leave its options away")
+        warnings.append("`forerun freeze` keeps the study's own kind of shape: leave out the other shape options")
         template = None
     chosen = choose_shape(dataclasses.replace(ask, params=best.params, template=template))
     exact = exact_run(fitted, best, chosen.option)
     if exact is None:
-        warnings.append("exactly counted, serving the shape alone eats the budget: a shorter context is wanted")
+        warnings.append("by the exact count, serving this shape uses up the budget: choose a shorter context")
     return shape_summary(chosen, exact, best) | {"warnings": warnings}
 
 
@@ -160,25 +160,25 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
     parts += [f"{number(budget[name])} {unit}" for name, unit in units if budget[name] is not None]
     lines = [", ".join(parts)]
     if budget["binds"] == "deadline":
-        lines.append("the deadline binds")
+        lines.append("the deadline is the limit")
     gpu = budget["gpu"]
     if gpu is not None:
         mfu, price = gpu["mfu"], gpu["price_usd"]
         lines.append(f"{gpu['name']} at {gpu['peak_flops']:.4g} FLOP/s; MFU {mfu['value']:g} ({mfu['source']}), "
-                     "held here against 6 * N * D: without attention, which `forerun estimate` counts")  # fmt: skip
+                     "counted here as 6 * N * D, without attention, which `forerun estimate` counts")  # fmt: skip
         lines += [] if price is None else [f"USD {price['value']:g} a GPU-hour ({price['source']})"]
     return lines
 
 
 def _shape_lines(body: dict[str, Any]) -> str:
-    heads = ("layers", "width", "heads", "kv heads", "ffn", "vocabulary", "params", "of wanted", "FLOPs / 6ND")
+    heads = ("layers", "width", "heads", "kv heads", "ffn", "vocabulary", "params", "of target", "FLOPs / 6ND")
     names = ("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "vocab_size")
     shape, exact = body["shape"], body["shape_exact"]
     row = (*(str(shape[name]) for name in names), number(exact["params"]), f"{exact['params_ratio']:.4f}",
            f"{exact['flops_over_six_nd']:.3f}")  # fmt: skip
     bought = (
-        f"at a context of {shape['seq_len']}: {exact['flops_per_token']:.6g} FLOPs a token, exactly "
-        f"counted, so the budget buys {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
+        f"at a context of {shape['seq_len']}: {exact['flops_per_token']:.6g} FLOPs per token by the "
+        f"exact count, so the budget pays for {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
         f"{span_text(exact['interval'])}"
     )
     return "\n".join([table(heads, [row]), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])

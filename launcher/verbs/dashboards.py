@@ -27,9 +27,9 @@ ABSENT = "no workspace: wandb-workspaces is not installed: pip install 'forerun[
 def dashboards(
     study_dir: Path, online: bool, project: str, entity: str | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Log STUDY to W&B: a run for every proxy, one for the study, its main runs, a workspace. Again: what is new.
+    """Log STUDY to W&B: a run for every proxy, for the study and for its main runs, and a workspace.
 
-    Works on an unfinished study too. Offline unless told: nothing leaves this machine. W&B's is a copy: the study's
+    Works on an unfinished study too. Without --online nothing leaves this machine. W&B gets a copy: the study's
     ledger is the truth, and is only read. Exit 2 if something that was sent did not arrive.
     """
     from launcher.dashboards.runs import study_runs
@@ -47,13 +47,13 @@ def dashboards(
         "workspace": {"path": workspace and str(workspace), "url": workspace_url},
         "arrived": arrived and canon.to_json(arrived),
     }  # fmt: skip
-    told = [
+    notes = [
         f"W&B: {len(folders)} runs in {study_dir / 'wandb'}, {len(written)} written now",
         f"the study itself is run {runs[0].run_id} in {path}",
     ]  # fmt: skip
-    told += _arrived_lines(arrived)
-    told.append(f"workspace: {workspace_url or workspace}" if workspace else ABSENT)
-    answer(as_json, body, "\n".join([*told, "this is a copy that can be made again; the study's ledger is the truth"]))
+    notes += _arrived_lines(arrived)
+    notes.append(f"workspace: {workspace_url or workspace}" if workspace else ABSENT)
+    answer(as_json, body, "\n".join([*notes, "this copy can be made again; the study's ledger is the source of truth"]))
     if arrived is not None and arrived.lacking:
         raise SystemExit(NOT_ARRIVED)
 
@@ -61,7 +61,7 @@ def dashboards(
 def _arrived_lines(arrived: UploadState | None) -> list[str]:
     if arrived is None:
         return ["nothing has left this machine; --online sends it, with your own login, and verifies it"]
-    lacking = [f"did not arrive: {name}: {'; '.join(said)}" for name, said in arrived.lacking.items()]
-    whole = f"{arrived.url} has {arrived.num_there} runs whole, as it says when asked; {arrived.num_sent} sent now"
-    again = ["the same command sends again what is not there"] if lacking else []
+    lacking = [f"did not arrive: {name}: {'; '.join(problems)}" for name, problems in arrived.lacking.items()]
+    whole = f"{arrived.url} confirms {arrived.num_there} complete runs; {arrived.num_sent} sent now"
+    again = ["run the same command again to send what is missing"] if lacking else []
     return [whole, *lacking, *again]

@@ -23,16 +23,18 @@ _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.g
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write.")
 @click.option("--tokenizer", default="bytes", show_default=True, metavar="bytes|FILE",
               help="FILE: a tokenizer.json of Hugging Face's tokenizers.")  # fmt: skip
-@click.option("--end-token", help="The token of FILE that ends a document, if it is none of the usual ones.")
+@click.option("--end-token", help="End-of-document token of FILE, if not one of the usual ones.")
 @click.option("--text-key", default="text", show_default=True,
-              help="Key of the text in .jsonl, its column in .parquet.")  # fmt: skip
-@click.option("--vocab-size", type=click.IntRange(min=1), help="Of pre-tokenized .bin files; llm.c's imply it.")
-@click.option("--end-id", type=click.IntRange(min=0), help="Id that ends a document in pre-tokenized .bin files.")
+              help="Name of the text field in .jsonl, of the column in .parquet.")  # fmt: skip
+@click.option(
+    "--vocab-size", type=click.IntRange(min=1), help="Vocabulary of pre-tokenized .bin files; llm.c's imply it."
+)
+@click.option("--end-id", type=click.IntRange(min=0), help="Id of the end-of-document token in .bin files.")
 @click.option("--weight", "weights", multiple=True, metavar="NAME=SHARE",
-              help="Share of a named source in training, for each; else by their tokens.")  # fmt: skip
+              help="Training share of a named source, one for each source; default: by their tokens.")  # fmt: skip
 @click.option("--suffix", "suffixes", multiple=True, default=_SUFFIXES, show_default=True,
-              help="Files taken from folders; repeatable.")  # fmt: skip
-@click.option("--exclude", "excluded", multiple=True, help="Folder name to pass over; repeatable.")
+              help="Suffix of the files taken from folders; repeatable.")  # fmt: skip
+@click.option("--exclude", "excluded", multiple=True, help="Folder name to skip; repeatable.")
 @click.option("--validation-fraction", type=float, default=0.02, show_default=True, help="Share of documents held out.")
 @json_option
 def tokenize(
@@ -82,13 +84,13 @@ class _ProgressLine:
 
 
 def _sources(given: tuple[str, ...]) -> list[Path] | dict[str, list[Path]]:
-    """Paths, or paths by name. What exists as it stands is a path, whatever `=` is in it."""
+    """Paths, or paths by name. What exists under the whole name is a path, whatever `=` is in it."""
     named: dict[str, list[Path]] = {}
     bare: list[Path] = []
     for text in given:
         name, sign, path = text.partition("=")
         if not text or (sign and not path):
-            raise click.BadParameter(f"{text!r} names no file or folder")
+            raise click.BadParameter(f"{text!r}: no such file or folder")
         if sign and "/" not in name and not Path(text).exists():
             named.setdefault(name, []).append(Path(path))
         else:
@@ -105,7 +107,7 @@ def _weights(given: tuple[str, ...]) -> dict[str, float] | None:
         try:
             weight = float(share)
         except ValueError:
-            raise click.BadParameter(f"--weight {text}: NAME=SHARE is wanted, such as web=0.7") from None
+            raise click.BadParameter(f"--weight {text}: must be NAME=SHARE, such as web=0.7") from None
         if name in weights:
             raise click.BadParameter(f"--weight {text}: {name} has the weight {weights[name]:g} already")
         weights[name] = weight

@@ -21,10 +21,10 @@ PROGRAM, VARIABLE = "forerun", "_FORERUN_COMPLETE"
 
 @click.command()
 @click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-              help="Where the study lies, or will.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
+              help="Folder of the study, existing or planned.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 def doctor(study_dir: Path, as_json: bool) -> None:
-    """Is all here that a study needs? Each line is ok, warn or fail, with what mends it; some 10 seconds.
+    """Check this machine for what a study needs. Each line is ok, warn or fail, with a fix; some 10 seconds.
 
     Exit 0 if nothing fails (warnings are allowed), 2 if something does.
     """
@@ -39,7 +39,7 @@ def doctor(study_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(body, indent=2, sort_keys=True))
     else:
-        after = "mend what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
+        after = "fix what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
         click.echo(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {after}")
     if outcome == "fail":
         raise SystemExit(2)
@@ -47,10 +47,10 @@ def doctor(study_dir: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 @click.pass_context
 def completion(context: click.Context, shell: str, as_json: bool) -> None:
-    """Print the script that has SHELL complete verbs, options, plans, studies and frozen digests.
+    """Print the script by which SHELL completes commands, options, plans, studies and frozen digests.
 
     \b
     eval "$(forerun completion bash)"    # in ~/.bashrc; bash 4.4 or newer

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("path", metavar="PLAN", type=click.Path(path_type=Path))
 @click.option("--gpu", help="Accelerator of the main run. Default: the plan's launch.gpu, else H100.")
-@click.option("--gpus", "num_gpus", type=int, help="How many. Default: the ranks of the plan, or of the frozen config.")
+@click.option("--gpus", "num_gpus", type=int, help="Number of GPUs. Default: the plan's or frozen config's ranks.")
 @click.option("--tokens-per-second", "tokens_per_gpu_second", type=AMOUNT,
-              help="Of one GPU, measured. Default: hours by published runs.")  # fmt: skip
+              help="Measured tokens per second of one GPU. Default: hours by published runs.")  # fmt: skip
 @click.option(
-    "--price-usd", type=AMOUNT, help="Of one GPU for an hour. Default: the plan's, else published, where there is one."
+    "--price-usd", type=AMOUNT, help="Price of one GPU-hour. Default: the plan's, else a published one, if any."
 )
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
-              help="Whose calibration tells how fast proxies are. Default: PLAN's folder, or study in it.")  # fmt: skip
+              help="Study whose calibration gives proxies' speed. Default: PLAN's folder, or study in it.")  # fmt: skip
 @set_option
 @json_option
 def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_json: bool,
              study_dir: Path | None, **typed: Any) -> None:  # fmt: skip
-    """What PLAN takes before anything runs: runs of each stage, FLOPs, hours, dollars, time, disk; and its main run.
+    """Estimate what PLAN and its main run take before anything runs: runs of each stage, FLOPs, hours, dollars, disk.
 
-    PLAN may be a frozen config instead: then it is the main run alone, exactly as frozen, and the answer is attested
-    beside it.
+    PLAN may be a frozen config: the estimate is then for its main run alone, exactly as frozen, and is saved as an
+    attestation beside it.
     """
     from launcher.estimates.machine import MachineOptions
     from launcher.estimates.main_run import estimate_main, main_body
@@ -73,7 +73,7 @@ def _machine(study: Study | None, typed: dict[str, Any]) -> dict[str, Any]:
 
 
 _Asked = tuple["Study | None", dict[str, Json], "MainRun"]
-"""The study there is, what is said of it first, and its main run."""
+"""The study, the first part of the answer about it, and its main run."""
 
 
 def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
@@ -81,7 +81,7 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
     from launcher.frozen.launch_file import read_launch
 
     if overrides:
-        raise click.UsageError("--set changes a plan: a frozen config is what it is")
+        raise click.UsageError("--set changes a plan; a frozen config cannot be changed")
     decision = read_launch(path)
     run = MainRun(
         shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
@@ -109,7 +109,7 @@ def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
     found = () if folder is None else calibrations(Ledger.read(folder))
     if not found:
         return Speeds()
-    return speeds_of(found, study, f"as {folder} was calibrated, all its workers at once", found[-1].num_workers)
+    return speeds_of(found, study, f"as calibrated in {folder}, with all its workers at once", found[-1].num_workers)
 
 
 def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
@@ -151,14 +151,14 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
 
 
 def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> list[Json]:
-    """What of a study's total is known so badly that it says little, and the one measurement that narrows it."""
+    """The part of a study's total that is known worst, if too badly to be of use, and what narrows it."""
     from launcher.estimates.main_run import WIDE
 
     wide = [(what, span.high / span.low) for what, span in spans.items() if span and span.high > WIDE * span.low]
     if not wide:
         return []
     what, factor = wide[0]
-    how = "the speed of proxies, which a sweep measures first: then `forerun estimate PLAN --study STUDY`"
+    how = "a sweep, which measures the speed of proxies first; then run `forerun estimate PLAN --study STUDY`"
     if measured and (gpus or what == "hours"):
-        how = "the extensions that the plan allows: search.max_extensions, transfer.max_extensions"
-    return [f"{what} of the study are known within a factor of {factor:.3g}: narrowed by {how}"]
+        how = "fewer extensions in the plan (search.max_extensions, transfer.max_extensions)"
+    return [f"{what} of the study are known only within a factor of {factor:.3g}; what narrows them: {how}"]

@@ -61,7 +61,7 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
     for name in reversed(GROUP_NUMBERS):
         one = HYPERPARAMETERS[name]
         default = _RATE if name == LEARNING_RATE else one.convention.value if one.convention else one.default
-        flag, about = f"--{one.told_as.replace('_', '-')}", f"At the base: {one.label}."
+        flag, about = f"--{one.told_as.replace('_', '-')}", f"Value at the base: {one.label}."
         verb = click.option(flag, name, type=float, default=default, show_default=True, help=about)(verb)
     return verb
 
@@ -70,19 +70,19 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 @click.argument("frozen", metavar="[FROZEN", required=False, type=click.Path(path_type=Path))
 @click.argument("field", metavar="[FIELD]]", required=False)
 @click.option("--parametrization", "name", is_flag=False, flag_value=_LIST, default=_LIST, metavar="NAME",
-              help="Without a NAME: all of them, a sentence each.")  # fmt: skip
+              help="Parametrization to explain; without NAME: a list of all, one sentence each.")  # fmt: skip
 @click.option("--shape", "shape_text", metavar="KEY=N,...",
-              help=f"{', '.join(_KEYS)} (kv_heads: as heads). Without it: the laws alone.")  # fmt: skip
+              help=f"{', '.join(_KEYS)} (kv_heads: as heads). Default: rules only, no numbers.")  # fmt: skip
 @click.option("--base", "base_text", metavar="KEY=N,...",
-              help="Where the numbers were tuned: width=256,layers=4; head dim and ratios stay.")  # fmt: skip
-@click.option("--batch-ratio", type=float, default=1.0, show_default=True, help="Batch over the base run's.")
-@click.option("--duration-ratio", type=float, default=1.0, show_default=True, help="Tokens over the base run's.")
+              help="Shape the numbers were tuned at: width=256,layers=4; head dim and ratios stay.")  # fmt: skip
+@click.option("--batch-ratio", type=float, default=1.0, show_default=True, help="Batch relative to the base run.")
+@click.option("--duration-ratio", type=float, default=1.0, show_default=True, help="Tokens relative to the base run.")
 @_hyperparameter_options
-@click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True, help="Of models.")
+@click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True, help="Model family.")
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
 @click.option("--set", "choices", multiple=True, metavar="CHOICE=VALUE",
-              help="Another answer than the source's own, such as depth_alpha=0.5; repeatable.")  # fmt: skip
+              help="Replace one choice of the source, such as depth_alpha=0.5; repeatable.")  # fmt: skip
 @json_option
 @click.pass_context
 def explain(
@@ -90,19 +90,19 @@ def explain(
     base_text: str | None, batch_ratio: float, duration_ratio: float, family: Family, tied: bool, qk_norm: bool,
     choices: tuple[str, ...], as_json: bool, **at_base: float,
 ) -> None:  # fmt: skip
-    """Where the numbers come from.
+    """Show where numbers come from.
 
-    FROZEN [FIELD]: every field of a frozen config (its folder, or launch.json), or those of a name: value, source,
-    strength of the evidence, what would change it. A name is `batch_tokens`, `groups.embedding.lr`, `schedule`,
-    `groups.*.wd`; a prefix means all below it. Exit 4 without the record that
+    FROZEN [FIELD]: every field of a frozen config (its folder, or launch.json), or the fields of a name: value, source,
+    strength of the evidence, what would change it. Names are `batch_tokens`, `groups.embedding.lr`, `schedule`,
+    `groups.*.wd`; a prefix selects everything below it. Exit 4 without the record that
     `freeze` writes, 5 if something was edited.
 
-    Without FROZEN a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
-    the forward multipliers, and for each choice whose it is and what others do.
+    Without FROZEN, a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
+    the forward multipliers, and for each choice its source and what other sources do.
     """
     if frozen is not None:
         if given := [option for name, option in typed_options(ctx).items() if name != "as_json"]:
-            raise click.UsageError(f"{', '.join(given)}: of a parametrization, and not with FROZEN")
+            raise click.UsageError(f"{', '.join(given)}: for a parametrization, cannot be used with FROZEN")
         return answer(as_json, *explained_fields(frozen, field))
     if name == _LIST and not (shape_text or base_text or choices):
         return answer(as_json, {"parametrizations": dict(sources.PRESETS)}, _list())
@@ -111,7 +111,7 @@ def explain(
     rules = named(name, **_choices(choices))
     if shape_text is None:
         if base_text is not None:
-            raise click.BadParameter("--base: of which --shape?")
+            raise click.BadParameter("--base needs --shape")
         return answer(as_json, *parametrizations.laws(rules))
     shape = _shape(shape_text, family, tied=tied, qk_norm=qk_norm)
     base = shape if base_text is None else _base(base_text, shape)
@@ -129,7 +129,7 @@ def _choices(given: tuple[str, ...]) -> dict[str, object]:
     for text in given:
         choice, sign, word = text.partition("=")
         if not sign:
-            raise click.BadParameter(f"--set {text}: CHOICE=VALUE is wanted")
+            raise click.BadParameter(f"--set {text}: must be CHOICE=VALUE")
         try:
             found[choice] = float(word)
         except ValueError:

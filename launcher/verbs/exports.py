@@ -29,7 +29,7 @@ FIDELITY_FILE = "fidelity.json"
 def verify(frozen: Path, as_json: bool) -> None:
     """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups.
 
-    Where an export's trainer is installed (`make trainers`), it is asked what it makes of the files: every parameter's
+    Where an export's trainer is installed (`make trainers`), it reads the files and is compared: every parameter's
     numbers, the learning rate of every step (of a long run, of some 4,200). Exit 5: something was changed by hand; 3: a
     trainer would run something else, or another version of forerun wrote the files (export again).
     """
@@ -72,15 +72,15 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
     wrong = ""
     if since is None:
         wrong = (
-            f"it does not hold record {head[:12]}, at which this config was frozen: it is an "
-            "older copy, another study's, was repaired, or its chain was written anew; put the ledger of that time "
-            "back, or freeze again from what is there"
+            f"record {head[:12]}, at which this config was frozen, is missing: this ledger is an older copy, belongs "
+            "to another study, was repaired or was rewritten; restore the ledger of that time, or freeze again from "
+            "this one"
         )
     elif lost:
-        wrong = f"it lacks {len(lost)} runs of the config's evidence, as {min(lost)[:12]}"
+        wrong = f"it lacks {len(lost)} runs of the config's evidence, such as {min(lost)[:12]}"
     if wrong:
         raise TamperedError(str(study / LEDGER_NAME), [wrong])
-    return ["the ledger around it holds the record at which it was frozen, and its runs"]
+    return ["the study's ledger holds the record at which this config was frozen, and its runs"]
 
 
 def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> tuple[list[Json], list[Json]]:
@@ -108,7 +108,7 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
         if python is None:
             open_.append(f"parity of {name} {version}: {proof.installing(name)}; then verify again")
             continue
-        say(f"forerun: asking {name} what it makes of the export")
+        say(f"forerun: asking {name} how it reads the export")
         try:
             problems = proof.prove(decision, name, version, python, export.out)
         except (proof.ProofError, ExportError) as error:  # the others are asked all the same
@@ -118,11 +118,11 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
         try:
             attest(folder, f"parity-{name}", decision.digest, {"version": version, "problems": [*problems]})
         except OSError as error:  # a config may lie where nobody may write
-            say(f"forerun: {error.filename}: {error.strerror}: the answer of {name} is not kept there")
+            say(f"forerun: {error.filename}: {error.strerror}: the answer of {name} is not saved")
         if broken:
             head = f"{export.out}: {name} would run something else, or the files are stale:"
             raise GateError("\n".join([head, *broken]))
-        but = f", but for {len(problems)} differences that its fidelity report tells of" if problems else ""
+        but = f", except for {len(problems)} differences listed in its fidelity report" if problems else ""
         schedule = decision.learning_rate.schedule
         num_steps, num_read = schedule.num_steps, len(proof_steps(schedule))
         steps = "every step" if num_read == num_steps else f"{num_read:,} of {num_steps:,} steps"
@@ -136,17 +136,17 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
 @frozen_argument
 @click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(MODULES)}.")
 @click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
-@click.option("--allow-lossy", is_flag=True, help="Export although something cannot be expressed.")
+@click.option("--allow-lossy", is_flag=True, help="Export even if something cannot be expressed.")
 @json_option
 def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
-    """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
+    """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can be expressed."""
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
     from launcher.frozen.launch_file import attest, read_launch
 
     name, _, version = trainer.partition("@")
     if name not in MODULES:
-        raise click.BadParameter(f"--to {trainer}: one of {', '.join(MODULES)} is wanted")
+        raise click.BadParameter(f"--to {trainer}: must be one of {', '.join(MODULES)}")
     decision = read_launch(frozen)
     folder = folder_of(frozen).resolve()
     target = _target(folder, name, out)
@@ -170,15 +170,15 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, beside)))
     if refused:
         say(
-            f"forerun: {name} cannot express {_some([entry.field for entry in report.lost])}: choose otherwise in the "
-            "plan, or --allow-lossy trains with its numbers"
+            f"forerun: {name} cannot express {_some([entry.field for entry in report.lost])}: change these in the "
+            f"plan, or add --allow-lossy to train with {name}'s own numbers"
         )
         raise SystemExit(3)  # the answer is out already
 
 
 def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool, beside: bool) -> list[str]:
     """An export in words."""
-    done = "nothing is written" if refused else f"{num_files} files in {target}"
+    done = "nothing written" if refused else f"{num_files} files in {target}"
     lines = [f"{report.trainer} {report.version}: {done}"]
     from launcher.frozen.launch_file import RUN_FILE
 
@@ -194,7 +194,7 @@ def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool
     if refused:
         return lines
     lines.append(f"  field by field: {target / FIDELITY_FILE}")
-    first = "forerun verify, then " if beside else "(verify asks only about exports beside the config) "
+    first = "forerun verify, then " if beside else "(verify checks only exports beside the config) "
     return [*lines, f"next: {first}{target / RUN_FILE}, whose first lines say what it needs"]
 
 
@@ -208,10 +208,11 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
     own = folder / "exports" / trainer
     target = (out or own).resolve()
     if target != own and (target.is_relative_to(folder) or out is None):
-        raise click.BadParameter(f"--out {target}: beside the config an export lies in {own}; choose that, or a folder "
-                                 "elsewhere")  # fmt: skip
+        raise click.BadParameter(
+            f"--out {target}: an export in the config's folder must be in {own}; choose that, or a folder elsewhere"
+        )
     if target.exists() and not target.is_dir():
-        raise click.BadParameter(f"--out {target}: it is no folder; choose one that is empty or new")
+        raise click.BadParameter(f"--out {target}: must be a folder, empty or new")
     return target
 
 
@@ -237,4 +238,6 @@ def _check_room(target: Path, ours: set[str]) -> None:
 
     if strangers := sorted(set(kinds_in(target)) - ours):
         shown = ", ".join(strangers[:8]) + (f" and {len(strangers) - 8} more" if len(strangers) > 8 else "")
-        raise click.BadParameter(f"--out {target}: it holds what no export wrote: {shown}; choose an empty folder")
+        raise click.BadParameter(
+            f"--out {target}: it holds files that no export wrote: {shown}; choose an empty folder"
+        )

@@ -25,22 +25,24 @@ Body = Mapping[str, Any]
     type=click.Choice(["auto", *SHAPES, "isoflop", *HYPERPARAMETER_FORMS]),
     default="auto",
     show_default=True,
-    help="auto pools the laws of loss against N and D, weighed by back-test; isoflop: the best N and D "
+    help="auto pools the laws of loss against N and D, weighted by back-test; isoflop: the best N and D "
     "against compute; learning_rate and batch: the best one against N and D.",
 )
-@click.option("--bootstrap", type=int, default=400, show_default=True, help="Refits behind the intervals; 0: none.")
-@click.option("--level", type=float, default=0.9, show_default=True, help="Of the intervals.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
-@click.option("--params-column", default="params", show_default=True, help="Column that holds N.")
+@click.option(
+    "--bootstrap", type=int, default=400, show_default=True, help="Bootstrap refits for the intervals; 0: none."
+)
+@click.option("--level", type=float, default=0.9, show_default=True, help="Level of the intervals.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option("--params-column", default="params", show_default=True, help="Column of N, the parameters.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
               help="Write the fit here, for predict and allocate.")  # fmt: skip
 @json_option
 def fit(
     runs: Path, form: str, params_column: str, out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Scaling fit of RUNS: a study folder, or a .csv, .parquet or .jsonl of params, tokens, loss.
+    """Fit scaling laws to RUNS: a study folder, or a .csv, .parquet or .jsonl of params, tokens, loss.
 
-    learning_rate and batch read the columns learning_rate (or lr) and batch_tokens (or batch) too.
+    The forms learning_rate and batch also read the columns learning_rate (or lr) and batch_tokens (or batch).
     """
     if out is not None:
         _check_out(out, runs)
@@ -51,7 +53,7 @@ def fit(
         fit_file.write(out, file)
     status = body["status"]
     told = isoflop_text if form == "isoflop" else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
-    after = "make the runs that the warnings ask for, and fit again" if status == "unidentified" else _next(form, out)
+    after = "run what the warnings ask for, then fit again" if status == "unidentified" else _next(form, out)
     answer(as_json, body, f"{told(body)}\nnext: {after}")
     if status == "unidentified":
         raise SystemExit(4)
@@ -60,7 +62,7 @@ def fit(
 def _next(form: str, out: Path | None) -> str:
     """What a fit is asked, once it is kept."""
     if out is None:
-        return "the same with --out fit.json, which predict and allocate read"
+        return "the same command with --out fit.json, which predict and allocate read"
     asked = "--flops C" if form == "isoflop" else "--params N --tokens D"
     also = "" if form in ("isoflop", *HYPERPARAMETER_FORMS) else f", or forerun allocate {out} --flops C"
     return f"forerun predict {out} {asked}{also}"
@@ -71,7 +73,7 @@ def _check_out(out: Path, runs: Path) -> None:
     if not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no such folder")
     if out.exists() and runs.exists() and out.samefile(runs):
-        raise click.UsageError(f"--out {out} is the table itself: the fit would take its place")
+        raise click.UsageError(f"--out {out} is the table itself: the fit would overwrite it")
 
 
 def fit_text(body: Body) -> str:
@@ -92,7 +94,7 @@ def fit_text(body: Body) -> str:
     if drift and drift["interval"]:
         low, high = drift["interval"]
         parts.append(
-            f"drift: at ten times the FLOPs predictions too high by {drift['value']:+.2%} [{low:+.2%}, {high:+.2%}], "
+            f"drift: at ten times the FLOPs predictions are high by {drift['value']:+.2%} [{low:+.2%}, {high:+.2%}], "
             f"of which {drift['subtracted']:.2%} is subtracted"
         )
     return "\n".join([*parts, *endnotes({**body, "warnings": rest})])

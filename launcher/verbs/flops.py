@@ -38,11 +38,11 @@ def flops(
     ffn: int | None, vocab: int | None, seq_len: int | None, tokens: float | None, family: Family | None,
     tied: bool, qk_norm: bool, convention: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Parameters and training FLOPs of a decoder's shape, or of a published model, by named convention."""
+    """Count parameters and training FLOPs of a decoder's shape, or of a published model, by named convention."""
     sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "vocab": vocab}
     problems = []
     if tokens is not None and not 0 <= tokens <= MOST_TOKENS:
-        problems.append(f"--tokens {tokens}: a finite number >= 0 and <= {MOST_TOKENS:g} is wanted")
+        problems.append(f"--tokens {tokens}: must be a finite number from 0 to {MOST_TOKENS:g}")
     if model_name is None:
         problems += [
             f"Missing option '--{name}'" for name, size in (sizes | {"seq-len": seq_len}).items() if size is None
@@ -51,9 +51,9 @@ def flops(
         given = [f"--{name}" for name, size in (sizes | {"kv-heads": kv_heads}).items() if size is not None]
         given += [f"--{name}" for name, on in (("family", family), ("tied", tied), ("qk-norm", qk_norm)) if on]
         if given:
-            problems.append(f"--model says the shape: {', '.join(given)} cannot be given beside it")
+            problems.append(f"--model gives the shape: {', '.join(given)} cannot be added")
     if problems:
-        hint = ["--model NAME counts a published one"] if model_name is None and not any(sizes.values()) else []
+        hint = ["or --model NAME for a published one"] if model_name is None and not any(sizes.values()) else []
         raise OptionProblems([*problems, *hint])
     if model_name is not None:
         body = _of_model(model_name, seq_len, tokens, convention)

@@ -29,8 +29,10 @@ class CannotTellError(ValueError):
 
 @click.command()
 @study_argument
-@click.option("--accept", "accepts", multiple=True, type=click.Choice(GATES), help="Freeze although this gate failed.")
-@click.option("--reason", default="", help="Why; recorded, and shown wherever the config is.")
+@click.option(
+    "--accept", "accepts", multiple=True, type=click.Choice(GATES), help="Freeze even though this gate is closed."
+)
+@click.option("--reason", default="", help="Why you accept it; recorded and shown with the config.")
 @json_option
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
@@ -94,9 +96,9 @@ def _check_reason(accepts: tuple[str, ...], reason: str) -> None:
     if bool(accepts) != bool(reason.strip()):
         raise click.UsageError("--accept GATE and --reason TEXT go together")
     if len(reason) > MOST_REASON:
-        raise click.UsageError(f"--reason: {len(reason)} characters, at most {MOST_REASON} are kept: name a document")
+        raise click.UsageError(f"--reason: {len(reason)} characters; the limit is {MOST_REASON}: name a document")
     if said := secret_in(reason):
-        raise click.UsageError(f"--reason holds what looks like {said}: it is kept, and shown wherever the config is")
+        raise click.UsageError(f"--reason holds what looks like {said}: it would be recorded and shown with the config")
 
 
 def _check_layout(decision: Decision) -> None:
@@ -124,7 +126,7 @@ def _environment() -> dict[str, Json]:
 def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...]) -> None:
     passed = {gate.name for gate in gates if gate.outcome == "passed"}
     if idle := [name for name in accepts if name in passed]:
-        raise click.UsageError(f"--accept {', '.join(idle)}: passed, there is nothing to accept")
+        raise click.UsageError(f"--accept {', '.join(idle)}: the gate passed, there is nothing to accept")
 
 
 def _record(
@@ -153,7 +155,7 @@ def _refuse(gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path) ->
         return
     lines = [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
     accept = " ".join(f"--accept {gate.name}" for gate in closed)
-    lines.append(f"mend it, or freeze all the same: forerun freeze {study_dir} {accept} --reason TEXT")
+    lines.append(f"fix it, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
     failed = any(gate.outcome == "failed" for gate in closed)
     raise (GateError if failed else CannotTellError)("\n".join(lines))
 
@@ -172,7 +174,7 @@ def _decision_lines(decision: Decision, doubts: tuple[str, ...]) -> list[str]:
             + ", ".join(f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}" for name in RUN_WIDE)
         ),
         *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups),
-        *(f"  {said}" for said in doubts),
+        *(f"  {sentence}" for sentence in doubts),
         (
             f"  expected loss {predicted.loss_nats:.4f} nats [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] "
             f"at level {predicted.level:g}"
@@ -183,9 +185,9 @@ def _decision_lines(decision: Decision, doubts: tuple[str, ...]) -> list[str]:
 @click.command()
 @study_argument
 @click.option("--compare", "compared", nargs=2, type=click.Path(path_type=Path), metavar="A B",
-              help="Two studies side by side instead, by their report.json as it was last written.")  # fmt: skip
+              help="Compare two studies instead, by their last report.json.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
-              help="Where compare.html and compare.json go. Default: here.")  # fmt: skip
+              help="Folder for compare.html and compare.json. Default: the current one.")  # fmt: skip
 @json_option
 @click.pass_context
 def report(
@@ -197,11 +199,11 @@ def report(
     """
     if compared is not None:
         if context.get_parameter_source("study_dir") is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--compare takes the two studies it names, and no STUDY: {study_dir}")
+            raise click.UsageError(f"--compare names both studies; leave out STUDY {study_dir}")
         _compare(compared, out or Path(), as_json)
         return
     if out is not None:
-        raise click.UsageError("--out goes with --compare A B: a study's report lies in its own folder")
+        raise click.UsageError("--out works only with --compare A B: a study's report is written to its own folder")
     from launcher.report.body import body_of
     from launcher.report.page import write_report
     from launcher.study.study_folder import recorded
@@ -209,7 +211,7 @@ def report(
     body = body_of(*recorded(study_dir))
     write_report(study_dir, body)
     text = f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}"
-    after = "" if body["own_run"] else f"\nnext: forerun freeze {study_dir}, which names the gates that are closed"
+    after = "" if body["own_run"] else f"\nnext: forerun freeze {study_dir}, which names the closed gates"
     answer(as_json, body, f"{text}{after}")
 
 

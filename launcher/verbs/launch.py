@@ -33,16 +33,16 @@ _path = click.Path(path_type=Path)
 @click.option("--dry-run", is_flag=True, help="Print the exact launch line and stop.")
 @click.option("--trainer", help="Print the launch line of this export beside the config instead.")
 @click.option("--max-restarts", type=click.IntRange(0, 1000), default=3, show_default=True,
-              help="Restarts in a row of a job that dies; a new checkpoint begins the count anew.")  # fmt: skip
+              help="Most restarts in a row when the job dies; a new checkpoint resets the count.")  # fmt: skip
 @click.option("--hang-seconds", type=click.IntRange(0, 10**6), default=600, show_default=True,
-              help="A job silent for so long, and for 20 median steps, is started again; 0: never.")  # fmt: skip
+              help="Restart a job that logs nothing for so long and for 20 median steps; 0: never.")  # fmt: skip
 @click.option("--nnodes", "num_nodes", type=click.IntRange(1, 10**5), default=1, show_default=True,
-              help="Machines that share the run; give the same command on each, with its --node-rank.")  # fmt: skip
-@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them this is.")
-@click.option("--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="Where they meet: a port of the first.")
+              help="Number of machines; run the same command on each, with its own --node-rank.")  # fmt: skip
+@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="This machine, from 0.")
+@click.option("--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="A free port of the first machine.")
 @click.option("--srun", is_flag=True, help="In a SLURM job: this one command starts the ranks on all its nodes.")
-@click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Run nothing; write this as a SLURM job.")
-@click.option("--wandb", type=click.Choice(get_args(Mode)), help="Mirror the metrics into a W&B run.")
+@click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Write this as a SLURM job, run nothing.")
+@click.option("--wandb", type=click.Choice(get_args(Mode)), help="Log the metrics to a W&B run too.")
 @json_option
 def launch(
     frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
@@ -51,8 +51,8 @@ def launch(
 ) -> None:  # fmt: skip
     """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
 
-    Resumes from its newest good checkpoint; a job that dies or hangs is started again. Ctrl-C saves and ends, a second
-    one ends it at once. Exit 3: the run stopped by its own brake; 130: interrupted, the same command continues.
+    Resumes from the newest good checkpoint and restarts a job that dies or hangs. Ctrl-C saves and ends, a second
+    Ctrl-C ends at once. Exit 3: the run stopped itself, by its limits; 130: interrupted, the same command resumes.
     """
     from launcher.base.watchdog import START_SECONDS, Limits
     from launcher.dashboards.log_sink import LogSink
@@ -114,8 +114,8 @@ def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: 
             endpoint is not None or not several or sbatch_file is not None
         ),
         f"--rdzv-endpoint {endpoint}: must be HOST:PORT": endpoint is None or bool(_ENDPOINT.fullmatch(endpoint)),
-        "--srun starts the ranks on every node itself: without --node-rank": not (nodes.srun and nodes.rank),
-        "--srun is for several nodes: --nnodes says how many": several or not nodes.srun,
+        "--srun starts the ranks on every node itself: leave out --node-rank": not (nodes.srun and nodes.rank),
+        "--srun is for several nodes: give their number with --nnodes": several or not nodes.srun,
     }
     if problems := [problem for problem, holds in expected.items() if not holds]:
         raise OptionProblems(problems)
@@ -148,8 +148,10 @@ def _tell_exported(
     found = [export for export in exports if trainer in (None, export.trainer) and export.trainer != "native"]
     names = ", ".join(export.trainer for export in exports) or "none"
     if len(found) != 1:
-        hint = f"beside the config lie these exports: {names}; "
-        hint += "--trainer NAME says which" if len(found) > 1 else f"`forerun export {folder} --to TRAINER` writes one"
+        hint = f"exports beside the config: {names}; "
+        hint += (
+            "choose one with --trainer NAME" if len(found) > 1 else f"`forerun export {folder} --to TRAINER` writes one"
+        )
         raise OptionProblems([*(why if trainer is None else [f"--trainer {trainer}: no such export"]), hint])
     (export,) = found
     line = f"FORERUN_DATA={shlex.quote(str(corpus.resolve()))} {shlex.quote(str((export.out / RUN_FILE).resolve()))}"

@@ -23,7 +23,7 @@ MOST_NOTE = 10_000
 def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.
 
-    The logbook is drawn anew: everything recorded, day by day, times in UTC. Without TEXT it is printed.
+    The logbook is written anew from all records, day by day, times in UTC. Without TEXT it is printed.
     """
     from launcher.logbook.logbook import add_note, dated, events_of, write_logbook
     from proxies.core.redaction import secret_in
@@ -45,11 +45,13 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
 
 def _check(text: str, secret: str) -> None:
     if not text.strip():
-        raise click.UsageError("TEXT is empty: say something, or leave it away to print the logbook")
+        raise click.UsageError("TEXT is empty: write something, or leave it out to print the logbook")
     if len(text) > MOST_NOTE:
-        raise click.UsageError(f"TEXT has {len(text):,} characters, at most {MOST_NOTE:,} are kept: name a document")
+        raise click.UsageError(f"TEXT has {len(text):,} characters; the limit is {MOST_NOTE:,}: name a document")
     if secret:
-        raise click.UsageError(f"TEXT holds what looks like {secret}: it is kept, and shown to whoever reads the study")
+        raise click.UsageError(
+            f"TEXT holds what looks like {secret}: it would be recorded and shown to whoever reads the study"
+        )
     try:
         text.encode()
     except UnicodeEncodeError:

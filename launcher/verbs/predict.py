@@ -27,10 +27,10 @@ _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than 
 @click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
 @click.option("--params", type=AMOUNT, help="N.")
 @click.option("--tokens", type=AMOUNT, help="D.")
-@click.option("--flops", type=AMOUNT, help="Of a fit of form isoflop, in the table's own count.")
+@click.option("--flops", type=AMOUNT, help="Training FLOPs, for a fit of form isoflop, counted as in its table.")
 @json_option
 def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
-    """Loss of one new run with its interval, from a FIT written by `forerun fit --out`.
+    """Predict the loss of one new run, with its interval, from a FIT written by `forerun fit --out`.
 
     A fit of form isoflop takes --flops and gives the best size and tokens; one of form learning_rate or batch takes
     --params and --tokens and gives the best value.
@@ -54,9 +54,9 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
 def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -> dict[str, float]:
     """The options that this kind of fit is asked by; click.UsageError names all that are missing or too many."""
     missing = [f"--{name} is missing" for name in wanted if sizes[name] is None]
-    extra = [f"--{name} says nothing to it" for name, size in sizes.items() if name not in wanted and size is not None]
+    extra = [f"--{name} does not apply" for name, size in sizes.items() if name not in wanted and size is not None]
     if missing or extra:
-        raise click.UsageError(f"a fit of form {form} is asked by {' and '.join(f'--{name}' for name in wanted)}: "
+        raise click.UsageError(f"a fit of form {form} needs {' and '.join(f'--{name}' for name in wanted)}: "
                                f"{', '.join(missing + extra)}")  # fmt: skip
     return {name: size for name, size in sizes.items() if size is not None}
 
@@ -81,11 +81,11 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     first, rest = first_and_rest(body["warnings"])
     for warning in rest:
         say(f"warning: {warning}")
-    said = (
+    sentence = (
         f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
         f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
     )
-    return body, "\n".join([*first, said])
+    return body, "\n".join([*first, sentence])
 
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
@@ -94,8 +94,8 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
     times = flops / found.largest_flops
     if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
         raise click.UsageError(
-            f"--flops {flops:g} is {times:.3g} times the largest FLOPs of any run: {1 / _FARTHEST:g} to {_FARTHEST:g} "
-            "times is wanted"
+            f"--flops {flops:g} is {times:.3g} times the largest FLOPs of any run: must be {1 / _FARTHEST:g} to "
+            f"{_FARTHEST:g} times"
         )
     body = {name: canon.to_json(value) for name, value in dataclasses.asdict(predict_at(found, flops)).items()}
     rows = [

@@ -20,15 +20,15 @@ from proxies.core.canon import Json
     "--only",
     multiple=True,
     type=click.Choice(list(DRILLS)),
-    help="Hold this drill alone, and sign nothing; repeatable.",
+    help="Run only this drill, and sign nothing; repeatable.",
 )
-@click.option("--full", is_flag=True, help="The real shape in place of a small copy; needs the real run's GPUs.")
+@click.option("--full", is_flag=True, help="Use the real shape, not a small copy; needs the real run's GPUs.")
 @json_option
 def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: bool, as_json: bool) -> None:
-    """Hold the drills before a launch with a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
+    """Run the drills before a launch on a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
 
-    Minutes on a CPU, on a scaled-down copy. Writes attestations/rehearsal.json, which `verify` and `launch` ask for.
-    Exit 3: a drill failed; 75: this config is being rehearsed already; 130: interrupted, the same command begins anew.
+    Minutes on a CPU, on a scaled-down copy. Writes attestations/rehearsal.json, which `verify` and `launch` look for.
+    Exit 3: a drill failed; 75: this config is being rehearsed already; 130: interrupted, the same command starts over.
     """
     from launcher.frozen.launch_file import read_launch
 

@@ -23,19 +23,19 @@ _SHOWN = 5  # names of a kind, on a terminal
 @study_argument
 @json_option
 def repair(study_dir: Path, as_json: bool) -> None:
-    """Copy the damaged ledger of STUDY, and write it anew from what its hashes prove; says what was lost."""
-    from sweeps.store.repair import repair as mend
+    """Copy the damaged ledger of STUDY, rebuild it from what its hashes prove, and list what was lost."""
+    from sweeps.store.repair import repair as repair_ledger
 
-    found = mend(study_dir, _question(study_dir))
+    found = repair_ledger(study_dir, _question(study_dir))
     body: dict[str, Json] = {"repaired": found is not None}
     if found is not None:
         body |= cast(dict[str, Json], canon.to_json(found))
-    lines = ["nothing to repair: every record is what was written"] if found is None else _lines(study_dir, found)
+    lines = ["nothing to repair: every record is intact"] if found is None else _lines(study_dir, found)
     answer(as_json, body, "\n".join(lines))
 
 
 def _question(study_dir: Path) -> dict[str, Json] | None:
-    """What the plan kept in the study asks; None if that cannot be told any more."""
+    """What the plan kept in the study asks; None if that is no longer known."""
     from launcher.study.study_folder import recorded_study
 
     try:
@@ -47,13 +47,13 @@ def _question(study_dir: Path) -> dict[str, Json] | None:
 def _lines(study_dir: Path, found: Repaired) -> list[str]:
     lines = [
         f"{study_dir / found.copy} is the damaged ledger",
-        f"kept: {found.num_kept} records as they were, {found.num_put_back} from beyond the damage; hashes prove all",
+        f"kept: {found.num_kept} records as they were, {found.num_put_back} from after the damage; hashes prove all",
     ]
     lines += [f"lost: {len(keys)} {kind} ({_some(keys)})" for kind, keys in found.lost.items()]
     lines += [] if found.lost or found.rerun else ["lost: nothing"]
     if found.rerun:
-        runs = f"{len(found.rerun)} runs have a curve and no result any more ({_some(found.rerun)})"
-        lines.append(f"{runs}: they run again if they are asked for")
+        runs = f"{len(found.rerun)} runs have a curve but no result now ({_some(found.rerun)})"
+        lines.append(f"{runs}: they run again if the study needs them")
     return [*lines, f"next: forerun run {study_dir / 'plan.toml'} --study {study_dir}"]
 
 

@@ -17,19 +17,23 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
-@click.option("--preset", type=click.Choice(list(PRESETS)), help="A plan for a situation, listed below.")
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
-@click.option("--budget-usd", type=AMOUNT, help="Dollars for the main run, in place of FLOPs; what is assumed is said.")
-@click.option("--gpu", help="Accelerator of the main run, as H100; alone it chooses the nearest preset.")
-@click.option("--gpus", "num_gpus", type=click.IntRange(1, 10**5), help="How many.")
-@click.option("--usd-per-gpu-hour", type=AMOUNT, help="With --budget-usd. Default: published, where there is a price.")
+@click.option(
+    "--budget-usd", type=AMOUNT, help="Budget of the main run in dollars instead of FLOPs; assumptions are printed."
+)
+@click.option("--gpu", help="Accelerator of the main run, such as H100; without --preset it selects the nearest one.")
+@click.option("--gpus", "num_gpus", type=click.IntRange(1, 10**5), help="Number of GPUs.")
+@click.option(
+    "--usd-per-gpu-hour", type=AMOUNT, help="Price of a GPU-hour, with --budget-usd. Default: a published one, if any."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
 @set_option
 @json_option
 def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
-    """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
+    """Write a commented plan, and its JSON Schema beside it. It never overwrites a plan."""
     from launcher.plan.file import PlanError, load_plan, override
     from launcher.plan.writing import commented_plan, plan_schema
     from launcher.study.first_plan import Request, first_plan, manifest_of, priced, sketched, summary, warnings
@@ -51,8 +55,8 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
         plan = write()
         manifest = manifest_of(plan, out.parent)
         if request.budget_usd is not None:
-            new.values["target"]["budget_flops"], said = priced(sketched(plan, manifest), request)
-            lines.append(said)
+            new.values["target"]["budget_flops"], sentence = priced(sketched(plan, manifest), request)
+            lines.append(sentence)
             plan = write()
         study = sketched(plan, manifest)
         found = summary(study)
@@ -63,7 +67,7 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
     canon.write_atomic(schema, canon.pretty(plan_schema()))
     warned = warnings(study, found)
     body = {"plan": str(out), "schema": str(schema), "preset": new.name, "comes_to": found, "warnings": warned}
-    lines += [_comes_to(found), *(f"warning: {said}" for said in warned)]
+    lines += [_comes_to(found), *(f"warning: {sentence}" for sentence in warned)]
     corpus = shlex.quote(str(out.parent / plan.data.path))
     first = "" if manifest or not plan.data.path else f"forerun tokenize SOURCE... --out {corpus}, then "
     lines.append(f"next: {first}forerun validate {shlex.quote(str(out))}")
@@ -73,8 +77,8 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
 def _comes_to(found: dict[str, Any]) -> str:
     return (
         f"main run: about {found['params']:.3g} parameters (width {found['width']}, {found['num_layers']} layers), "
-        f"{found['tokens']:.3g} tokens of a vocabulary of {found['vocab_size']}; proxies: {found['num_runs']} runs and "
-        f"more, {found['flops']:.2g} FLOPs, {found['share_of_main_run']:.2g} of the main run's"
+        f"{found['tokens']:.3g} tokens of a vocabulary of {found['vocab_size']}; proxies: {found['num_runs']} or more "
+        f"runs, {found['flops']:.2g} FLOPs, {found['share_of_main_run']:.2g} of the main run's"
     )
 
 
@@ -83,7 +87,7 @@ def _comes_to(found: dict[str, Any]) -> str:
 @set_option
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check PLAN: every problem at once. The corpus is looked for, not read."""
+    """Check PLAN and list every problem at once. The corpus must exist; it is not read."""
     from launcher.plan.file import PlanError, checked_plan, with_lines
     from launcher.study.first_plan import manifest_of, missing, sketched, summary
     from launcher.study.first_plan import problems as senseless
@@ -99,7 +103,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
     warnings = unwise(study, summary(study))
-    warned = [f"warning: {said}" for said in warnings]
+    warned = [f"warning: {sentence}" for sentence in warnings]
     after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
     text = "\n".join([f"{plan_path} is valid", *warned, after])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
@@ -107,12 +111,12 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
 
 @click.command()
 @click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("demo"), show_default=True,
-              help="Where everything goes.")  # fmt: skip
+              help="Folder for everything it writes.")  # fmt: skip
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a value of its plan.")
 @json_option
 def demo(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """The whole chain, each stage through its own command: corpus, check, sweep, transfer, ladder, fit, choice, frozen
-    config, export, first steps of the main run, report. Interrupt it, run it again: it continues.
+    """Run the whole chain, each stage by its own command: corpus, check, sweep, transfer, ladder, fit, choice, frozen
+    config, export, first steps of the main run, report. Interrupt it, run it again: it resumes.
     """
     from launcher.cli.demo import run_demo
 

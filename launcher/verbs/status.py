@@ -17,13 +17,13 @@ IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a cor
 
 @click.command()
 @study_argument
-@click.option("--brief", is_flag=True, help="Counts, best, spend and time left alone.")
-@click.option("--follow", is_flag=True, help="The same, live, until Ctrl-C or until the driver has ended.")
+@click.option("--brief", is_flag=True, help="Only counts, best trials, spend and time left.")
+@click.option("--follow", is_flag=True, help="Keep it up to date, until Ctrl-C or until the driver ends.")
 @click.option("--runs", "runs_file", metavar="FILE", type=click.Path(path_type=Path),
               help="Write every run with its outcome, one row each: .csv or .parquet.")  # fmt: skip
 @json_option
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
-    """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
+    """Show what STUDY has done, is doing and has found so far; works while a driver runs, and changes nothing."""
     if runs_file is not None:
         from sweeps.store.view import StudyView
 
@@ -31,7 +31,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         view.write(runs_file)
         say(f"wrote {len(view.ledger.runs())} runs to {runs_file}")
     if follow and as_json:
-        raise click.UsageError("--follow is for people; --brief --json is one look")
+        raise click.UsageError("--follow prints for people: for one JSON answer use --brief --json")
     if follow:
         _follow(study_dir)
         return
@@ -88,14 +88,14 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     done += f"; {body['num_lost_executions']} executions lost" if body["num_lost_executions"] else ""
     lines = [f"{study_dir}: runs with an outcome: {done}"]
     if live is None or live["at_work"] is False:
-        idle = f"no driver is at work; to go on: forerun run {study_dir / PLAN_FILE} --study {study_dir}"
-        none = idle if body["at_work"] is False else "a driver is at work; nothing is running yet"
+        idle = f"no driver is running; to resume: forerun run {study_dir / PLAN_FILE} --study {study_dir}"
+        none = idle if body["at_work"] is False else "a driver is running; no run has started yet"
         return "\n".join([*lines, none])
-    where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last heard of {live['at']}")
+    where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last report {live['at']}")
     left = "" if live["left_seconds"] is None else f", about {duration(live['left_seconds'])} left"
     lines.append(
         f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued{left} "
-        f"(driver: {where}, at this for {duration(live['seconds'])})"
+        f"(driver: {where}, in this stage for {duration(live['seconds'])})"
     )
     rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in live["running"]]
     lines += [table(("running", "worker", "step"), rows)] if rows else []
@@ -106,10 +106,10 @@ def _widths_text(body: dict[str, Any]) -> str:
     rows, statuses = [], tuple(body["num_runs"])
     for at in body["by_width"]:
         best = at["best"]
-        told = ("-", "-", "-") if best is None else (
+        cells = ("-", "-", "-") if best is None else (
             f"{best['loss_nats']:.4f}", f"{best['learning_rate']:.3g}", str(best["num_steps"])
         )  # fmt: skip
-        rows.append((str(at["width"]), *(str(at[status]) for status in statuses), *told))
+        rows.append((str(at["width"]), *(str(at[status]) for status in statuses), *cells))
     return table(("width", *statuses, "best (nats)", "its lr", "its steps"), rows) if rows else ""
 
 

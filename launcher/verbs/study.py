@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @plan_verb
 def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Coordinate check of PLAN: do updates keep their size as width grows? Exit 3 if not, 4 if it cannot tell."""
+    """Run the coordinate check: do updates keep their size as width grows? Exit 3 if not, 4 if it cannot tell."""
     from launcher.answers.texts import coordinate_text, model_text
     from launcher.study.gates import coordinate_gate
 
@@ -37,7 +37,7 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 
     body, text = with_runner(plan_path, study_dir, overrides, work)
     assert isinstance(body, dict)
-    after = "forerun sweep" if body["outcome"] == "passed" else "mend what is named above, then forerun check"
+    after = "forerun sweep" if body["outcome"] == "passed" else "fix what is named above, then forerun check"
     answer(as_json, body, f"{text}\n\nnext: {after} {plan_path} --study {study_dir}")
     exit_by(str(body["outcome"]))
 
@@ -63,7 +63,7 @@ def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 @click.command()
 @plan_verb
 def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """The scaling ladder of PLAN at the transferred hyperparameters, and its fit."""
+    """Train the scaling ladder of PLAN at the transferred hyperparameters, and its fit."""
 
     def work(runner: Runner) -> tuple[Json, str]:
         from launcher.answers.texts import ladder_text
@@ -82,17 +82,17 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
 @plan_verb
 @click.option(
     "--fork", "parent_dir", metavar="STUDY", type=click.Path(path_type=Path),
-    help="First take over the finished runs of another study on the same data.",
+    help="Import the finished runs of another study on the same data first.",
 )  # fmt: skip
 @click.option(
     "--sbatch", "sbatch_file", metavar="FILE", type=click.Path(path_type=Path),
-    help="Run nothing; write this command as a SLURM job, with cluster.slurm_options.",
+    help="Write this command as a SLURM job, with cluster.slurm_options; run nothing.",
 )  # fmt: skip
 def run(
     plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, parent_dir: Path | None,
     sbatch_file: Path | None,
 ) -> None:  # fmt: skip
-    """All stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
+    """Run all stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
     if sbatch_file is not None:
         from launcher.plan.file import load_plan
         from launcher.supervisor.slurm import study_script
@@ -112,7 +112,7 @@ def run(
         if runner.study.plan.command is None:  # else nobody sees activations
             runner.check()
         runner.ladder()
-        say(f"fit: laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
+        say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         body = body_of(runner.study, runner.ledger)
         write_report(study_dir, body)
         return body, study_text(body)
@@ -123,7 +123,7 @@ def run(
     after = f"next: forerun freeze {study_dir}"
     if closed:
         gates = f"{len(closed)} gate{'s' if len(closed) > 1 else ''} closed ({', '.join(closed)})"
-        after = f"{gates}\n{after}, which says what would open each"
+        after = f"{gates}\n{after}, which says what each one needs"
     if isinstance(body["own_run"], dict) and not closed:
         after = "every gate passed: start your main run as shown above"
     answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")

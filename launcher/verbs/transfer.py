@@ -22,7 +22,7 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 @click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False)
 @study_option
 @set_option
-@click.option("--spend", is_flag=True, help="Run what would decide a verdict that cannot tell.")
+@click.option("--spend", is_flag=True, help="Run more, to decide verdicts of `cannot tell`.")
 @table_options
 @json_option
 @click.pass_context
@@ -30,7 +30,7 @@ def transfer(
     context: click.Context, /, plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
     runs_path: Path | None, as_json: bool, **table: object,
 ) -> None:  # fmt: skip
-    """Valleys of PLAN over width and every other axis, and their verdicts; or, with --runs, the verdict on a table.
+    """Measure learning-rate curves of PLAN over every axis, and judge transfer; or, with --runs, judge a table.
 
     A table (.csv, .jsonl, .parquet) has the columns width, lr, loss and optionally seed, or width and lr_optimum; other
     axes and hyperparameters by their names. Exit 3 if the optimum drifts, 4 if it cannot tell.
@@ -39,7 +39,7 @@ def transfer(
         raise click.UsageError("name a PLAN, or a table with --runs FILE")
     if runs_path is not None:
         if spend:
-            raise click.UsageError("--spend is for a PLAN: a table is judged as it is")
+            raise click.UsageError("--spend needs a PLAN: no runs can be added to a table")
         from launcher.answers.texts import verdict_text
 
         body = judge_table(runs_path, **table)  # type: ignore[arg-type]
@@ -72,8 +72,8 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)
     body = report_body(runner.study, runner.ledger, found)
     assert isinstance(body["transfer"], dict)
-    said = f"{transfer_text(body['transfer'])}\n\n{spend_text(body)}"
-    return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, said
+    sentence = f"{transfer_text(body['transfer'])}\n\n{spend_text(body)}"
+    return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, sentence
 
 
 def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
@@ -82,10 +82,10 @@ def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
         return f"next: forerun ladder {plan_path} --study {study_dir}"
     if outcome == "failed":
         return (
-            "next: another parametrization, or sizes nearer to the target, in a new plan; or, knowing what it costs: "
+            "next: a new plan with another parametrization or sizes nearer to the target; or accept the drift: "
             f"forerun freeze {study_dir} --accept transfer --reason TEXT"
         )
     return (
-        f"next: forerun transfer {plan_path} --study {study_dir} --spend, which runs what would decide it; where "
-        "nothing is named above, a new plan: larger sizes, axes not tested yet, or a wider transfer.margin_nats"
+        f"next: forerun transfer {plan_path} --study {study_dir} --spend, which runs what would decide it; if "
+        "nothing is named above, make a new plan: larger sizes, axes not tested yet, or a wider transfer.margin_nats"
     )

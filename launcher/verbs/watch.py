@@ -26,16 +26,16 @@ LEAST_SECONDS, INTERRUPTED = 0.2, 130
 @click.option("--metrics", "where", metavar="FILE|FOLDER|WANDB_RUN",
               help="Log of the run: JSONL, W&B (a folder, or entity/project/run online), TensorBoard. "
               "Default: run/ beside the config.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Judge what there is and end: 0 fine, 3 an alarm, 4 cannot tell.")
-@click.option("--conclude", is_flag=True, help="The run has ended: score its forecast, and keep it for later ones.")
+@click.option("--once", is_flag=True, help="Judge the log so far and exit: 0 fine, 3 an alarm, 4 cannot tell.")
+@click.option("--conclude", is_flag=True, help="Score the forecast of a run that has ended, for later forecasts.")
 @click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=30.0, show_default=True,
-              help="Seconds between looks, live.")  # fmt: skip
+              help="Seconds between updates, live.")  # fmt: skip
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
-              help="With --conclude: whose ledger keeps the run. Default: the one the config lies in.")  # fmt: skip
+              help="With --conclude: study whose ledger keeps the run. Default: the config's own.")  # fmt: skip
 @click.option("--step-key", default="", help="Name of the step in the log; default: what common trainers call it.")
-@click.option("--train-loss-key", default="", help="Of the training loss, nats per token.")
-@click.option("--validation-loss-key", default="", help="Of the validation loss.")
-@click.option("--grad-norm-key", default="", help="Of the gradient norm before clipping.")
+@click.option("--train-loss-key", default="", help="The same for the training loss, nats per token.")
+@click.option("--validation-loss-key", default="", help="The same for the validation loss.")
+@click.option("--grad-norm-key", default="", help="The same for the gradient norm before clipping.")
 @json_option
 def watch(
     frozen: Path, where: str | None, once: bool, conclude: bool, every_seconds: float, study_dir: Path | None,
@@ -50,7 +50,7 @@ def watch(
     if once and conclude:
         raise click.UsageError("--once judges a run that still trains, --conclude one that has ended: give one of them")
     if study_dir is not None and not conclude:
-        raise click.UsageError("--study goes with --conclude")
+        raise click.UsageError("--study works only with --conclude")
     if math.isnan(every_seconds):
         raise click.UsageError("--every: must be a number, not nan")
     decision, folder = read_launch(frozen), folder_of(frozen)
@@ -92,17 +92,20 @@ def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | Non
     from launcher.watch.logs.readings import OtherRunError
 
     found: WatchStatus | None = None
-    said: list[str] = []
+    shown: list[str] = []
     try:
         while True:
             try:
                 look = found = follower.look(last=False)
-                lines, told = [*look.news, *look.notes], look.line
+                lines, message = [*look.news, *look.notes], look.line
             except (OtherRunError, DashboardError, OSError) as error:
-                lines, told = [], f"nothing is judged: {error}"
-            for line in [*(line for line in lines if line not in said), *([told] if told not in said[-1:] else [])]:
+                lines, message = [], f"not judged: {error}"
+            for line in [
+                *(line for line in lines if line not in shown),
+                *([message] if message not in shown[-1:] else []),
+            ]:
                 say(line)
-            said = [*lines, told]
+            shown = [*lines, message]
             if found is not None and found.over:
                 return found, None
             time.sleep(every_seconds)

@@ -145,7 +145,7 @@ class WorkerHost:
             give_back_memory()
 
     def _trained(self, engine: Engine, max_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """The engine's own `advance`, its errors in the user's files told as such."""
+        """The engine's own `advance`, its errors in the user's files raised as such."""
         try:
             return engine.advance(max_steps)
         except Exception as error:
@@ -153,9 +153,9 @@ class WorkerHost:
             if not theirs or classify(error) != "error":
                 raise
             last = theirs[-1]
-            said = f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: {type(error).__name__}: {error}"
+            sentence = f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: {type(error).__name__}: {error}"
             tail = "\n".join(f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs)
-            raise UserCodeError(said, f"{tail}\n{type(error).__name__}: {error}") from error
+            raise UserCodeError(sentence, f"{tail}\n{type(error).__name__}: {error}") from error
 
     def _told(self, slot: int, result: RunResult, curve: Curve) -> Finished:
         """An outcome as it travels, with where it was made."""

@@ -1,4 +1,4 @@
-"""An engine of ours whose slots are saved now and then, and go on from there: behind the host, in the worker."""
+"""An engine of ours whose slots are saved now and then, and resume from there: behind the host, in the worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxies.training.solo import Solo
 
 CALL_SECONDS = 5.0
-"""The longest that one call goes on beginning steps: a stop must be heard within its grace."""
+"""The longest that one call keeps beginning steps: a stop must be noticed within its grace."""
 SAVE_SECONDS = 30.0
 """Between two saves, so that a run loses no more when its worker dies."""
 SAVES_PER_RUN, LEAST_SAVE_SECONDS = 10, 1.0
@@ -59,7 +59,7 @@ class ResumableRuns:
                 put_newest_aside(folder, str(error), self._notes)
                 continue
             self._saved_steps[index] = state.header.step
-            self._notes.append(f"run {spec.id[:12]} goes on from step {state.header.step}")
+            self._notes.append(f"run {spec.id[:12]} resumes from step {state.header.step}")
             return
         self._engine.admit(index, spec)
         self._saved_steps[index] = 0
@@ -70,7 +70,7 @@ class ResumableRuns:
             self._engine.evict(index)
 
     def pause(self, hold: Mapping[int, int | None]) -> None:
-        """Have every run wait at its step to be looked at; one without goes on."""
+        """Have every run wait at its step to be looked at; one without continues."""
         for index in self._engine.steps:
             self._engine.pause_at(index, hold.get(index))
         self._pauses = {index: step for index, step in hold.items() if step is not None}
@@ -110,12 +110,12 @@ class ResumableRuns:
                 try:
                     store(checkpoint_dir(self._study_dir, state.header.run_id), state)
                 except StateError as error:
-                    self._notes.append(f"{error}; the run goes on without")
+                    self._notes.append(f"{error}; the run continues without this checkpoint")
                 self._saved_steps[index] = step
         self._saved_at = self._clock()
         self._save_took = self._saved_at - began
 
     def take_notes(self) -> tuple[str, ...]:
-        """What the user should hear, once."""
+        """Notes for the user, each once."""
         notes, self._notes = tuple(self._notes), []
         return notes

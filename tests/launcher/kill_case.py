@@ -179,7 +179,7 @@ def _killed(first, what):
     else:
         os.killpg(first.process.pid, getattr(signal, what.split()[0]))
         if what.endswith("twice"):
-            first.wait_for(lambda: "once more to abort" in first.said())
+            first.wait_for(lambda: "again to abort" in first.said())
             os.killpg(first.process.pid, signal.SIGINT)
     if what == "worker":
         first.wait_for(lambda: "worker lost" in first.said())

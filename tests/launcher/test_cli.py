@@ -123,10 +123,10 @@ def test_an_ask_to_end_is_an_interruption(name):
 BAD_LINES = """
 statsu|2|Did you mean 'status'?
 run nowhere.toml|2|nowhere.toml: 1 problem
-run plan.toml --set proxy.num_steps=0|2|proxy.num_steps = 0: must be greater than or equal to 1
+run plan.toml --set proxy.num_steps=0|2|proxy.num_steps = 0: must be at least 1
 run plan.toml --study /dev/null/x|2|/dev/null/x cannot be made (Not a directory): name another folder
-validate plan.toml --set data.path="nowhere"|2|data.path = 'nowhere': no corpus there; `forerun tokenize
-init --budget-flops x|2|'x' is not an amount: a number, or one with K, M, B or T behind it, as 7B
+validate plan.toml --set data.path="nowhere"|2|data.path = 'nowhere': no corpus there; make it by `forerun tokenize
+init --budget-flops x|2|'x' is not an amount
 tokenize bad.jsonl --out x|2|bad.jsonl line 1:
 transfer|2|name a PLAN, or a table with --runs FILE
 transfer --runs .|2|suffix
@@ -137,9 +137,9 @@ fit good.csv --bootstrap 0 --out /dev/null/f|2|no such folder
 predict plan.toml --params 1 --tokens 1|2|plan.toml is no fit
 flops --layers 1 --width 65 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_heads = 4 does not divide width = 65
 freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
-verify /dev/zero|2|/dev/zero: cannot be read: it is a device: a plain file is wanted
+verify /dev/zero|2|/dev/zero: cannot be read: it is a device: must be a plain file
 verify list.json|2|a launch config holds `digest` and `decision`
-export nowhere --to jax|2|--to jax: one of native, torchtitan, huggingface, megatron-lm, olmo-core is wanted
+export nowhere --to jax|2|--to jax: must be one of native, torchtitan, huggingface, megatron-lm, olmo-core
 """
 LINES = [line.split("|") for line in BAD_LINES.strip().splitlines()]
 

@@ -111,7 +111,7 @@ def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, monkeypatch, slow_s
     signal_once_there(tmp_path / "began", number)
     code, body = ask("demo", "--dir", tmp_path / "demo")
     assert (code, body["exit_code"]) == (130, 130)
-    assert "the same command continues" in body["message"]
+    assert "the same command resumes" in body["message"]
     assert (tmp_path / "told").read_text() == f"{int(number)} "
     assert (tmp_path / "ended").exists(), "it was waited for"
     assert (tmp_path / "session").read_text() == (tmp_path / "began").read_text(), "a terminal reaches the demo alone"

@@ -42,7 +42,7 @@ SITE = "/venv/lib/site-packages/sweeps"
 FAULTS = {
     "old python": (judge_python((3, 10, 12), "linux"), "fail", "3.11 or newer"),
     "mac": (judge_python((3, 12, 0), "darwin"), "warn", "only Linux is tested"),
-    "hidden": (judge_names(NAMES | {"sweeps": SITE}, False), "fail", f"`import sweeps` takes {SITE}"),
+    "hidden": (judge_names(NAMES | {"sweeps": SITE}, False), "fail", f"`import sweeps` finds {SITE}"),
     "wandb's": (judge_names(NAMES, True), "fail", "wandb[sweeps]"),
     "docker's shm": (judge_shm(64 * 2**20), "warn", "64 MiB free"),
     "full": (judge_room(Path("s"), 10**7, "ext4"), "fail", "0.0 GB free"),

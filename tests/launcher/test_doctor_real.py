@@ -67,7 +67,7 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
     )
     found = {each["name"]: each for each in body["findings"]}
     assert (code, body["outcome"], body["num_fail"]) == (2, "fail", 4)
-    assert f"`import sweeps` takes {broken / 'sweeps'}" in found["names"]["said"]
+    assert f"`import sweeps` finds {broken / 'sweeps'}" in found["names"]["said"]
     assert "ImportError: libray.so: undefined symbol" in found["ray"]["said"]
     assert "it ends the interpreter (SIGABRT)" in found["wandb"]["said"]
     assert found["ray"]["mend"] == "pip install 'ray>=2.52' --force-reinstall"
@@ -81,7 +81,7 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
 def test_another_verb_says_who_hides_ours(broken, tmp_path):
     code, body = run(["status", "nowhere", "--json"], tmp_path, PYTHONPATH=f"{broken}:{findings.HOME}")
     assert (code, body["error"]) == (2, "NamesError")
-    assert f"`import sweeps` takes {broken / 'sweeps'}: `forerun doctor` says how to mend it" in body["message"]
+    assert f"`import sweeps` finds {broken / 'sweeps'}: run `forerun doctor`" in body["message"]
 
 
 def test_what_crashes_hangs_or_exits_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):

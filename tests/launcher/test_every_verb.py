@@ -47,7 +47,7 @@ def test_what_is_not_there_is_one_json_object(verb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, body = ask(*wrong_line(verb))
     assert (code, body["exit_code"]) == (2, 2)
-    assert {"error", "message", "problems"} < set(body) and "our bug" not in body["message"]
+    assert {"error", "message", "problems"} < set(body) and "This is a bug" not in body["message"]
     assert "thimble" in body["message"] or verb in NAMES_ANOTHER, "the value is named"
     assert list(tmp_path.iterdir()) == [], "what is refused leaves nothing behind"
 

@@ -187,7 +187,7 @@ def test_an_older_ledger_or_one_written_anew_is_no_proof(study_dir, config, tmp_
     shutil.copytree(study_dir, tmp_path / "study")
     folder, ledger = tmp_path / "study" / "frozen" / config.name, tmp_path / "study" / "ledger.db"
     code, body = ask("verify", folder)
-    assert code == 0 and any("the ledger around it" in line for line in body["verified"])
+    assert code == 0 and any("the study's ledger" in line for line in body["verified"])
     with sqlite3.connect(ledger) as connection:
         head = read_attestation(folder / "attestations" / "evidence.json", config.name)["ledger_head"]
         ((frozen_at,),) = connection.execute("SELECT seq FROM records WHERE hash = ?", (head,))

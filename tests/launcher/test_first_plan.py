@@ -109,7 +109,7 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
     assert code == 0
     assumed = r"at USD 2.5 an hour \(given\) and a share of 0\.[23]\d* of the peak over all hours paid \("
-    assert re.search(rf"USD 5000 are \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
+    assert re.search(rf"USD 5000 pay for \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
     assert "(preset 8xh100)" in out
     code, body = ask("estimate", path)
     assert code == 0
@@ -125,8 +125,8 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     ("asked", "said"),
     [
         (("--budget-usd", 5, "--budget-flops", 5), "budget_flops and budget_usd: give one of them"),
-        (("--budget-usd", 5000, "--gpu", "A100"), "gpu = A100: no published price is known: give usd_per_gpu_hour"),
-        (("--gpu", "H100", "--gpus", 12), "gpus = 12: up to 8 of one node, or whole nodes of 8"),
+        (("--budget-usd", 5000, "--gpu", "A100"), "gpu = A100: has no published price: give usd_per_gpu_hour"),
+        (("--gpu", "H100", "--gpus", 12), "gpus = 12: must be at most 8, or whole nodes of 8"),
         (("--preset", "8xh100", "--gpus", 7), "launch: 7 ranks do not divide the 256 sequences of a batch"),
     ],
 )
@@ -144,7 +144,7 @@ def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
     degrees = plan.launch.data_parallel_shard, plan.launch.data_parallel_replicate
     assert (degrees, plan.cluster.num_workers) == ((8, 8), 64)
     assert plan.cluster.slurm_options[:2] == ("--nodes=8", "--gpus-per-node=8")
-    assert "Budget or GPUs are your own." in (tmp_path / "plan.toml").read_text()
+    assert "Budget or GPUs differ" in (tmp_path / "plan.toml").read_text()
 
 
 def test_a_shard_of_another_size_is_refused(tmp_path):

@@ -26,10 +26,10 @@ PASSING = coordinates("passes", {**LAYER, "outcome": "passes"})
         (PASSING, "passed", "all 1 layers keep their size as width grows"),
         (coordinates("cannot_tell", {**LAYER, "outcome": "cannot_tell"}), "cannot_tell", "lm_head cannot tell"),
         (coordinates("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
-        (coordinates("blows_up", lost=64), "failed", "width 64 left the finite numbers at step 3"),
+        (coordinates("blows_up", lost=64), "failed", "width 64 became non-finite at step 3"),
         (coordinates("blows_up", mistakes=["unscaled readout"]), "failed", "unscaled readout"),
         (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 1 layers keep their size as width"),
-        ({}, "cannot_tell", "not run yet: `forerun check PLAN` does"),
+        ({}, "cannot_tell", "not run yet: run `forerun check PLAN`"),
     ],
 )
 def test_the_coordinate_gate(body, outcome, reason):

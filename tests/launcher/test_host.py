@@ -87,7 +87,7 @@ def test_a_saved_run_goes_on_in_another_worker(tmp_path):
 
     again = factory()
     first = again.advance(call(spec, [(1, canon.to_json(spec))], 1))
-    assert (first.steps, first.notes) == ({1: 6}, (f"run {spec.id[:12]} goes on from step 5",))
+    assert (first.steps, first.notes) == ({1: 6}, (f"run {spec.id[:12]} resumes from step 5",))
     (finished,) = again.advance(call(spec)).finished
     assert finished.curve == whole.curve
     assert finished.result["loss_nats"] == whole.result["loss_nats"]

@@ -119,7 +119,7 @@ def test_written_by_launch(corpus, config, tmp_path):
     [
         (("--nnodes", 2), "several machines need --rdzv-endpoint HOST:PORT"),
         (("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 2), "--node-rank 2: of 2 machines the last is 1"),
-        (("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 1, "--srun"), "without --node-rank"),
+        (("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 1, "--srun"), "leave out --node-rank"),
     ],
 )
 def test_machines_that_do_not_fit(corpus, config, options, said):

@@ -26,9 +26,9 @@ def test_only_width_scales_a_shape():
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({}, "width = 40 is no multiple of head_dim = 16"),
-        ({"head_dim": 8, "ffn_ratio": 2.01}, "width = 40 times ffn_ratio = 2.01 is not whole"),
-        ({"head_dim": 8, "query_heads_per_kv_head": 2}, "width = 40 has 5 heads, not 2 for every kv head"),
+        ({}, "width = 40 must be a multiple of head_dim = 16"),
+        ({"head_dim": 8, "ffn_ratio": 2.01}, "width = 40 times ffn_ratio = 2.01 must be a whole number"),
+        ({"head_dim": 8, "query_heads_per_kv_head": 2}, "5 heads must be a multiple of query_heads_per_kv_head = 2"),
     ],
 )
 def test_a_shape_that_does_not_add_up(model, said):

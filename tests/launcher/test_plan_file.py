@@ -26,33 +26,33 @@ BAD = {
     "serach.num_trials = 24": "serach is unknown: did you mean search?",
     "search.learning_rate = [0.1, 0.001]": "the lower end first",
     "target.budget_flops = nan": "must be a finite number",
-    "model.seq_len = 100": "proxy.batch_tokens = 1024: no multiple of model.seq_len = 100",
+    "model.seq_len = 100": "proxy.batch_tokens = 1024: must be a multiple of model.seq_len = 100",
     'proxy.parametrization = "mu-p"': "'mup_no_wd_scaling', 'completep', 'completedp' or 'umup'",
     "proxy.num_slots = 0": "must be 'auto' or a whole number from 1 to 4096",
     'proxy.compiled = "yes"': "must be 'auto', true or false",
-    "transfer.widths = [48, 64]": "must hold proxy.base_width = 32",
+    "transfer.widths = [48, 64]": "must contain proxy.base_width = 32",
     "proxy.weight_decay = 8.0": "a step would take 1 of a hidden weight",
-    "transfer.widths = [32, 32]": "each value once",
-    "transfer.durations = [2.0, 4.0]": "must hold 1,",
+    "transfer.widths = [32, 32]": "must not repeat a value",
+    "transfer.durations = [2.0, 4.0]": "must contain 1,",
     "transfer.durations = [0.001, 1.0]": "transfer: a run of 0.2 steps is too short",
-    "transfer.batches = [1.0, 1.03]": "1.03 times proxy.batch_tokens = 1054.72 tokens, no multiple of 64",
-    'transfer.hyperparameters = { weight_decay = ["width"] }': "tested by factors of 2, and proxy.weight_decay is 0",
+    "transfer.batches = [1.0, 1.03]": "1.03 times proxy.batch_tokens = 1054.72: must be a multiple of 64",
+    'transfer.hyperparameters = { weight_decay = ["width"] }': "proxy.weight_decay must not be 0",
     'transfer.hyperparameters = { clipnorm = ["width"] }': "clipnorm = 'clipnorm': must be 'warmup_fraction'",
-    "target.batch_tokens = 100": "no multiple of 64 tokens",
+    "target.batch_tokens = 100": "must be a multiple of 64 tokens",
     "launch.data_parallel_shard = 3": "launch: 3 ranks do not divide the 16 sequences of a batch",
-    "ladder.batch_tokens = 100": "ladder.batch_tokens = 100: no multiple of 64 tokens",
+    "ladder.batch_tokens = 100": "ladder.batch_tokens = 100: must be a multiple of 64 tokens",
     "ladder.widths = [32]": "ladder: 1 widths",
     "ladder.check_offsets_octaves = [1.0, 2.0]": "rates below and above the rung's own",
-    "ladder.check_offsets_octaves = [-5.0, 1.0]": "by at most 4 octaves",
-    'cluster.address = "ray://head:10001"': "host:port of the head, or auto, is wanted",
-    'cluster.address = "head"': "host:port of the head, or auto, is wanted",
+    "ladder.check_offsets_octaves = [-5.0, 1.0]": "at most 4 octaves",
+    'cluster.address = "ray://head:10001"': "must be host:port of the head, or auto",
+    'cluster.address = "head"': "must be host:port of the head, or auto",
     "cluster.worker_cpus = 0.0": "cluster.worker_cpus = 0.0: must be greater than 0",
-    "cluster.worker_gpus = 1.5": "or a whole number, is wanted",
-    "cluster.worker_gpus = 1e-9": "a share of one of at least 0.01",
-    "cluster.max_usd = 5.0": "cluster.usd_per_device_hour is wanted with it",
+    "cluster.worker_gpus = 1.5": "or a whole number",
+    "cluster.worker_gpus = 1e-9": "a share of one GPU of at least 0.01",
+    "cluster.max_usd = 5.0": "needs cluster.usd_per_device_hour",
     'search.sampler = "zzz"': "must be 'tpe', 'gp' or 'random'",
     'search.can_be_off = ["warmup_fraction"]': "must be 'clip_norm' or 'weight_decay'",
-    "search.choices = { eps = [1e-9, 1e-8] }\nsearch.axes = { eps = [1e-9, 1e-8] }": "one or the other",
+    "search.choices = { eps = [1e-9, 1e-8] }\nsearch.axes = { eps = [1e-9, 1e-8] }": "give one of them",
 }
 
 
@@ -74,14 +74,14 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         seq_len = 100
     """
     assert problems_of(tmp_path, text, "ladder.form=best", "nodot=1", "ladder.bootstrap=1") == [
-        "--set nodot=1: section.key=value is wanted",
-        "proxy.num_steps = 0: must be greater than or equal to 1",
+        "--set nodot=1: must be section.key=value",
+        "proxy.num_steps = 0: must be at least 1",
         "proxy.beta1 = 'x': must be a valid number",
         "ladder.form = 'best': must be 'auto', 'chinchilla', 'coupled' or 'power'",
-        "ladder.bootstrap = 1: must be greater than or equal to 50",
+        "ladder.bootstrap = 1: must be at least 50",
         "serach is unknown: did you mean search?",
-        "transfer.widths: width = 33 is no multiple of head_dim = 16",
-        "proxy.batch_tokens = 1024: no multiple of model.seq_len = 100",
+        "transfer.widths: width = 33 must be a multiple of head_dim = 16",
+        "proxy.batch_tokens = 1024: must be a multiple of model.seq_len = 100",
     ]
 
 
@@ -91,7 +91,7 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         ("[search", "is not TOML: Expected ']' at the end of a table declaration (at end of document)"),
         ("[proxy]\nschedule = cosine\n", "is not TOML: Invalid value (at line 2, column 12)"),
         ("a = " + "9" * 5000, "is not TOML"),
-        ("#" * (2**20 + 1), "is longer than 1048576 bytes: this is no plan"),
+        ("#" * (2**20 + 1), "is longer than 1048576 bytes"),
         ("search = 3", "search = 3: must be a section"),
     ],
 )
@@ -113,9 +113,9 @@ def test_a_file_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("search.seed", "--set search.seed: section.key=value is wanted"),
-        ("search.seed=", "--set search.seed=: '' is no TOML value (strings need quotes)"),
-        ("proxy.schedule=w s d", "--set proxy.schedule=w s d: 'w s d' is no TOML value (strings need quotes)"),
+        ("search.seed", "--set search.seed: must be section.key=value"),
+        ("search.seed=", "--set search.seed=: '' is not a TOML value (strings need quotes)"),
+        ("proxy.schedule=w s d", "--set proxy.schedule=w s d: 'w s d' is not a TOML value (strings need quotes)"),
         ("search.seed=x", "search.seed = 'x': must be a valid integer"),
         ("search.a.b=1", "search.a.b is unknown: known: num_trials, "),
     ],
@@ -131,7 +131,7 @@ def test_good_overrides_win_and_the_last_wins(tmp_path):
     plan = load_plan(path, ("search.seed=2", "search.seed = 3", 'proxy.schedule="wsd"', "transfer.widths=[32, 64]"))
     assert (plan.search.seed, plan.proxy.schedule, plan.transfer.widths) == (3, "wsd", (32, 64))
     assert plan.proxy.eps == 1.0
-    assert type(plan.proxy.eps) is float, "a whole number where a float is wanted"
+    assert type(plan.proxy.eps) is float, "a whole number where a float belongs"
 
 
 def test_a_commented_plan_reads_back(tmp_path):

@@ -175,8 +175,8 @@ def test_the_verb_compares_a_study_with_a_report(finished, tmp_path, b):
     [
         (("--compare", "none", "bad.json"), ("none: No such file", "bad.json: not JSON")),
         (("--compare", "empty", "half.json"), ("empty: No such file", "half.json: not a report")),
-        (("study", "--compare", "a", "b"), ("takes the two studies it names, and no STUDY: study",)),
-        (("--out", "here"), ("--out goes with --compare A B",)),
+        (("study", "--compare", "a", "b"), ("leave out STUDY study",)),
+        (("--out", "here"), ("--compare A B",)),
         (("--compare", "a"), ("--compare",)),
     ],
 )

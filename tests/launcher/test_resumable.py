@@ -111,7 +111,7 @@ def test_a_failed_save_is_a_note(made):
     made.it.advance(3)
     made.it.save()
     (note,) = made.it.take_notes()
-    assert note == "no checkpoint could be written in there (No space left on device); the run goes on without"
+    assert "No space left on device" in note
     assert made.it.take_notes() == ()
 
 
@@ -122,7 +122,7 @@ def test_a_state_the_engine_refuses_makes_room_for_the_one_before(made):
     made.engine.refused = 1
     made.it.admit(0, run_of())
     assert made.it.steps == {0: 4}
-    assert made.it.take_notes() == (f"run {RUN_ID[:12]} goes on from step 4",)
+    assert made.it.take_notes() == (f"run {RUN_ID[:12]} resumes from step 4",)
     made.engine.refused = 1
     made.it.admit(1, run_of())
     assert made.it.steps == {0: 4, 1: 0}

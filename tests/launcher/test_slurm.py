@@ -97,7 +97,7 @@ def test_written_by_run(finished, tmp_path):
     target = tmp_path / "job.sh"
     command = ["run", finished / "plan.toml", "--study", tmp_path / "study", "--sbatch", target]
     code, _, err = forerun(*command)
-    assert code == 2 and 'wants cluster.backend = "ray"' in err, "the job would be refused only after its wait"
+    assert code == 2 and 'cluster.backend = "ray"' in err, "the job would be refused only after its wait"
     assert not target.exists()
     options = 'cluster.slurm_options=["--nodes=4", "-p gpu"]'
     code, out, _ = forerun(*command, "--set", 'cluster.backend="ray"', "--set", options)

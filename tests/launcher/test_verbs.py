@@ -111,7 +111,7 @@ def test_an_export_onto_the_config_itself_is_refused(frozen):
     launched = attest(frozen, "launch", frozen.name, {"planted": True}).read_bytes()
     for elsewhere in ("attestations", "exports", "exports/torchtitan", "exports/native/inner", "run"):
         code, body = ask("export", frozen, "--to", "native", "--out", frozen / elsewhere)
-        assert (code, "beside the config an export lies in" in body["message"]) == (2, True)
+        assert (code, "folder elsewhere" in body["message"]) == (2, True)
     assert (frozen / "attestations" / "launch.json").read_bytes() == launched
     assert ask("verify", frozen)[0] == 0
 
@@ -122,7 +122,7 @@ def test_an_export_writes_over_no_other_files(frozen, tmp_path):
     arguments = ("export", frozen, "--to", "native", "--out", out)
     (out / "run.sh").write_text("my own")
     code, body = ask(*arguments)
-    assert (code, "it holds what no export wrote: run.sh; choose an empty folder" in body["message"]) == (2, True)
+    assert (code, "that no export wrote: run.sh; choose an empty folder" in body["message"]) == (2, True)
     assert (out / "run.sh").read_text() == "my own"
     (out / "run.sh").unlink()
     assert [ask(*arguments)[0] for _ in range(2)] == [0, 2], "elsewhere a folder must be empty"
@@ -133,7 +133,7 @@ def test_an_export_beside_the_config_takes_away_what_an_earlier_one_left(frozen)
     own = frozen / "exports" / "native"
     (own.parent / ".native.part").mkdir()  # of an export that was killed
     (own / "of_another_version.py").write_text("")
-    assert "no export wrote: of_another_version.py" in ask("export", frozen, "--to", "native")[1]["message"]
+    assert "that no export wrote: of_another_version.py" in ask("export", frozen, "--to", "native")[1]["message"]
     body = read_attestation(frozen / "attestations" / "export-native.json", frozen.name)
     attest(frozen, "export-native", frozen.name, {**body, "files": {**body["files"], "of_another_version.py": ""}})
     assert ask("export", frozen, "--to", "native")[0] == 0
@@ -156,7 +156,7 @@ def test_an_export_that_finds_no_room_leaves_nothing(frozen, tmp_path, monkeypat
     assert sorted(frozen.rglob("*")) == before
     assert not (tmp_path / "made").exists()
     (tmp_path / "file").write_text("")
-    assert "it is no folder" in ask("export", frozen, "--to", "native", "--out", tmp_path / "file")[1]["message"]
+    assert "must be a folder" in ask("export", frozen, "--to", "native", "--out", tmp_path / "file")[1]["message"]
 
 
 def test_broken_parity_is_a_failed_gate(frozen, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_lossy_export_answers_once_and_fails(frozen, monkeypatch, tmp_path):
     assert (code, body["entries"][0]["verdict"]) == (3, "not_expressible")
     assert body["out"] is None
     assert not (tmp_path / "lossy").exists()
-    assert "native cannot express clip_norm: choose otherwise in the plan, or --allow-lossy" in forerun(*arguments)[2]
+    assert "native cannot express clip_norm" in forerun(*arguments)[2]
     assert ask(*arguments, "--allow-lossy")[0] == 0
     assert (tmp_path / "lossy" / "fidelity.json").is_file()
 

@@ -131,9 +131,13 @@ def test_each_kind_of_fit_is_asked_in_its_own_way(valleys_table, rates_table, fi
     ask("fit", valleys_table, *FIT, "--form", "isoflop", "--out", tmp_path / "isoflop.json")
     ask("fit", rates_table, *FIT, "--form", "batch", "--out", tmp_path / "batch.json")
     for path, options, said in (
-        (tmp_path / "isoflop.json", ("--params", 1e6), "--flops is missing, --params says nothing to it"),
-        (tmp_path / "batch.json", ("--flops", 1e16), "--params is missing, --tokens is missing, --flops says nothing"),
-        (fitted, ("--flops", 1e16), "--params is missing, --tokens is missing, --flops says nothing"),
+        (tmp_path / "isoflop.json", ("--params", 1e6), "--flops is missing, --params does not apply"),
+        (
+            tmp_path / "batch.json",
+            ("--flops", 1e16),
+            "--params is missing, --tokens is missing, --flops does not apply",
+        ),
+        (fitted, ("--flops", 1e16), "--params is missing, --tokens is missing, --flops does not apply"),
     ):
         code, body = ask("predict", path, *options)
         assert code == 2
@@ -178,5 +182,5 @@ def test_an_output_that_takes_no_more_is_named(fitted):
     for line in (("flops", "--model", "gpt-2", "--json"), ("allocate", fitted, "--flops", "1e12"), ("fit", "gone.csv")):
         with Path("/dev/full").open("w") as full:
             done = piped(*line, stdout=full)
-        wanted = "gone.csv cannot be read" if "gone.csv" in line else "the standard output: No space left on device"
+        wanted = "gone.csv cannot be read" if "gone.csv" in line else "standard output: No space left on device"
         assert (done.returncode, done.stderr.count("\n")) == (2, 1) and wanted in done.stderr

@@ -114,7 +114,7 @@ def test_a_layout_that_does_not_divide_or_fit_is_a_warning(plan):
     assert (undivided["memory"], undivided["machine"]["num_gpus"]) == (None, 3)
     assert any("pipeline = 3 does not divide num_layers = 1" in said for said in undivided["warnings"])
     four = laid_out(plan, options=("--gpus", 4))
-    assert any("hours are of 4 GPUs, memory is of the layout's 2 ranks" in said for said in four["warnings"])
+    assert any("hours are for 4 GPUs, memory is for the layout's 2 ranks" in said for said in four["warnings"])
     assert not any("layout" in said for said in laid_out(plan)["warnings"])
     full = dataclasses.replace(EIGHT, layout=dataclasses.replace(EIGHT.layout, activation_checkpointing="full"))
     large, small = (main_body(estimate_main(run, MachineOptions(num_gpus=8)))["warnings"] for run in (EIGHT, full))

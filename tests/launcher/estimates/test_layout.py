@@ -24,7 +24,7 @@ def test_every_axis_says_what_it_does_not_divide():
     assert all(any(name in one for one in said) for name in names)
     staged = Parallelism(data_parallel_shard=1, pipeline=2, microbatch_sequences=1)
     tied = dataclasses.replace(SMALL, tied=True)
-    assert "are one matrix" in layout_problems(staged, tied, 64 * 8)[0]
+    assert "model.tied = false" in layout_problems(staged, tied, 64 * 8)[0]
     assert "has 1 micro-batches" in layout_problems(staged, SMALL, 64)[0]
     even = Parallelism(data_parallel_shard=2, tensor=4, pipeline=2, context=2, microbatch_sequences=1)
     assert layout_problems(even, SMALL, 64 * 8) == []

@@ -103,7 +103,7 @@ def test_a_run_is_followed_while_it_is_written(decision, frozen, watching):
 
 def test_a_log_of_another_run_is_waited_out_and_ctrl_c_leaves_the_last_standing(decision, frozen, watching):
     path = write_run(frozen / "run", 50, digest="cd" * 32)
-    assert any(said.startswith("nothing is judged") for said in iter(watching.stderr.readline, ""))
+    assert any(said.startswith("not judged") for said in iter(watching.stderr.readline, ""))
     path.unlink()
     run_of(decision, frozen, 300)
     assert any(said.startswith("FINE at step 300") for said in iter(watching.stderr.readline, ""))
