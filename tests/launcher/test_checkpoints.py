@@ -169,7 +169,7 @@ def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
 
 ROTTEN = RefusedCheckpoint(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
 LEFT = RefusedCheckpoint(
-    step=12, text="checkpoint step-00000012 is of a path that the run went back from: deleted", corrupt=False
+    step=12, text="checkpoint step-00000012 is of the part that a rollback undid: deleted", corrupt=False
 )
 
 

@@ -153,8 +153,8 @@ def test_spikes_that_come_again_lower_the_clip_and_are_bounded(one_rank, corpus,
     assert second.to_step == 16, "not before the last one's"
     assert second.clip_norm == pytest.approx(0.15)
     (alert,) = [entry for entry in chronicle.entries(tmp_path / "run") if entry.kind == "alert"]
-    assert "all 2 rollbacks are spent: the run goes on" in alert.text
-    assert capsys.readouterr().err.count("rollbacks are spent") == 1
+    assert "all 2 rollbacks are used" in alert.text
+    assert capsys.readouterr().err.count("rollbacks are used") == 1
 
 
 def test_the_lowered_clip_is_what_the_update_is_made_with(one_rank, corpus, tmp_path):
