@@ -181,7 +181,7 @@ def test_the_record_is_read_back_and_another_one_refused(tmp_path):
     assert rollback.read(tmp_path, "a" * 64) == ()
     rollback.write(tmp_path, "a" * 64, ROLLBACKS)
     assert rollback.read(tmp_path, "a" * 64) == ROLLBACKS
-    with pytest.raises(CheckpointError, match=r"is of the launch config aaaaaaaaaaaaaaaa\.\.\., this is bbbb"):
+    with pytest.raises(CheckpointError, match=r"belongs to the launch config aaaaaaaaaaaaaaaa\.\.\., this one is bbbb"):
         rollback.read(tmp_path, "b" * 64)
     path = tmp_path / rollback.ROLLBACKS_FILE
     content = json.loads(path.read_text())
