@@ -1,7 +1,7 @@
 """The main run in W&B while it trains, kept up to date beside the run, never by its ranks.
 
-The run's metrics are the truth; every launch makes the mirror anew. A thread of the supervisor's writes it, through a
-process of wandb's that ends when the supervisor does, in whatever way. If it fails that is told, and hurts nothing
+The run's metrics are the truth; every launch writes the log anew. A thread of the supervisor's writes it, through a
+process of wandb's that ends when the supervisor does, in whatever way. If it fails, that is reported, and hurts nothing
 else.
 """
 
@@ -24,7 +24,7 @@ from proxies.core.redaction import redacted
 LOOK_SECONDS = 1.0
 """Between two looks at the metrics."""
 FINISH_SECONDS = 120.0
-"""How long the mirror may take for what is left once the run has ended; well within SLURM's grace."""
+"""How long the log may take to finish once the run has ended; well within SLURM's grace."""
 _POLL_SECONDS = 0.1
 _LAST_SECONDS = 10.0
 """For its end, once it was stopped."""
@@ -33,7 +33,7 @@ _MOST_SAID = 400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkOutcome:
-    """What became of the mirror."""
+    """What became of the log."""
 
     text: str
     """In a sentence."""
@@ -42,13 +42,13 @@ class SinkOutcome:
     url: str | None = None
     num_rows: int = 0
     whole: bool = False
-    """Whether all that was told is there."""
+    """Whether all rows are there."""
 
 
 class LogSink:
     """Within, the run in `run_dir` is shown in W&B; afterwards `outcome` says what became of it.
 
-    A signal that comes while the mirror finishes cuts it short. What earlier launches showed is taken away: to be
+    A signal that comes while the log finishes cuts it short. What earlier launches showed is taken away: to be
     entered by the one supervisor that has the folder.
     """
 
@@ -63,7 +63,7 @@ class LogSink:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Wait until all that is left was told; what takes longer is ended, or at once when a signal comes."""
+        """Wait until the rest is written; what takes longer is ended, or at once when a signal comes."""
         signalled, deadline = Flag(), time.monotonic() + FINISH_SECONDS
         with hearing(lambda _: signalled.set()):
             self._over.set()
@@ -71,12 +71,12 @@ class LogSink:
                 self._thread.join(_POLL_SECONDS)
             if not self._thread.is_alive():
                 return
-            late = "a signal came while it told what was left"
+            late = "a signal came before it had written the rest"
             late = late if signalled.is_set() else f"it did not end within {FINISH_SECONDS:.0f} s"
             if self._job is not None:
                 self._job.stop()
             self._thread.join(_LAST_SECONDS)
-            self.outcome = SinkOutcome(text=f"not whole: {late}")
+            self.outcome = SinkOutcome(text=f"incomplete: {late}")
 
     def _work(self) -> None:
         try:
@@ -88,10 +88,10 @@ class LogSink:
                 text=f"{num_rows} rows in {path}", path=str(path), url=url, num_rows=num_rows, whole=True
             )
             return
-        except Exception as error:  # whatever it is, it is told
+        except Exception as error:  # whatever it is, it is reported
             told = isinstance(error, DashboardError | OSError)
             problem = str(error) if told else f"{type(error).__name__}: {error}"
         problem = redacted(problem)[:_MOST_SAID]
         if not self._over.is_set():
-            say(f"forerun: the wandb mirror ended early, the run goes on: {problem}")
-        self.outcome = SinkOutcome(text=f"not whole: {problem}")
+            say(f"forerun: logging to wandb ended early; the run continues: {problem}")
+        self.outcome = SinkOutcome(text=f"incomplete: {problem}")

@@ -1,7 +1,7 @@
-"""A main run as a dashboard is told of it: its metrics as rows, as they are or while they grow, with its band.
+"""A main run as a dashboard gets it: its metrics as rows, as they are or while they grow, with its band.
 
 A run that is resumed takes the steps after its checkpoint again, bit for bit, and its metrics are rewound: those steps
-are not told again. A run that was rolled back takes other steps under the same numbers: those are, as a further `take`,
+are not sent again. A run that was rolled back takes other steps under the same numbers: those are, as a further `take`,
 and a row before them says that the earlier ones no longer count.
 """
 
@@ -74,7 +74,7 @@ def _settings(decision: Decision) -> dict[str, Json]:
 
 
 def _rows(decision: Decision, run_dir: Path, is_over: Callable[[], bool]) -> Iterator[Row]:
-    """Every number of the metrics, and the expected band beside the loss."""
+    """Every number of the metrics, and the predicted band next to the loss."""
     log, over = MetricsLog(run_dir), False
     while True:
         for row in log.read():
@@ -109,7 +109,7 @@ class MetricsLog:
         return [row for line in self._following.read()[0] if (row := self._row(line))]
 
     def _row(self, line: dict[str, Json]) -> dict[str, float]:
-        """Empty: it was told before, or says nothing."""
+        """Empty: it was sent before, or says nothing."""
         step, event = line.get("step"), line.get("event")
         if not isinstance(step, int) or isinstance(step, bool) or not isinstance(event, str | None):
             return {}

@@ -1,4 +1,4 @@
-"""What a dashboard is told of a run: settings, rows step by step, numbers. Knows no dashboard.
+"""What a dashboard gets of a run: settings, rows step by step, numbers. Knows no dashboard.
 
 `study_record` makes the run that stands for a whole study; `runs` makes those of its proxies, `main_run` that of its
 main run. `wandb_writer` takes any of them.

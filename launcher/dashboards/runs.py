@@ -1,4 +1,4 @@
-"""All that a dashboard is told of a study: a run for itself, one for every proxy, one for every main run.
+"""All that a dashboard gets of a study: a run for itself, one for every proxy, one for every main run.
 
 What a proxy's trainer did not record is not there: norms of weights, update ratios, and loss or speed along the way
 but for the training loss and the gradient's norm.

@@ -1,4 +1,4 @@
-"""The process that works with wandb, and the only door to it: does what lines of stdin order, answers each in a line.
+"""The process that works with wandb, and alone imports it: it obeys lines of stdin and answers each in a line.
 
 `launcher.base.wandb_calls` starts it. The orders, each known by a key of its own:
 
@@ -31,7 +31,7 @@ def _serve() -> NoReturn:
     for order in _orders():
         try:
             answer = next(do(order) for key, do in _DOES.items() if key in order)
-        except BaseException as error:  # whatever wandb raises is told, not shown as a traceback
+        except BaseException as error:  # whatever wandb raises is reported, not shown as a traceback
             answer, problem = {"problem": f"{type(error).__name__}: {error}"}, True
         print(f"\n{ANSWER}{json.dumps(answer)}", flush=True)
         if problem:
@@ -101,12 +101,12 @@ def _there(api: Any, where: str, study: str) -> dict[str, Any]:
 def _lacks(run: Any, wanted: dict[str, Any]) -> list[str]:
     """What the service does not have of a run, in sentences."""
     if run is None:
-        return ["the run is not there"]
+        return ["the run does not exist"]
     lacks = []
     if run.config.get("content_sha256") != wanted["content"]:
-        lacks.append("its settings are not those that were logged")
+        lacks.append("its settings differ from those that were logged")
     if run.summary_metrics.get("content_sha256") != wanted["content"]:  # sent with all of it, when the run ends
-        lacks.append("its summary is not what was logged")
+        lacks.append("its summary differs from what was logged")
     if run.historyLineCount != wanted["num_rows"]:
         lacks.append(f"history: {run.historyLineCount} of {wanted['num_rows']} rows")
     return lacks

@@ -162,7 +162,7 @@ def _alone(study_dir: Path) -> Iterator[Path]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DashboardError(f"another process logs this study just now (it holds {home / LOCK_FILE})") from None
+            raise DashboardError(f"another process is logging this study (it holds {home / LOCK_FILE})") from None
         yield home
 
 

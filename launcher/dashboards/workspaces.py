@@ -1,4 +1,4 @@
-"""A study's workspace in W&B, panel by panel: the only door to `wandb_workspaces`, which imports wandb.
+"""A study's workspace in W&B, panel by panel: the only user of `wandb_workspaces`, which imports wandb.
 
 Used by `launcher.dashboards.wandb_process` alone.
 """
@@ -42,7 +42,7 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
         ws.Section(name="Main run", panels=_main_run(), is_open=True),
     ]  # fmt: skip
     mine = expr.Config("study") == told["study"]
-    # A main run that its launch mirrors knows no study before it is logged with one.
+    # A main run that its launch logs knows no study before it is logged with one.
     alike = [expr.Config("digest") == digest for digest in told["digests"]]
     runs = ws.RunsetSettings(filters=expr.Or(mine, *alike) if alike else [mine], pinned_columns=list(_PINNED))
     return ws.Workspace(
@@ -74,7 +74,9 @@ def _search(told: dict[str, Any]) -> list[Any]:
 
 def _main_run() -> list[Any]:
     return [
-        wr.LinePlot(title="Training loss against its band", x="step", y=list(_MAIN_LOSS), layout=wr.Layout(w=24, h=8)),
+        wr.LinePlot(
+            title="Training loss and its predicted band", x="step", y=list(_MAIN_LOSS), layout=wr.Layout(w=24, h=8)
+        ),
         *(wr.LinePlot(title=name.removeprefix("main_run/"), x="step", y=[name]) for name in _MAIN_MORE),
         *(wr.LinePlot(title=f"{name} by layer", x="step", metric_regex=f"layers/.*/{name}") for name in _LAYERS),
     ]

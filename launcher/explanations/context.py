@@ -92,16 +92,14 @@ class DecisionContext:
         asked = cast(Mapping[str, Any], self.plan.question().get(section, {}))
         named = f"plan key {' or '.join(keys)}"
         if section == "data" or name.partition(".")[0] in asked:
-            return [
-                f"{named}: another question, so a study of its own: `forerun run OTHER_PLAN --study NEW --fork STUDY`"
-            ]
+            return [f"{named}, which needs a new study: `forerun run OTHER_PLAN --study NEW --fork STUDY`"]
         return [f"{named}: `forerun run PLAN --study STUDY --set {keys[0]}=...`, then `forerun freeze STUDY`"]
 
 
 def measured(
     tests: Sequence[TestEvidence], gates: Sequence[GateOutcome], *, before: str = "", **more: Any
 ) -> EvidenceStrength:
-    """What runs say of a field, by tests and gates; `before` is said first."""
+    """What runs say of a field, by tests and gates; `before` comes first."""
     told: dict[str, Any] = {}
     if tests:
         told = {

@@ -1,4 +1,4 @@
-"""A parametrization as tables: its laws per kind of parameter, its numbers at a shape, whose each choice is."""
+"""A parametrization as tables: its laws per kind of parameter, its numbers at a shape, the source of each choice."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _RULED = ("init_std", "learning_rate", "weight_decay", "eps")
 _SHARE = "weight_decay_share"
 _HEAD = ("init std", "learning rate", "weight decay", "lr*wd", "eps")
 _COLUMNS = ("init_std", "learning_rate", "weight_decay", _SHARE, "eps")
-_NOTE = "lr*wd is the share of a weight that a step takes at the peak of the schedule"
+_NOTE = "lr*wd is the share of a weight that decay removes in one step at the peak of the schedule"
 
 
 def laws(rules: Parametrization) -> tuple[dict[str, Json], str]:
     """The powers of every kind of parameter, and the choices behind them: as JSON, and as text."""
     by_kind = {kind: _laws(rules, kind) for kind in KINDS}
     rows = [(kind, *(by_kind[kind][column] for column in _COLUMNS)) for kind in KINDS]
-    ratios = "m_N, m_L, m_B, m_D: width (of matrices their fan-in), depth, batch and tokens over the base run's"
+    ratios = "m_N, m_L, m_B, m_D: width (fan-in of a matrix), depth, batch and tokens, relative to the base run"
     parts = [
         str(rules),
         "\n".join([table(("", *_HEAD), rows), *_besides(rules), ratios, _NOTE]),
@@ -135,7 +135,7 @@ def _two_lines(group: dict[str, Json]) -> list[tuple[str, ...]]:
 def _heading(rules: Parametrization, shape: Shape, base: Shape, ratios: Ratios) -> str:
     here, there = (f"width {of.width}, {of.num_layers} layers" for of in (shape, base))
     tokens = f", m_B = {ratios.batch:g}, m_D = {ratios.duration:g}" if rules.needs_tokens else ""
-    return f"{rules} at {here}, against the base of {there}: m_N = {ratios.width:g}, m_L = {ratios.depth:g}{tokens}"
+    return f"{rules} at {here}, relative to the base of {there}: m_N = {ratios.width:g}, m_L = {ratios.depth:g}{tokens}"
 
 
 def _readable(names: list[str]) -> str:
@@ -172,7 +172,7 @@ def _of_size(powers: Powers) -> str:
 
 
 def _besides(rules: Parametrization) -> list[str]:
-    """What every row is multiplied with besides, for batch and tokens: no line, or one."""
+    """What batch and tokens multiply every row with: no line, or one."""
     rule = kind_rule(rules, "hidden")
     powers = {n: str(dataclasses.replace(getattr(rule, n), width=0.0, depth=0.0)) for n in _RULED}
     if rules.weight_decay == "independent":
@@ -180,7 +180,7 @@ def _besides(rules: Parametrization) -> list[str]:
     said = [f"{name.replace('_', ' ')} times {power}" for name, power in powers.items() if power != "1"]
     if rules.moments == "scaled":
         said.append("1 - beta times m_B m_D^-1")
-    return ["every row besides, for batch and tokens: " + "; ".join(said)] if said else []
+    return ["batch and tokens also scale every row: " + "; ".join(said)] if said else []
 
 
 def forward_laws(rules: Parametrization) -> dict[str, str]:
@@ -205,8 +205,8 @@ def _answers(rules: Parametrization) -> dict[str, Json]:
 
 
 def _choices(rules: Parametrization) -> str:
-    """Every choice, its source, and below it what others do."""
-    lines = ["choices, whose they are, and what others do (--set CHOICE=VALUE):"]
+    """Every choice with its source, and its alternatives below it."""
+    lines = ["choices with their sources, and the alternatives (--set CHOICE=VALUE):"]
     for choice, answers in sources.CHOICES.items():
         value = getattr(rules, choice)
         own = " (changed)" if choice in rules.changed else ""

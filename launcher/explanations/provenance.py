@@ -68,9 +68,9 @@ class Origin:
     sure: StrengthKind = "chosen"
     """How sure it is, where neither runs nor gates bear on it."""
     strength: str = ""
-    """The same in words, or what is said before what they say."""
+    """The same in words, or the words before those of tests and gates."""
     change: tuple[str, ...] = ()
-    """Beside what its plan keys, tests and gates would."""
+    """In addition to what its plan keys, tests and gates would."""
 
 
 def _from_key(*keys: str, **more: object) -> Origin:
@@ -84,8 +84,8 @@ def _choice(*keys: str, gates: tuple[str, ...] = ("coordinates",)) -> Origin:
 def _fixed(text: str, *rules: str) -> Origin:
     return Origin(
         kind="fixed", text=text, rules=rules, sure="assumed" if rules else "chosen",
-        strength="others' practice; no run of this study tries it" if rules else "a convention; no run tries another",
-        change=("no plan key sets it: another version of forerun might freeze another",),
+        strength="common practice; no run of this study tests it" if rules else "a convention; no run tests another",
+        change=("no plan key sets it; only another version of forerun may freeze another value",),
     )  # fmt: skip
 
 
@@ -93,14 +93,14 @@ def _corpus(text: str, *gates: str) -> Origin:
     return Origin(
         kind="corpus", text=f"the manifest of the corpus: {text}", gates=gates, sure="exact",
         strength="read from the manifest of its shards",
-        change=("`forerun tokenize SOURCE --out DIR` makes another corpus: other data make other runs",),
+        change=("`forerun tokenize SOURCE --out DIR` makes another corpus; other data need new runs",),
     )  # fmt: skip
 
 
 def _derived(text: str, *fields: str, keys: tuple[str, ...] = ()) -> Origin:
     return Origin(
         kind="derived", text=text, fields=fields, keys=keys, sure="exact", strength="follows from other fields",
-        change=(f"what changes {fields[0]}: `forerun explain FROZEN {fields[0]}`",),
+        change=(f"it changes with {fields[0]}: see `forerun explain FROZEN {fields[0]}`",),
     )  # fmt: skip
 
 
@@ -110,28 +110,30 @@ def _from_fit(text: str, *fields: str, gates: tuple[str, ...] = (), strength: st
     )  # fmt: skip
 
 
-_DRILLS = ("`forerun rehearse FROZEN`: the drills of the launch",)
+_DRILLS = ("`forerun rehearse FROZEN` tests it in the drills of the launch",)
 _DEGREES = _from_key(
     "launch.{}",
-    strength="a choice; the real shape was sharded so, over a fake group of all ranks, before it was frozen",
-    change=("`forerun estimate FROZEN`: what a rank holds, time and money of these degrees",),
+    strength="a choice; before the freeze the real shape was sharded this way over a fake process group of all ranks",
+    change=("`forerun estimate FROZEN` shows memory per rank, time and cost with these degrees",),
 )  # fmt: skip
 _GROUP = _derived(
     "parameters of the model that share kind and numbers, layers as one pattern", "shape", "parametrization"
 )
-_RULE = Origin(kind="rule", gates=("coordinates",), strength="a rule of size, by which the proxies had theirs")
+_RULE = Origin(kind="rule", gates=("coordinates",), strength="a scaling rule, which also set it in the proxies")
 _VOCABULARY = _corpus("its tokenizer's vocabulary")
-_SPIKE = "what a spike is, and what is done about it"
+_SPIKE = "the definition of a spike and the response to it"
 _SCHEDULE = "learning_rate.schedule"
 
 ORIGINS: dict[str, Origin] = {
-    "schema_version": _fixed("the version of the record, by which it is read"),
-    "shape.width": _from_fit("the best size for the budget, made whole"),
+    "schema_version": _fixed("the version of the record's format, which readers need"),
+    "shape.width": _from_fit("the best size for the budget, rounded"),
     "shape.num_layers": _from_key("target.num_layers", "model.num_layers", axis="depth", in_runs="shape.num_layers"),
     "base_shape.width": _from_key("proxy.base_width"),
     "*shape.vocab_size": _VOCABULARY,
-    "*shape.num_heads": _derived("heads of one width", "{}.width", keys=("model.head_dim",)),
-    "*shape.num_kv_heads": _derived("as the heads", "{}.num_heads", keys=("model.query_heads_per_kv_head",)),
+    "*shape.num_heads": _derived("the width over the width of a head", "{}.width", keys=("model.head_dim",)),
+    "*shape.num_kv_heads": _derived(
+        "the heads over the query heads per KV head", "{}.num_heads", keys=("model.query_heads_per_kv_head",)
+    ),
     "*shape.ffn_width": _derived("in proportion to the width", "{}.width", keys=("model.ffn_ratio",)),
     "*shape.*": _from_key("model.{}"),
     **{f"parametrization.{choice}": _choice() for choice in ("name", "width")},
@@ -146,11 +148,11 @@ ORIGINS: dict[str, Origin] = {
         gates=("transfer",),
     ),
     "forward.*": _RULE,
-    "multiplier_form": _fixed("as in the runs: absorbed in the weights, gradients would have another norm"),
+    "multiplier_form": _fixed("as in the runs; multipliers absorbed into the weights would change the gradient norm"),
     "groups.init_std": _RULE,
     "groups.kind": _GROUP,
     "groups.pattern": _GROUP,
-    "optimizer": _fixed("as the proxies", *(f"{one.label} ({one.source})" for one in OPTIMIZERS.values())),
+    "optimizer": _fixed("the proxies' optimizer", *(f"{one.label} ({one.source})" for one in OPTIMIZERS.values())),
     "*_form": _fixed("as in torch: a step multiplies a weight by 1 - lr(t) x decay"),
     f"{_SCHEDULE}.kind": _from_key("proxy.schedule"),
     f"{_SCHEDULE}.num_steps": _from_fit("what the budget leaves at the chosen size", "num_tokens", "batch_tokens"),
@@ -175,21 +177,21 @@ ORIGINS: dict[str, Origin] = {
     "parallelism.*": _DEGREES,
     "monitoring.*": _from_key("launch.{}", change=_DRILLS),
     "checkpointing.every_steps": _from_key("launch.checkpoint_every_steps", change=_DRILLS),
-    "checkpointing.keep": _fixed("the newest may turn out corrupt, so two at least"),
+    "checkpointing.keep": _fixed("at least two, because the newest may be corrupt"),
     "spikes.max_rollbacks": _from_key("launch.spike_rollbacks"),
     "spikes.rollback_steps": _fixed(_SPIKE, "PaLM went back about 100 steps (arXiv 2204.02311, section 5.1)"),
     "spikes.skip_batches": _fixed(_SPIKE, "PaLM skipped 200 to 500 batches (arXiv 2204.02311, section 5.1)"),
     "spikes.clip_share": _fixed(_SPIKE, "OPT lowered its clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5)"),
     "spikes.*": _fixed(_SPIKE),
-    "abort.train_loss_above_nats": _derived("ln(vocabulary) and a nat, as of proxies", "shape.vocab_size"),
+    "abort.train_loss_above_nats": _derived("ln(vocabulary) plus one nat, as for the proxies", "shape.vocab_size"),
     "abort.*": _fixed("whether the run stops before a step on a gradient that is not finite"),
     "predicted.level": _from_key("transfer.level"),
     "predicted.curve": _from_fit(
-        "the ladder's own loss curves over their ends, regressed on size and tokens (arXiv 2507.02119)", "shape",
-        "num_tokens", strength="its band counts how far such curves missed the ladder's longest runs",
+        "the ladder's loss curves relative to their final losses, regressed on size and tokens (arXiv 2507.02119)",
+        "shape", "num_tokens", strength="its band includes the error of such curves on the ladder's longest runs",
     ),
     "predicted.memory_octaves": _from_fit(
-        "how fast the ladder's own loss curves forget a departure from their common course", "shape", "num_tokens"
+        "how fast the ladder's loss curves return to their common curve after a deviation", "shape", "num_tokens"
     ),
     "predicted.*": _from_fit("predicted for these tokens at this size", "shape", "num_tokens"),
 }  # fmt: skip
@@ -243,7 +245,7 @@ class OriginParts:
     strength: EvidenceStrength | None = None
     """None: what tests and gates say."""
     change: Sequence[str] = ()
-    """Beside what tests, gates and plan keys would."""
+    """In addition to what tests, gates and plan keys would."""
     keys: Sequence[str] = ()
     """Plan keys that would change it; empty: those of the field's row."""
 
@@ -260,7 +262,7 @@ def _record(known: DecisionContext, field: Field, origin: Origin) -> Provenance:
     change = [f"gate {gate.name}: {gate.reason}" for gate in strength.gates if gate.outcome != "passed"]
     change += [sentence for one in found.tests for sentence in wanted(one.verdict)]
     if any(one.verdict["outcome"] == "cannot_tell" for one in found.tests):
-        change.append("`forerun transfer PLAN --study STUDY --spend` runs what a verdict still wants")
+        change.append("`forerun transfer PLAN --study STUDY --spend` adds the runs that a verdict still needs")
     return Provenance(
         field=field.path, source=found.source, strength=strength,
         change=(*change, *found.change, *known.change_keys(found.keys or origin.keys), *origin.change),
@@ -278,7 +280,7 @@ def _from_plan(known: DecisionContext, keys: Sequence[str], text: str = "", rule
 
 
 def _plan(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
-    """A plan key: tests along its axis bear on it; or all runs had it so; or it is a wish."""
+    """A plan key: tests along its axis bear on it, or all runs used the value, or it is a choice."""
     record, _, name = field.key.rpartition(".")
     rules: tuple[str, ...] = ()
     if record == "parametrization" and name != "name":
@@ -301,16 +303,16 @@ def _had(known: DecisionContext, field: Field, origin: Origin, source: ValueSour
     if all(value == field.value for value in had) if had else source.plan_keys[-1].key.startswith(_OF_EVERY_RUN):
         return _alike(known)
     if not had:
-        return EvidenceStrength(kind=origin.sure, text=origin.strength or "a choice, which no proxy tries")
+        return EvidenceStrength(kind=origin.sure, text=origin.strength or "a choice that no proxy tests")
     values = ", ".join(sorted({number(value) for value in had}))
-    text = f"{had.count(field.value)} of {len(had)} runs that this config rests on had it so; they had {values}"
+    text = f"{had.count(field.value)} of the {len(had)} runs behind this config used this value; values used: {values}"
     beyond = int(str(field.value)) / max(had) if origin.axis else None
     return EvidenceStrength(kind="assumed", text=text, extrapolation=beyond)
 
 
 def _alike(known: DecisionContext) -> EvidenceStrength:
-    """That every run had it, so that none compares."""
-    text = f"all {len(known.specs)} runs that this config rests on had it so: none says what another would do"
+    """Every run used the value, so none compares."""
+    text = f"all {len(known.specs)} runs behind this config used this value; none tests another"
     return EvidenceStrength(kind="assumed", num_runs=len(known.specs), text=text)
 
 
@@ -329,7 +331,7 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
     assert isinstance(rule, TransferRule)
     tests = known.tests_on(lambda *question: question == (rule.hyperparameter, rule.axis))
     text = f"the verdict on {HYPERPARAMETERS[rule.hyperparameter].label} over {rule.axis}"
-    text += ": the runs do not say" if field.value is None else f"; the exponent used: {rule.source}"
+    text += ": the runs do not determine it" if field.value is None else f"; the exponent used: {rule.source}"
     runs, asked = tuple(one.runs for one in tests), tuple(known.key(key) for key in origin.keys)
     return OriginParts(source=ValueSource(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests)
 
@@ -362,7 +364,7 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
         return _tuned_by(known, hyperparameter, by=by)
     if field.value or not HYPERPARAMETERS[name].can_be_off or decays(rules, group.kind):
         return _tuned_by(known, hyperparameter, by=_law(rules, group, name), rules=_preset(known))
-    key, text = "proxy.rules.decayed", f"0 for a {words(group.kind)}, whatever it is for others"
+    key, text = "proxy.rules.decayed", f"0 for a {words(group.kind)}, whatever its value elsewhere"
     told = (f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",)
     source = ValueSource(kind="rule", text=text, plan_keys=(known.key(key),), rules=told)
     return OriginParts(source=source, strength=_alike(known), keys=[key])
@@ -399,7 +401,7 @@ def _tuned_by(known: DecisionContext, name: str, *, by: str, rules: tuple[str, .
         before += f"{before and '; '}over {over}: not tested, assumed" if over else ""
         strength = measured(tests, known.gates("transfer"), before=before, outcome=outcome)
     elif searched:
-        text = f"searched at the base; that it stays put{over and f' over {over}'} is assumed: no test was made"
+        text = f"searched at the base; assumed, not tested, to stay the same{over and f' over {over}'}"
         strength = EvidenceStrength(kind="assumed", text=text)
     else:
         strength = _alike(known)
@@ -437,7 +439,9 @@ def _fit(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
     laws = ", ".join(f"{m['form']} {m['weight']:.0%}" for m in fit["members"] if m["weight"] > 0) or fit["form"]
     text = f"{origin.text}, by the fit of {fit['num_runs']} ladder runs ({laws}; {fit['status']})"
     if field.key.startswith("predicted."):
-        text += "; the ladder has too few runs, or too few shorter ones, to say" if field.value in (None, []) else ""
+        text += (
+            "; the ladder has too few runs, or too few short ones, to determine it" if field.value in (None, []) else ""
+        )
         spans = [("nats, for one new run", (expected.low_nats, expected.high_nats))]
     else:
         params, tokens = (short_size(round(best[what])) for what in ("params", "tokens"))

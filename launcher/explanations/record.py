@@ -100,7 +100,7 @@ SourceKind = Literal["plan", "default", "search", "valley", "fit", "verdict", "r
 """plan, default: a plan key, set or left alone; search, valley: the best trial, the fitted optimum of the learning
 rate; fit: of the ladder; verdict: of a transfer test; rule: of a parametrization; derived: from other fields; fixed: by
 this version of forerun."""
-_AGAIN = "`forerun freeze STUDY` writes them, under the same digest"
+_AGAIN = "`forerun freeze STUDY` writes them again, under the same digest"
 StrengthKind = Literal["measured", "assumed", "chosen", "exact"]
 """measured: runs bear on it, for or against; assumed: none of this study's does, and one could; chosen: a wish, which
 no run can show to be wrong; exact: follows from other fields."""
@@ -181,7 +181,7 @@ class Provenance:
     change: tuple[str, ...]
     """What would change it, or decide it: plan keys, runs, commands, with PLAN, STUDY and FROZEN for the places."""
     warnings: tuple[str, ...] = ()
-    """What must be said before the value: its forecast is inconclusive."""
+    """What is shown before the value: its forecast is inconclusive."""
 
 
 def packed(records: Iterable[Provenance]) -> dict[str, Json]:
@@ -211,7 +211,7 @@ def read_provenance(folder: Path, digest: str, fields: Iterable[str]) -> dict[st
                 one["source"]["runs"] = [body["runs"][what] for what in one["source"]["runs"]]
                 found[one["field"]] = canon.decode(Provenance, one)
         except (KeyError, TypeError, canon.CanonError) as error:
-            raise TamperedError(str(path), [f"no records of provenance: {error}; {_AGAIN}"]) from error
+            raise TamperedError(str(path), [f"the provenance records cannot be read: {error}; {_AGAIN}"]) from error
     if missing := [field for field in fields if field not in found]:
         raise NoProvenanceError(f"{path}: no record of where {missing[0]} came from; {_AGAIN}")
     return found

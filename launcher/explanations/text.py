@@ -16,12 +16,14 @@ MOST_BLOCKS = 3
 """Fields shown whole; more become a table."""
 MOST_VALUE = 24
 """Characters of a value in a table."""
+_SOURCES = {"valley": "loss basin"}
+"""Kinds of sources that people read in other words."""
 _WIDTH, _INDENT = 120, 12
 """Characters of a line of prose."""
 
 
 def number(value: object) -> str:
-    """A value as one says it: numbers to four digits, counts with commas."""
+    """A value for people: numbers to four digits, counts with commas."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "none"}[value]
     if isinstance(value, float):
@@ -44,7 +46,7 @@ def fields_text(told: Told) -> str:
 def block(field: Field, record: Provenance) -> str:
     """Everything about one field."""
     source, strength = record.source, record.strength
-    rows = [("from", f"{source.kind}: {source.text}")]
+    rows = [("from", f"{_SOURCES.get(source.kind, source.kind)}: {source.text}")]
     rows += [("", f"rule: {rule}") for rule in source.rules]
     rows += [("", f"runs: {runs.what}: {runs.num_runs} runs of {runs.num_seeds} seed{'s' * (runs.num_seeds != 1)}")
              for runs in source.runs]  # fmt: skip
@@ -52,7 +54,7 @@ def block(field: Field, record: Provenance) -> str:
     rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
     rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
     if strength.extrapolation is not None and strength.extrapolation > 1:
-        rows.append(("", f"the launch lies {strength.extrapolation:.3g} times beyond what was run"))
+        rows.append(("", f"the launch extrapolates {strength.extrapolation:.3g} times beyond the largest run"))
     rows += [("change" if not index else "", said) for index, said in enumerate(record.change)]
     lines = [line for name, said in rows for line in _row(name, said)]
     return "\n".join([*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines])
@@ -77,7 +79,12 @@ def value_text(value: Json, most: int) -> str:
 def table_text(told: Told) -> str:
     """A line a field: value, source, strength."""
     rows = [
-        (field.path, value_text(field.value, MOST_VALUE), record.source.kind, _how_known(record.strength))
+        (
+            field.path,
+            value_text(field.value, MOST_VALUE),
+            _SOURCES.get(record.source.kind, record.source.kind),
+            _how_known(record.strength),
+        )
         for field, record in told
     ]
     warned = dict.fromkeys(said for _, record in told for said in record.warnings)
@@ -85,5 +92,5 @@ def table_text(told: Told) -> str:
 
 
 def _how_known(strength: EvidenceStrength) -> str:
-    """The kind of evidence; what runs were made for and did not tell is not determined."""
+    """The kind of evidence; what tests left open is not determined."""
     return "not determined" if strength.outcome == "cannot_tell" else strength.kind

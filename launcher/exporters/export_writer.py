@@ -149,7 +149,7 @@ def run_script(decision: Decision, trainer: str, *, notes: str, setup: str, comm
     return f"""#!/usr/bin/env bash
 # Launches {decision.digest}
 # with {trainer}; ranks: {ranks}.
-# Run it once on every node: {per_node} ranks each, or RANKS_PER_NODE; several nodes meet at RDZV_ENDPOINT=HOST:PORT.
+# Run it once on every node. A node has {per_node} ranks, or RANKS_PER_NODE; several nodes need RDZV_ENDPOINT=HOST:PORT.
 # {notes}
 set -euo pipefail
 here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
@@ -168,5 +168,5 @@ exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_
 def corpus_run_script(decision: Decision, trainer: str, *, command: str, notes: str = "", setup: str = "") -> str:
     """As `run_script`, of an export that reads the corpus itself."""
     needs = f"Needs FORERUN_DATA, the corpus folder whose manifest has data_id {decision.data.data_id[:16]}..."
-    told = 'export FORERUN_DATA="${FORERUN_DATA:?the corpus folder}" PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"'
-    return run_script(decision, trainer, notes=needs + notes, setup=told + setup, command=command)
+    exports = 'export FORERUN_DATA="${FORERUN_DATA:?the corpus folder}" PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"'
+    return run_script(decision, trainer, notes=needs + notes, setup=exports + setup, command=command)

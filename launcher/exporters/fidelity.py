@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 _LABEL: Judgement = (
     "equivalent",
-    "a label: the trainer needs only the numbers it stands for; the files name the digest",
+    "a label: the trainer needs only its numbers; the files name the digest",
 )
-_OTHERWISE_ROUNDED = "multiplies q . k in the attention kernel, ours the query: other rounding"
+_OTHERWISE_ROUNDED = "multiplies q . k in the attention kernel, forerun multiplies the query: rounding differs"
 JUDGEMENTS: dict[str, Judgement] = {
     "schema_version": _LABEL,
     "shape": ("exact", ""),
     "base_shape": _LABEL,
     "parametrization": _LABEL,
-    "transfer": ("equivalent", "evidence: its numbers are in groups"),
+    "transfer": ("equivalent", "evidence only: its numbers are in groups"),
     "forward": ("exact", ""),
     "forward.attention": ("equivalent", _OTHERWISE_ROUNDED),
-    "multiplier_form": ("exact", "multipliers stay in the model, so the gradient norm is the searched one's"),
+    "multiplier_form": ("exact", "multipliers stay in the model, so the gradient norm is that of the search"),
     "groups": ("exact", ""),
     "groups.kind": _LABEL,
     "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
     "optimizer": ("exact", "torch.optim.AdamW, foreach"),
     "weight_decay_form": ("exact", "AdamW's own"),
-    "batch_tokens": ("exact", "the loss is a mean over its tokens; microbatches accumulate it with other rounding"),
-    "num_tokens": ("exact", "of the schedule's steps"),
+    "batch_tokens": ("exact", "the loss is a mean over its tokens; accumulation over microbatches rounds differently"),
+    "num_tokens": ("exact", "follows from the schedule's steps"),
     "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
-    "predicted": ("equivalent", "the trainer does not read it: `forerun watch` holds its log against it"),
-    "spikes": ("equivalent", "what to do by hand"),
-    "spikes.max_rollbacks": ("equivalent", "the trainer does not go back by itself: `forerun watch` says when to"),
-    "monitoring": ("equivalent", "changes no number: the trainer looks at what it looks at, and replays no step"),
-    "compiled": ("equivalent", "the same up to rounding: switch on the trainer's own option"),
+    "predicted": ("equivalent", "the trainer does not read it: `forerun watch` compares the log with it"),
+    "spikes": ("equivalent", "the response is by hand"),
+    "spikes.max_rollbacks": ("equivalent", "the trainer does not roll back by itself: `forerun watch` says when to"),
+    "monitoring": ("equivalent", "changes no number: the trainer logs its own metrics and replays no step"),
+    "compiled": ("equivalent", "the same up to rounding: turn on the trainer's own option"),
 }
 """What holds for every such trainer; a trainer's own table goes over it."""
 
@@ -58,13 +58,13 @@ def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str],
         f"version {version!r} is unknown: {', '.join(known)} {'is' if len(known) == 1 else 'are'} known": (
             version in known
         ),
-        f"precision = {decision.precision}: float32 or bfloat16, or the native trainer": (
+        f"precision = {decision.precision}: must be float32 or bfloat16; or use the native trainer": (
             decision.precision != "float64"
         ),
         f"optimizer = {decision.optimizer!r}: this export writes AdamW; use the native trainer": (
             decision.optimizer == "adamw"
         ),
-        "this version's learning-rate table is not the frozen one": (
+        "this version's learning-rate table differs from the frozen one: export with the version that froze it": (
             learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
         ),
         f"shape.family = {decision.shape.family!r}: this export writes llama-like models; use the native trainer": (
@@ -100,7 +100,7 @@ def rank_sequences(decision: Decision) -> tuple[int, int]:
 
 
 def any_layer(name: str) -> tuple[str, str]:
-    """What stands before and after the layer's number in a name; the name and nothing where there is none."""
+    """The parts before and after the layer's number in a name; the name and nothing where there is none."""
     match = re.fullmatch(r"(\w+\.)\d+(\..+)", name)
     return (match[1], match[2]) if match else (name, "")
 
@@ -152,7 +152,7 @@ class FidelityReport:
 
 
 class Exporter(Protocol):
-    """What a module of this room offers."""
+    """What a module of this folder offers."""
 
     VERSIONS: tuple[str, ...]
     """Versions of the trainer that it knows, the one written by default last."""

@@ -1,4 +1,4 @@
-"""What a trainer itself makes of an export, held against the decision: parameter by parameter, step by step.
+"""What a trainer itself makes of an export, compared with the decision: parameter by parameter, step by step.
 
 Beside its files an exporter writes `prove.py`. Run by the trainer's interpreter it reads them with the trainer's own
 parser, builds the trainer's own model, optimizer and scheduler, and prints one `TrainerView` as JSON, its last line of
@@ -62,10 +62,10 @@ def interpreter(trainer: str) -> Path | None:
         ProofError: the variable names no file.
     """
     variable = variable_of(trainer)
-    if told := os.environ.get(variable):
-        if not Path(told).is_file():
-            raise ProofError(trainer, [f"{variable} = {told}: there is no such file"])
-        return Path(told).absolute()
+    if named := os.environ.get(variable):
+        if not Path(named).is_file():
+            raise ProofError(trainer, [f"{variable} = {named}: there is no such file"])
+        return Path(named).absolute()
     built = INSTALLED / trainer / "bin" / "python"
     return built.absolute() if built.is_file() else None
 
@@ -74,7 +74,7 @@ def installing(trainer: str) -> str:
     """What to do for `interpreter` to find a trainer."""
     return (
         f"`make trainers TRAINERS={trainer}` installs it in .venv-trainers of a checkout; elsewhere "
-        f"{variable_of(trainer)} names a Python that has it"
+        f"set {variable_of(trainer)} to a Python that has it"
     )
 
 
@@ -85,10 +85,10 @@ def ask(trainer: str, python: Path, folder: Path) -> TrainerView:
         ProofError: it failed, ran past the limit, or printed no view.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    told = {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            ending = _run([str(python), PROVE_FILE], folder, told, out, err)
+            ending = _run([str(python), PROVE_FILE], folder, environment, out, err)
         except OSError as error:
             raise ProofError(trainer, [f"{python} cannot be started: {error.strerror}"]) from error
         for file in (out, err):
@@ -98,18 +98,18 @@ def ask(trainer: str, python: Path, folder: Path) -> TrainerView:
         # Of a traceback the last words: where in the trainer it happened helps nobody.
         lines = said[-MOST_SAID_BYTES:].decode(errors="replace").splitlines()
         words = [_short(line) for line in lines if line.strip() and not line.startswith((" ", "Traceback "))][-3:]
-        why = " | ".join(words) or "no word why"
+        why = " | ".join(words) or "no reason given"
         raise ProofError(trainer, [f"{python} {PROVE_FILE} {ending or 'ended with 0'}: {why}"])
     try:
         return canon.decode(TrainerView, canon.parse(answer.rpartition(b"\n")[2]), "view")
     except (canon.CanonError, RecursionError) as error:
-        raise ProofError(trainer, [f"{PROVE_FILE} printed no view: {_short(str(error))}"]) from error
+        raise ProofError(trainer, [f"{PROVE_FILE} printed no readable answer: {_short(str(error))}"]) from error
 
 
-def _run(command: list[str], folder: Path, told: dict[str, str], out: IO[bytes], err: IO[bytes]) -> str:
+def _run(command: list[str], folder: Path, environment: dict[str, str], out: IO[bytes], err: IO[bytes]) -> str:
     """How a command whose words go to files ended, if not with 0; nothing that it started outlives this call."""
     child = subprocess.Popen(
-        command, cwd=folder, env=told, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
         preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
     )  # fmt: skip
     try:
@@ -121,7 +121,7 @@ def _run(command: list[str], folder: Path, told: dict[str, str], out: IO[bytes],
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     if code < 0:
-        return f"was killed by signal {-code}" + (" (was there memory enough?)" if code == -signal.SIGKILL else "")
+        return f"was killed by signal {-code}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
     return f"ended with {code}" if code else ""
 
 
@@ -139,19 +139,21 @@ def prove(decision: Decision, trainer: str, version: str, python: Path, lying: P
         ExportError: what the trainer cannot run.
         ProofError: the trainer could not be asked.
     """
-    room = cast(ProvableExporter, exporter(trainer))
+    module = cast(ProvableExporter, exporter(trainer))
     with tempfile.TemporaryDirectory(prefix="forerun-proof-") as scratch:
-        room.export(decision, Path(scratch), version)
+        module.export(decision, Path(scratch), version)
         problems = [] if lying is None else _stale(Path(scratch), lying)
         try:
             view = ask(trainer, python, Path(scratch))
         except ProofError as error:
-            mend = f"the export is for {trainer} {version}: has it that? {variable_of(trainer)} names another Python"
-            raise ProofError(trainer, [*error.problems, mend]) from error
-    names, foretell = room.parameter_names(decision.shape), getattr(room, "foretold", frozen_run)
+            advice = (
+                f"the export needs {trainer} {version}: is it installed? {variable_of(trainer)} can name another Python"
+            )
+            raise ProofError(trainer, [*error.problems, advice]) from error
+    names, foretell = module.parameter_names(decision.shape), getattr(module, "foretold", frozen_run)
     problems += marked(decision, view, names, foretell(decision))
     if view.version.partition("+")[0] != version:
-        problems.append(f"{python} has {trainer} {view.version}: {version} is wanted")
+        problems.append(f"{python} has {trainer} {view.version}: must be {version}")
     return problems
 
 

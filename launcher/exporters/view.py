@@ -1,4 +1,4 @@
-"""A trainer's run held against the decision: parameter by parameter, step by step. No trainer is known here."""
+"""A trainer's run compared with the decision: parameter by parameter, step by step. No trainer is known here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-9
 MAX_STEPS = 4096
 """A longer run is compared at about as many steps, all those around a bend among them."""
 AROUND_BENDS = 64
-TOLD = " (told of in its fidelity report)"
+TOLD = " (noted in its fidelity report)"
 """How a difference ends that the export foretells, number for number."""
 
 
@@ -127,7 +127,9 @@ def marked(decision: Decision, view: TrainerView, names: Mapping[str, str], fore
         for run in (None, foretold)
     )
     problems = [said if which in untold else said + TOLD for which, said in found.items()]
-    return problems + [said.replace("frozen as", "foretold as") for which, said in untold.items() if which not in found]
+    return problems + [
+        said.replace("frozen as", "predicted as") for which, said in untold.items() if which not in found
+    ]
 
 
 def _parameter_differences(decision: Decision, view: TrainerView, names: Mapping[str, str]) -> list[str]:
@@ -162,7 +164,7 @@ def _rate_differences(
 ) -> list[str]:
     """Name the first step of each parameter whose rate is another, and how many more there are."""
     if view.steps != steps or any(len(row) != len(steps) for row in view.rates):
-        return [f"rates are told at {len(view.steps)} steps: {len(steps)} other ones are wanted"]
+        return [f"rates are given at {len(view.steps)} steps: must be the {len(steps)} steps of the proof"]
     problems = []
     for name, held in view.parameters.items():
         if name not in peaks:

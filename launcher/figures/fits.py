@@ -26,9 +26,9 @@ def main_run(report: Body) -> Panel:
         MissingError: it was not launched in its usual place, or no curve was expected.
     """
     run = part(report, "main_run", "`forerun launch FROZEN` starts it")
-    curve = part(report, "decision", "the study has not come to one")["predicted"]["curve"]
+    curve = part(report, "decision", "the study has not reached one yet")["predicted"]["curve"]
     if not curve:
-        raise MissingError("the ladder had too few runs to expect a curve")
+        raise MissingError("the ladder has too few runs to predict a curve")
     at = [point["step"] for point in curve]
     left = max(1.0, min(run["steps"][-1], at[0]) / 3)  # what lies before the band dwarfs it
     seen = [point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left]
@@ -39,12 +39,12 @@ def main_run(report: Body) -> Panel:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         low, high = ([point[f"{end}_nats"] for point in curve] for end in ("low", "high"))
-        axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="expected band")
+        axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="predicted band")
         axes.plot(at, [point["loss_nats"] for point in curve], color=KINDS[0], linewidth=1.4, label="expected")
         axes.plot(*zip(*seen, strict=True), color=INK, linewidth=1.4, label="training loss")
         axes.set_xlim(left, 1.1 * max(at[-1], run["steps"][-1]))
 
-    title = "Training loss of the main run, and the band that was expected"
+    title = "Training loss of the main run and its predicted band"
     return draw("main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, (4.8, 3.4))
 
 
@@ -150,7 +150,7 @@ def _frontier(axes: Axes, frontier: Sequence[Any], band: str) -> None:
         low, high = ([math.log10(point["interval"][i]) for point in frontier] for i in (0, 1))
         axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label=band)
     axes.plot(x, [_log_loss(point) for point in frontier], color=KINDS[0], linewidth=1.8,
-              label="best for the compute" if frontier else None)  # fmt: skip
+              label="best at its compute" if frontier else None)  # fmt: skip
 
 
 def _bars(

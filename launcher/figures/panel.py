@@ -137,7 +137,7 @@ def octaves(axis: Axis, low: float, high: float) -> None:
 
 
 def ceiling(losses: Sequence[float]) -> tuple[float, float]:
-    """Loss limits that show the valleys: a few runs near divergence must not flatten all others."""
+    """Loss limits that show the loss basins: a few runs near divergence must not flatten all others."""
     low, middle = min(losses), sorted(losses)[len(losses) // 2]
     crowd = low + 4 * (middle - low)
     high = max(losses) if max(losses) <= low + 1.5 * (crowd - low) else max(crowd, min(losses) + 0.05)

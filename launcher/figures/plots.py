@@ -57,7 +57,7 @@ def coordinates(report: Body, arm: str | None = None) -> Panel:
     checks = part(report, "coordinates", "`forerun check PLAN` runs the check")
     chosen = main_arm(report) if arm is None else arm
     if chosen not in checks:
-        raise MissingError(f"no coordinate check {chosen}; there is: {', '.join(checks)}")
+        raise MissingError(f"no coordinate check {chosen}; the report has: {', '.join(checks)}")
     check = checks[chosen]
     shown = {name: [layers[0] for _, layers in by_role(of)] for name, of in checks.items()}
     everything = [change for layers in shown.values() for layer in layers for change in layer["change"] if change > 0]

@@ -51,7 +51,7 @@ def test_of(report: Body, hyperparameter: str, axis: str) -> Test:
         if (test["hyperparameter"], test["axis"]) == (hyperparameter, axis):
             return test
     there = ", ".join(name_of(test) for test in tests)
-    raise MissingError(f"{hyperparameter} over {axis} was not tested; there is: {there}")
+    raise MissingError(f"{hyperparameter} over {axis} was not tested; the report has: {there}")
 
 
 def _spaced(ticks: Iterable[float], gap: float) -> list[float]:
@@ -74,7 +74,7 @@ def _value_axis(axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: 
 
 
 def _size_axis(axes: Axes, sizes: Iterable[int], first: Iterable[int]) -> None:
-    """Doublings, on an axis that holds log2(size); those named `first` have ticks, others where there is room."""
+    """Doublings, on an axis that holds log2(size); those named `first` have ticks, others where there is space."""
     at = {math.log2(size): size for size in sorted(sizes)}
     low, high = min(at), max(at)
     pad = 0.06 * (high - low) + 0.2
@@ -112,7 +112,7 @@ def basins(
     test, own = test_of(report, hyperparameter, axis), main_arm(report)
     arms, chosen = verdicts_by_arm(test, own), own if arm is None else arm
     if chosen not in arms:
-        raise MissingError(f"no arm {chosen} in {name_of(test)}; there is: {', '.join(arms)}")
+        raise MissingError(f"no parametrization {chosen} in {name_of(test)}; the report has: {', '.join(arms)}")
     verdict, runs = arms[chosen], runs_of(test)
     sizes = sorted({optimum["size"] for optimum in verdict["optima"]} | {run["size"] for run in runs})
     tried = {run["log2_value"] for run in runs}
@@ -207,7 +207,7 @@ def _used(axes: Axes, verdict: Any) -> list[float]:
     if offset["value"] is not None:
         low, high = offset["interval"]
         interval_marks(axes, [(x[1], there - offset["value"])], [(there - high, there - low)], along="y", fmt="*",
-                       color=KINDS[0], markersize=8, elinewidth=1.5, capsize=4, label="expected there")  # fmt: skip
+                       color=KINDS[0], markersize=8, elinewidth=1.5, capsize=4, label="predicted optimum")  # fmt: skip
         heights += [there - low, there - high]
     return heights
 

@@ -1,4 +1,4 @@
-"""The frozen launch config: one content-addressed decision, and the attestations that lie beside it.
+"""The frozen launch config: one content-addressed decision, and its attestations.
 
 `decision` holds everything the main run computes with, and nothing that depends on when, where or how often one ran.
 Evidence, environment, parity and rehearsal are attestations: files that name the digest and carry their own hash. A
@@ -26,7 +26,7 @@ from transfer.verdict.rules import TransferRule
 SCHEMA_VERSION = 5
 NUM_LR_SAMPLES = 64
 MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000  # steps are counted out one by one
-_TOO_LONG = f"num_steps = {{}}: at most {MOST_STEPS:,} are wanted; larger batches make fewer"
+_TOO_LONG = f"num_steps = {{}}: must be at most {MOST_STEPS:,}; larger batches need fewer steps"
 _NUMBERS = (*GROUP_NUMBERS, "init_std")
 _PLAIN = r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*"
 
@@ -57,15 +57,13 @@ class ParameterGroup(GroupNumbers):
         for name in _NUMBERS:
             checks.number(name, least=0, below=HYPERPARAMETERS[name].below if name in HYPERPARAMETERS else None)
         plain = len(self.pattern) <= MOST_PATTERN and re.fullmatch(_PLAIN, self.pattern) is not None
-        checks.that(
-            plain, f"pattern = {self.pattern[:80]!r}: names with `|` between them, numbers as `\\d+`, are wanted"
-        )
+        checks.that(plain, f"pattern = {self.pattern[:80]!r}: must be names separated by `|`, with numbers as `\\d+`")
         checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRate:
-    """lr(t) as a function and as numbers, so that a trainer's own scheduler can be held against it."""
+    """lr(t) as a function and as numbers, to compare a trainer's own scheduler with."""
 
     schedule: Schedule
     step_convention: str
@@ -189,24 +187,24 @@ class Decision:
         checks.whole("seed", least=0)
         if self.clip_norm is not None:
             checks.number("clip_norm", above=0)
-        checks.that(len(self.groups) <= MOST_GROUPS, f"{len(self.groups)} groups: at most {MOST_GROUPS} are wanted")
+        checks.that(len(self.groups) <= MOST_GROUPS, f"{len(self.groups)} groups: must be at most {MOST_GROUPS}")
         stop_above = self.abort.train_loss_above_nats
-        checks.that(stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: more than 0 is wanted")
+        checks.that(stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: must be above 0")
         for name, value in asdict(self.forward).items():  # of some of them trainers want the reciprocal
-            checks.that(1e-12 <= value <= 1e12, f"forward.{name} = {value!r}: between 1e-12 and 1e12 is wanted")
+            checks.that(1e-12 <= value <= 1e12, f"forward.{name} = {value!r}: must be from 1e-12 to 1e12")
         schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
         checks.that(schedule.num_steps <= MOST_STEPS, _TOO_LONG.format(schedule.num_steps))
         if checks.fine:
             checks.that(
                 self.num_tokens == schedule.num_full_batches * self.batch_tokens,
-                f"num_tokens = {self.num_tokens}: not {schedule.num_steps} steps of {self.batch_tokens} tokens"
+                f"num_tokens = {self.num_tokens}: must be {schedule.num_steps} steps of {self.batch_tokens} tokens"
                 + (f", {schedule.batch_warmup_steps} of them warming up" if schedule.batch_warmup_steps else ""),
             )
             smallest, rest = divmod(self.batch_tokens, schedule.batch_warmup_stages)
             checks.that(
                 rest == 0 and smallest % (self.shape.seq_len * ranks) == 0,
-                f"batch_tokens = {self.batch_tokens}: no whole sequences of {self.shape.seq_len} for each of {ranks} "
-                "ranks" + (f" at its smallest, {smallest}" if schedule.batch_warmup_stages > 1 else ""),
+                f"batch_tokens = {self.batch_tokens}: must be whole sequences of {self.shape.seq_len} for each of "
+                f"{ranks} ranks" + (f" at its smallest, {smallest}, too" if schedule.batch_warmup_stages > 1 else ""),
             )
         checks.done()
 

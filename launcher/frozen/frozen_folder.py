@@ -44,7 +44,7 @@ def write_frozen(frozen_dir: Path, decision: Decision, attested: Mapping[str, di
     A folder that is there already keeps what else lies in it. One process at a time: what a killed one left goes.
 
     Raises:
-        OSError: there is no room, or no right to write.
+        OSError: the disk is full, or the folder is not writable.
     """
     folder, scratch = frozen_dir / decision.digest, frozen_dir / f"freezing{_PART}"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -90,13 +90,13 @@ def look_through(folder: Path, digest: str) -> FolderContents:
     """
     if (folder / LAUNCH_FILE).is_symlink():
         raise TamperedError(
-            str(folder), [f"{LAUNCH_FILE} is a link: a plain file is wanted; put the file there, or freeze again"]
+            str(folder), [f"{LAUNCH_FILE} is a link: it must be a plain file; copy the file there, or freeze again"]
         )
     attestations, exports_dir = folder / "attestations", folder / "exports"
     kinds = kinds_in(attestations)
     kept = {name: kind for name, kind in kinds.items() if name.endswith(".json") and "/" not in name}
     wrong = [
-        f"attestations/{name} is a {kind}: a plain file is wanted; remove it: the verb that wrote it can again"
+        f"attestations/{name} is a {kind}: it must be a plain file; remove it and run the verb that wrote it again"
         for name, kind in kept.items()
         if kind != "file"
     ]
@@ -117,11 +117,11 @@ def look_through(folder: Path, digest: str) -> FolderContents:
             unchanged.append(f"files of {export.trainer}: {num_files} unchanged")
             exports.append(export)
     if exports_dir.exists() and not exports_dir.is_dir():
-        raise TamperedError(str(exports_dir), ["it is no folder: remove it"])
+        raise TamperedError(str(exports_dir), ["it must be a folder: remove it"])
     attested = {export.trainer for export in exports}
     for entry in sorted(exports_dir.iterdir()) if exports_dir.exists() else ():
         if entry.name not in attested and not entry.name.endswith(_PART):  # which one that was stopped left
-            raise TamperedError(str(entry), ["no attestation names it: `forerun export` makes it anew"])
+            raise TamperedError(str(entry), ["no attestation names it: `forerun export` writes it again"])
     return FolderContents(unchanged=tuple(unchanged), exports=tuple(exports))
 
 
@@ -132,9 +132,9 @@ def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Expo
         TamperedError: one was, or the attestation is none of an export.
     """
     trainer, version, files = path.stem.removeprefix("export-"), body.get("version"), body.get("files")
-    told = isinstance(version, str) and isinstance(files, dict) and all(isinstance(sha, str) for sha in files.values())
-    if not told or (body.get("trainer"), body.get("out")) != (trainer, f"exports/{trainer}"):
-        raise TamperedError(str(path), ["it describes no export: `forerun export` writes both anew"])
+    sound = isinstance(version, str) and isinstance(files, dict) and all(isinstance(sha, str) for sha in files.values())
+    if not sound or (body.get("trainer"), body.get("out")) != (trainer, f"exports/{trainer}"):
+        raise TamperedError(str(path), ["it does not describe an export: `forerun export` writes both again"])
     assert isinstance(version, str) and isinstance(files, dict)
     out = folder / "exports" / trainer
     kinds = kinds_in(out)
@@ -142,11 +142,11 @@ def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Expo
     wrong += [f"{name} was added" for name in kinds if name not in files]
     for name, kind in kinds.items():
         if name in files and kind != "file":
-            wrong.append(f"{name} is a {kind}: a plain file is wanted")
+            wrong.append(f"{name} is a {kind}: it must be a plain file")
         elif name in files and canon.file_sha256(out / name) != files[name]:
             wrong.append(f"{name} was changed")
         elif name == RUN_FILE and name in files and not (out / name).stat().st_mode & 0o100:
-            wrong.append(f"{name} cannot be executed any more: chmod +x, or `forerun export` again")
+            wrong.append(f"{name} is no longer executable: run chmod +x, or `forerun export` again")
     if wrong:
-        raise TamperedError(str(out), [*wrong, f"`forerun export --to {trainer}` writes all of it anew"])
+        raise TamperedError(str(out), [*wrong, f"`forerun export --to {trainer}` writes all files again"])
     return Exported(trainer=trainer, version=version, out=out), len(files)

@@ -48,9 +48,9 @@ def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
     if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
         raise _tampered(path, "not an attestation")
     if actual != claimed:
-        raise _tampered(path, "its content does not have its hash")
+        raise _tampered(path, "its content does not match its hash")
     if value.get("kind") != path.stem:
-        raise _tampered(path, f"it is of the kind {value.get('kind')!r:.40}")
+        raise _tampered(path, f"its kind is {value.get('kind')!r:.40}")
     if value.get("digest") != digest:
         raise _tampered(path, f"it is for the digest {str(value.get('digest'))[:16]}...")
     body = value["body"]
@@ -65,15 +65,17 @@ def created_at(path: Path) -> str:
 
 
 def _tampered(path: Path, what: str) -> TamperedError:
-    return TamperedError(str(path), [f"{what}; restore it from a copy, or remove it: the verb that wrote it can again"])
+    return TamperedError(
+        str(path), [f"{what}; restore it from a copy, or remove it and run the verb that wrote it again"]
+    )
 
 
 LAUNCH_FILE = "launch.json"
 RUN_FILE = "run.sh"
 """What starts an export."""
-MOST_SAID = 2000
+MOST_CHARS = 2000
 """Characters of what is wrong with a decision."""
-_MEND = "restore it from a copy, or freeze again"
+_FIX = "restore it from a copy, or freeze again"
 
 
 def write_launch(frozen_dir: Path, decision: Decision) -> Path:
@@ -100,29 +102,31 @@ def read_launch(path: Path) -> Decision:
     except OSError as error:
         raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
     except (canon.CanonError, RecursionError) as error:
-        raise TamperedError(str(file), [f"{error}; {_MEND}"]) from error
+        raise TamperedError(str(file), [f"{error}; {_FIX}"]) from error
     if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
-        raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])
+        raise FrozenError(str(file), ["a launch config must hold `digest` and `decision`, nothing else"])
     digest = value["digest"]
     if actual != digest:  # before the version, which may be what was edited
         raise TamperedError(
-            str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}...; {_MEND}"]
+            str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}...; {_FIX}"]
         )
     version = body.get("schema_version") if isinstance(body, dict) else None
     if version != SCHEMA_VERSION:
         what = f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"
         old = type(version) is int and version < SCHEMA_VERSION
-        raise FrozenError(str(file), [f"{what}; git commit 7aa3a7b of forerun reads those before" if old else what])
+        raise FrozenError(str(file), [f"{what}; git commit 7aa3a7b of forerun reads older ones" if old else what])
     named = file.parent.name
     if file.parent.parent.name == "frozen" and len(named) == canon.ID_LENGTH and named != digest:
-        raise TamperedError(str(file), [f"it has the digest {actual[:16]}..., its folder is another's; {_MEND}"])
+        raise TamperedError(
+            str(file), [f"it has the digest {actual[:16]}..., but its folder is named after another; {_FIX}"]
+        )
     try:
         decision = canon.decode(Decision, body, "decision")
     except ValueError as error:  # whose words may hold a value of megabytes
         said = str(error)
-        if len(said) > MOST_SAID:
-            said = f"{said[: MOST_SAID // 2]} ... {said[-MOST_SAID // 2 :]}"
+        if len(said) > MOST_CHARS:
+            said = f"{said[: MOST_CHARS // 2]} ... {said[-MOST_CHARS // 2 :]}"
         raise FrozenError(str(file), [said]) from error
     if decision.digest != digest:  # 1 for 1.0: read as it stands, it would be another decision than its digest names
-        raise TamperedError(str(file), [f"its numbers are not written as `forerun freeze` writes them; {_MEND}"])
+        raise TamperedError(str(file), [f"its numbers are not in the form that `forerun freeze` writes; {_FIX}"])
     return decision

@@ -24,26 +24,26 @@ def killed_rank(stage: RehearsalFolder) -> DrillResult:
 
 
 def hang(stage: RehearsalFolder) -> DrillResult:
-    """A rank that stands still: the supervisor notices, kills the job, starts it again."""
+    """A rank hangs: the supervisor notices, kills the job, starts it again."""
     seconds = stage.hang_seconds
-    what = f"a rank stood still; after {seconds:g} s without a step the job was killed"
+    what = f"a rank hung; the job was killed after {seconds:g} s without a step"
     return _restarted(stage, "hang", Fault(kind="hang", step=BETWEEN_SAVES), seconds, what)
 
 
 def _restarted(stage: RehearsalFolder, name: str, fault: Fault, hang_seconds: float, what: str) -> DrillResult:
     run = stage.fresh(name.replace("_", "-"))
     outcome = stage.run(run, fault, max_restarts=1, hang_seconds=hang_seconds)
-    struck, before = fired(stage.path(run), fault.kind).exists(), f"{what} before update {fault.step + 1}"
+    happened, before = fired(stage.path(run), fault.kind).exists(), f"{what} before update {fault.step + 1}"
     seen: dict[str, Json] = {
-        "event": outcome.event, "num_restarts": outcome.num_restarts, "struck": struck,
+        "event": outcome.event, "num_restarts": outcome.num_restarts, "struck": happened,
         "struck_before_update": fault.step + 1,
     }  # fmt: skip
     if outcome.event != "finished":
         return judged(name, False, f"{before}; the run {outcome.event}: {outcome.reason}", seen)
     apart = stage.apart(stage.reference(), run)
     seen["num_tensors_differing"] = apart.num_differing
-    said = f"{before}, {outcome.num_restarts} restart; at the end {apart.told}"
-    return judged(name, struck and outcome.num_restarts == 1 and apart.bitwise, said, seen)
+    text = f"{before}, {outcome.num_restarts} restart; at the end {apart.told}"
+    return judged(name, happened and outcome.num_restarts == 1 and apart.bitwise, text, seen)
 
 
 def nan(stage: RehearsalFolder) -> DrillResult:
@@ -56,8 +56,8 @@ def nan(stage: RehearsalFolder) -> DrillResult:
     return judged(
         "nan", (outcome.event, outcome.exit_code) == ("aborted", 3) and trained == AFTER_SAVE and whole and same,
         f"NaN in the forward pass of update {AFTER_SAVE + 1}: {outcome.event}, exit {outcome.exit_code}, {trained} "
-        f"updates made; the checkpoint of step {newest} is "
-        + ("whole and bitwise the uninterrupted run's" if whole and same else "damaged"),
+        f"updates done; the checkpoint of step {newest} is "
+        + ("complete and bitwise the uninterrupted run's" if whole and same else "damaged"),
         {"event": outcome.event, "exit_code": outcome.exit_code, "num_updates": trained, "newest_checkpoint": newest},
     )  # fmt: skip
 
@@ -79,19 +79,19 @@ def sigterm(stage: RehearsalFolder) -> DrillResult:
 
 
 def disk_full(stage: RehearsalFolder) -> DrillResult:
-    """No room for a checkpoint: ends in words, the older one intact; with room again it resumes."""
+    """No disk space for a checkpoint: ends with a message, the older one intact; with free space it resumes."""
     run = stage.fresh("disk-full")
     outcome = stage.run(run, Fault(kind="disk_full", step=AFTER_SAVE))
     found = cause_in(outcome.reason)
-    told = found is not None and found[0] == "disk_full"
+    named = found is not None and found[0] == "disk_full"
     newest, whole = _newest(stage, run)
     bitwise = _resumes(stage, run, whole)
-    reason = outcome.reason.splitlines()[-1] if outcome.reason else "no word why"
+    reason = outcome.reason.splitlines()[-1] if outcome.reason else "no reason given"
     return judged(
-        "disk_full", outcome.exit_code != 0 and told and bitwise,
-        f"no room for the checkpoint after step {AFTER_SAVE + 1}: {outcome.event} ({reason}); the checkpoint of step "
-        f"{newest} is {'whole' if whole else 'damaged'}; with room again, {_same_end(bitwise)}",
-        {"event": outcome.event, "exit_code": outcome.exit_code, "newest_checkpoint": newest, "told": told,
+        "disk_full", outcome.exit_code != 0 and named and bitwise,
+        f"no disk space for the checkpoint after step {AFTER_SAVE + 1}: {outcome.event} ({reason}); the checkpoint of "
+        f"step {newest} is {'complete' if whole else 'damaged'}; with free space again, {_same_end(bitwise)}",
+        {"event": outcome.event, "exit_code": outcome.exit_code, "newest_checkpoint": newest, "told": named,
          "resumed_bitwise": bitwise},
     )  # fmt: skip
 
@@ -116,4 +116,8 @@ def _resumes(stage: RehearsalFolder, run: str, whole: bool) -> bool:
 
 
 def _same_end(bitwise: bool) -> str:
-    return "it ends bitwise as the uninterrupted run" if bitwise else "it does not come to the same end"
+    return (
+        "it ends bitwise equal to the uninterrupted run"
+        if bitwise
+        else "it does not end equal to the uninterrupted run"
+    )

@@ -95,7 +95,7 @@ class FaultInjector(Callback):
         return True
 
     def _wait_for_signal(self) -> None:
-        """Some steps of a small model would pass before the supervisor has told its ranks."""
+        """Some steps of a small model would pass before the supervisor has signalled its ranks."""
         until = time.monotonic() + SIGNAL_SECONDS
         while not self._run.interrupted() and time.monotonic() < until:
             time.sleep(0.01)

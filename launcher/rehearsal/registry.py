@@ -54,7 +54,7 @@ class RehearsalAttestation:
 
     outcome: Outcome
     copy: dict[str, object]
-    """What was trained in the drills, and which config it stands for."""
+    """What was trained in the drills, and which config it represents."""
     machine: dict[str, object]
     seconds: float
     drills: tuple[DrillResult, ...]
@@ -92,66 +92,67 @@ class Drill:
 _DRILLS = (
     Drill(
         name="loss", module="resume_drills",
-        happens="the copy's run in the proxies' own engine; of the real shape (`--full`) no proxy was trained",
+        happens="the copy is trained here and in the proxies' engine; `--full` has no proxy to compare with",
         limit=f"within {PROXY_NATS['float32']:g} (bfloat16: {PROXY_NATS['bfloat16']:g}) nats of the proxy at every "
-        "step and in validation, and falling; `--full`: first within 1 nat of ln(vocabulary), last below first, "
-        "validation within 1 nat of the last",
-        advice="the trainer does not train what the proxies trained: compare weights, forward multipliers and data",
+        "step and in validation, and falling; `--full`: first loss within 1 nat of ln(vocabulary), last below first, "
+        "validation loss within 1 nat of the last",
+        advice="the trainer trains another model than the proxies did: compare weights, forward multipliers and data",
         not_proven="anything about the loss of the real size",
     ),
     Drill(
         name="resume", module="resume_drills",
-        happens=f"cut after {', '.join(map(str, CUTS))} updates and resumed in new processes; and resumed wrongly "
-        "(moments dropped, data off by one batch)",
-        limit="weights and moments bitwise the uninterrupted run's; every wrong resume differs",
-        advice="a resumed run is another run: look at what of weights, moments, step and data order is not restored",
+        happens=f"the run is cut after {', '.join(map(str, CUTS))} updates and resumed in new processes; control runs "
+        "resume wrongly (moments dropped, data off by one batch)",
+        limit="weights and moments bitwise equal to the uninterrupted run's; every wrong resume differs",
+        advice="resuming changes the run: check which of weights, moments, step and data order is not restored",
     ),
     Drill(
         name="killed_rank", module="fault_drills",
-        happens="SIGKILL between gradients and update",
-        limit="one restart, every weight and moment bitwise that of the uninterrupted run",
-        advice="the supervisor did not bring the run back to where it was: see torchrun.log in the run's folder",
+        happens="a rank gets SIGKILL between gradients and update",
+        limit="one restart, every weight and moment bitwise equal to the uninterrupted run's",
+        advice="the supervisor did not restore the run: see torchrun.log in the run's folder",
         not_proven="the loss of a machine",
     ),
     Drill(
         name="hang", module="fault_drills",
-        happens="a rank stands still",
+        happens="a rank hangs",
         limit=f"the supervisor kills the job after {HANG_SECONDS:g} s without a step (`--full`: a minute), one "
-        "restart, bitwise the same end",
-        advice="a hang would stand for as long as nobody looks: the supervisor's watch on steps did not see it",
-        not_proven="that so short a time suits the real run: see `launch --hang-seconds`",
+        "restart, final weights bitwise the same",
+        advice="a hang would last until somebody looks: the supervisor's step timeout did not detect it",
+        not_proven="that so short a timeout suits the real run: see `launch --hang-seconds`",
     ),
     Drill(
         name="nan", module="fault_drills",
         happens="a forward pass gives NaN",
-        limit="aborted with exit 3 before the update, the last checkpoint whole and bitwise right",
-        advice="a batch that gives NaN is stepped on, or saved: the weights would be lost with it",
+        limit="aborted with exit 3 before the update, the last checkpoint complete and bitwise correct",
+        advice="a batch that gives NaN reaches the weights or a checkpoint: the weights would be lost",
     ),
     Drill(
         name="sigterm", module="fault_drills",
-        happens="SIGTERM to the supervisor, as a scheduler's",
-        limit="exit 130, a checkpoint of the step it ended at, bitwise the same end after resuming",
-        advice="a scheduler's end of time would lose work: the ranks must save when they are told to end",
-        not_proven="that the scheduler's grace is long enough for the real checkpoint",
+        happens="the supervisor gets SIGTERM, as from a scheduler",
+        limit="exit 130, a checkpoint of the step it ended at, final weights bitwise the same after resuming",
+        advice="a scheduler's time limit would lose work: the ranks must save when they get the signal",
+        not_proven="that the scheduler's grace period is long enough for the real checkpoint",
     ),
     Drill(
         name="disk_full", module="fault_drills",
         happens=f"no file may grow beyond {FULL_DISK_BYTES // 1024} KiB (`RLIMIT_FSIZE`)",
-        limit="an end that names the disk, the older checkpoint whole, bitwise the same end with room again",
-        advice="a full disk would cost more than the time since the last save: look at the save's error handling",
-        not_proven="a network file system's ways to fail",
+        limit="an error that names the disk, the older checkpoint complete, final weights bitwise the same once there "
+        "is free space",
+        advice="a full disk would cost more than the time since the last save: check the save's error handling",
+        not_proven="the ways a network file system fails",
     ),
     Drill(
         name="corrupt_newest", module="resume_drills",
         happens="a bit flipped in the newest checkpoint",
-        limit="the one before is used, the damaged one kept aside, bitwise the same end",
-        advice="a damaged checkpoint is loaded, or stops the run: checkpoints must be hashed before they are read",
+        limit="the one before is used, the damaged one set aside, final weights bitwise the same",
+        advice="a damaged checkpoint was loaded or stopped the run: checkpoints must be hashed before they are read",
     ),
     Drill(
         name="corrupt_all", module="resume_drills",
         happens="a bit flipped in each checkpoint",
         limit="refused with exit 5, every checkpoint named and kept, nothing trained",
-        advice="without a good checkpoint the run begins anew or resumes from a bad one: it must refuse",
+        advice="without a good checkpoint the run started over or resumed from a bad one: it must refuse",
     ),
 )  # fmt: skip
 DRILLS: dict[str, Drill] = {drill.name: drill for drill in _DRILLS}

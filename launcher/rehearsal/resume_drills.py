@@ -19,7 +19,7 @@ EXIT_CORRUPT = 5
 
 
 def loss(stage: RehearsalFolder) -> DrillResult:
-    """The copy's training losses and its validation loss beside those of the same run in the proxies' own engine."""
+    """The copy's training and validation losses, compared with those of the same run in the proxies' own engine."""
     losses, validated = stage.losses(stage.reference()), stage.validation_loss(stage.reference())
     first, last = losses[1], losses[max(losses)]
     at_init, falls = math.log(stage.decision.shape.vocab_size), last < first
@@ -29,7 +29,7 @@ def loss(stage: RehearsalFolder) -> DrillResult:
     fell = f"the loss goes from {first:.3f} to {last:.3f} nats in {len(losses)} steps"
     if stage.scaled.spec is None:
         near = abs(first - at_init) <= 1.0 and abs(validated - last) <= 1.0
-        said = f"{fell}, of validation it is {validated:.3f}; ln of the vocabulary is {at_init:.3f}"
+        said = f"{fell}, the validation loss is {validated:.3f}; ln(vocabulary) is {at_init:.3f}"
         return judged("loss", near and falls, said, seen)
     proxy, proxy_validated = _proxy_losses(stage)
     limit = PROXY_NATS[stage.decision.precision]
@@ -38,7 +38,7 @@ def loss(stage: RehearsalFolder) -> DrillResult:
     seen |= {"worst_apart_nats": worst, "validation_apart_nats": apart, "num_steps": len(losses)}
     return judged(
         "loss", worst <= limit and apart <= limit and falls and len(losses) == stage.num_steps,
-        f"{fell}, at every step within {worst:.1g} nats of the same run in the proxies' engine, the validation loss "
+        f"{fell}, within {worst:.1g} nats of the same run in the proxies' engine at every step, the validation loss "
         f"({validated:.3f} nats) within {apart:.1g}", seen,
     )  # fmt: skip
 
@@ -70,9 +70,9 @@ def resume(stage: RehearsalFolder) -> DrillResult:
         seen[f"control_{fault}"] = None if wrong is None else wrong.weights_share
         if wrong is None or wrong.bitwise:
             unnoticed.append(what)
-    controls = f"resumed with {', '.join(CONTROLS.values())}: differs each time, as it must"
+    controls = f"resumed with {', '.join(CONTROLS.values())}, it differs each time, as it must"
     if unnoticed:
-        controls = f"but resumed with {', '.join(unnoticed)} it ends the same, or not at all: the drill sees nothing"
+        controls = f"but resumed with {', '.join(unnoticed)} the end is the same, or none: no proof"
     said = f"cut after steps {', '.join(map(str, CUTS))} and resumed in new processes: {apart.told}; {controls}"
     return judged("resume", apart.bitwise and not unnoticed, said, seen)
 
@@ -108,7 +108,7 @@ def corrupt_all(stage: RehearsalFolder) -> DrillResult:
     return judged(
         "corrupt_all", refused and named and len(kept) == len(folders) and not stage.losses(run),
         f"one bit flipped in each of {len(folders)} checkpoints: {outcome.event}, exit {outcome.exit_code}, "
-        f"{len(kept)} kept aside: {outcome.reason}",
+        f"{len(kept)} set aside: {outcome.reason}",
         {"event": outcome.event, "exit_code": outcome.exit_code, "num_kept": len(kept), "all_named": named},
     )  # fmt: skip
 

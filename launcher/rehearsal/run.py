@@ -105,7 +105,9 @@ def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) ->
     weights, manifest = dict(decision.data.weights), read_manifest(corpus)
     data_id = (manifest.reweighted(weights) if weights else manifest).data_id
     if data_id != decision.data.data_id:
-        raise FrozenError("rehearsal", [f"the corpus is {data_id[:16]}..., frozen is {decision.data.data_id[:16]}..."])
+        raise FrozenError(
+            "rehearsal", [f"the corpus has data_id {data_id[:16]}..., must be {decision.data.data_id[:16]}..."]
+        )
     scratch = frozen_dir / SCRATCH
     if scratch.is_dir():
         for other in scratch.iterdir():
@@ -160,8 +162,8 @@ def _held(stage: RehearsalFolder, name: str) -> DrillResult:
         result = DRILLS[name].hold(stage)
     except (UnexpectedEndError, CheckpointError, IndexRefusedError) as error:
         result = DrillResult(
-            name=name, outcome="failed", said=str(error), seen={}, limit="the drill takes place",
-            advice=f"torchrun.log in the folders of {stage.folder} has the ranks' own words",
+            name=name, outcome="failed", said=str(error), seen={}, limit="the drill runs to its end",
+            advice=f"see torchrun.log in the folders of {stage.folder} for the ranks' own messages",
         )  # fmt: skip
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
 

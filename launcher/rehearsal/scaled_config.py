@@ -174,8 +174,8 @@ def _share(groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...]
     shares = [getattr(group, number) / getattr(_member(group, table), number) for group in groups]
     if max(shares) - min(shares) > AGREE * max(shares):
         problem = (
-            f"{number}: the groups imply from {min(shares):.6g} to {max(shares):.6g} at the base shape, where the "
-            "parametrization has one value: no small copy has these numbers; --full rehearses the real shape"
+            f"{number}: the groups imply from {min(shares):.6g} to {max(shares):.6g} at the base shape, but the "
+            "parametrization has one value, so no small copy can have them; --full rehearses the real shape"
         )
         raise FrozenError("rehearsal", [problem])
     return float(shares[0])

@@ -75,7 +75,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> CheckpointDiffere
 
 
 LOG_FILE = "supervisor.log"
-"""What the supervisor of the drills' runs said."""
+"""What the supervisor of the drills' runs printed."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -230,7 +230,9 @@ class RehearsalFolder:
 
     def _must_end(self, name: str, outcome: LaunchOutcome) -> None:
         if outcome.event not in ("finished", "stopped"):
-            raise UnexpectedEndError(f"the run {name!r} without a fault: {outcome.event}: {outcome.reason}")
+            raise UnexpectedEndError(
+                f"the run {name!r}, which has no fault, ended early: {outcome.event}: {outcome.reason}"
+            )
 
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:

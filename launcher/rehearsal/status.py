@@ -29,12 +29,12 @@ class RehearsalStatus:
 
 
 def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
-    """How the config in `folder` stands."""
+    """Whether the config in `folder` was rehearsed."""
     path = path_of(folder, "rehearsal")
     command = f"forerun rehearse {folder}"
     if not path.is_file():
         return RehearsalStatus(
-            rehearsed=False, body=None, sentence=f"UNREHEARSED: no drill was held with this config; {command}"
+            rehearsed=False, body=None, sentence=f"UNREHEARSED: no drill was run with this config; {command}"
         )
     try:
         found = canon.decode(RehearsalAttestation, read_attestation(path, digest))
@@ -45,9 +45,9 @@ def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
     held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}{_where(found)}, {at}"
     stale = _other_versions(found)
     if stale:
-        sentence = f"UNREHEARSED with what is installed here: {held}, by {', '.join(stale)}; {command}"
+        sentence = f"UNREHEARSED with the versions installed here: {held}, with {', '.join(stale)}; {command}"
     elif failed:
-        sentence = f"UNREHEARSED: {', '.join(failed)} failed ({held}); mend it, then {command}"
+        sentence = f"UNREHEARSED: {', '.join(failed)} failed ({held}); fix it, then {command}"
     else:
         sentence = f"rehearsed: {held}"
     body: dict[str, Json] = {
@@ -69,7 +69,7 @@ def _other_versions(found: RehearsalAttestation) -> list[str]:
     """What would run here in another version than was rehearsed."""
     here = {name: importlib.metadata.version(name) for name in _CODE}
     return [
-        f"{name} {theirs} (here is {here[name]})"
+        f"{name} {theirs} (installed here: {here[name]})"
         for name in _CODE
         if (theirs := found.machine.get(name, here[name])) != here[name]
     ]

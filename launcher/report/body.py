@@ -52,7 +52,7 @@ def main_run(study: Study, decision: Decision) -> Json:
     }
 
 
-FINDING = "working out verdicts, fit and forecast"
+FINDING = "computing verdicts, fit and forecast"
 
 
 def body_of(study: Study, ledger: Ledger) -> dict[str, Json]:
@@ -104,14 +104,14 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
 
 
 def _decision(study: Study, found: StudyFindings) -> Decision | None:
-    """The decision; None where a curve it is made of is lost or there is none, which is said, and `freeze` refuses."""
+    """The decision; None where a curve it needs is lost or missing: that is printed, and `freeze` refuses."""
     from launcher.frozen.frozen import FrozenError
     from sweeps.store.errors import CurveCorrupt
 
     try:
         return decision_of(study, found)
     except (CurveCorrupt, FrozenError) as error:
-        say(f"forerun: no launch config in the report: {error}")
+        say(f"forerun: the report has no launch config: {error}")
         return None
 
 
@@ -203,8 +203,8 @@ def _choice(study: Study, found: StudyFindings) -> Json:
 
 
 def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
-    """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted, nor is
-    what another study paid for.
+    """What the runs cost, as numbers and as a share of the main run; the coordinate check, lost attempts and what
+    another study paid for are not counted.
     """
     results = ledger.own_results()
     flops = sum(result.flops for result in results)

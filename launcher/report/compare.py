@@ -32,7 +32,7 @@ _CHOSEN = ("params", "params_non_embedding", "tokens", "num_steps", "budget_flop
 def difference(
     both: Sequence[Any], levels: Sequence[float | None], value: str = "value", interval: str = "interval"
 ) -> dict[str, Any]:
-    """The second less the first, its interval, and whether that tells the two apart; nulls where it cannot be said.
+    """The second less the first, its interval, and whether it is significant; nulls where that is unknown.
 
     Args:
         both: records of estimates; None where there is none.
@@ -151,22 +151,22 @@ def forecasts(a: Body, b: Body, *, losses: bool) -> Any:
 
 _PARTS = ("question", "corpus", "transfer", "choice", "progress")
 _OTHER_LOSSES = {
-    "tokenizer": "the tokenizers are others, so are their losses per token",
-    "vocab_size": "the vocabularies are others, so are their losses per token",
-    "data_id": "the data is other data, and so are the texts that the losses were measured on",
+    "tokenizer": "the tokenizers differ, so losses per token are not on one scale",
+    "vocab_size": "the vocabularies differ, so losses per token are not on one scale",
+    "data_id": "the data differs, so the losses were measured on different texts",
 }
-_ANOTHER = "differs, and a value as set at the base means another one in the model"
+_ANOTHER = "differs, so one value at the base means different values in the model"
 _OTHER_VALUES = {
     "parametrization": ("no", f"the parametrization {_ANOTHER}"),
     "base_width": ("no", f"the base width {_ANOTHER}"),
-    "batch_tokens": ("with_care", "the batch at the base differs, and optima move with it"),
-    "num_steps": ("with_care", "the number of steps at the base differs, and optima move with it"),
+    "batch_tokens": ("with_care", "the batch at the base differs, and optima shift with it"),
+    "num_steps": ("with_care", "the number of steps at the base differs, and optima shift with it"),
 }
 """By key of the proxy: learning rates are set at the base, under one parametrization."""
 
 
 class NotAReportError(ValueError):
-    """What was given is no study and no report; `problems` names each."""
+    """What was given is neither a study nor a report; `problems` names each."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -186,7 +186,7 @@ def read_two(first: Path, second: Path) -> tuple[Body, Body]:
             read.append(_report(path / "report.json" if path.is_dir() else path))
         except (OSError, ValueError) as error:
             what = error.strerror if isinstance(error, OSError) else error
-            problems.append(f"{path}: {what}; name a study that `forerun report` wrote a report of, or its report.json")
+            problems.append(f"{path}: {what}; name a study with a report (`forerun report` writes it) or a report.json")
     if problems:
         raise NotAReportError(problems)
     return read[0], read[1]
@@ -195,7 +195,7 @@ def read_two(first: Path, second: Path) -> tuple[Body, Body]:
 def _report(path: Path) -> Body:
     body = canon.parse(path.read_bytes())
     if not isinstance(body, dict) or body.get("schema_version") != 1 or not body.keys() >= {*_PARTS}:
-        raise ValueError("not a report as this version writes it")
+        raise ValueError("not a report of this version")
     return body
 
 
@@ -241,16 +241,14 @@ def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
     lengths = [body["question"].get("model", {}).get("seq_len") for body in (a, b)]
     losses = [("no", _OTHER_LOSSES[other[0]])] if "data_id" in other else []
     if lengths[0] != lengths[1]:
-        losses.append(
-            ("with_care", "the sequences are of other lengths: a model that sees more before a token loses less at it")
-        )
+        losses.append(("with_care", "the sequence lengths differ, and more context before a token lowers its loss"))
     forecasts = list(losses)
     if _budget(a) != _budget(b):
-        forecasts.append(("with_care", "the budgets differ, so the forecasts are of main runs of other compute"))
+        forecasts.append(("with_care", "the budgets differ, so the forecasts are for main runs with different compute"))
     first, second = (body["question"]["proxy"] for body in (a, b))
     values = [found for key, found in _OTHER_VALUES.items() if first.get(key) != second.get(key)]
     if "data_id" in other:
-        values.append(("with_care", "the data differs, and optima may move with it"))
+        values.append(("with_care", "the data differs, and optima may shift with it"))
     found = {"losses": losses, "values": values, "forecasts": forecasts}
     return {what: _worst(limits) for what, limits in found.items()}
 
@@ -262,20 +260,20 @@ def _worst(limits: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def sentences(body: Body) -> list[str]:
-    """What differs, most telling first, as plain text."""
+    """What differs, most important first, as plain text."""
     if body["same_study"]:
-        return ["both are one study at one moment: nothing differs"]
+        return ["both are the same study at the same moment: nothing differs"]
     said = []
     if body["comparable"]["losses"]["comparable"] == "no":
         said.append(f"losses cannot be compared: {'; '.join(body['comparable']['losses']['reasons'])}")
     found = body["forecast"]
     if found is not None and found["difference_nats"] and found["difference_nats"]["value"] is not None:
         said += forecast_doubts(found)
-        said.append(f"main run's expected loss, B less A: {_plain(found['difference_nats'], '+.4f', 'nats')}")
+        said.append(f"the main run's expected loss, B minus A: {_plain(found['difference_nats'], '+.4f', 'nats')}")
     for test in body["tests"]:  # of optima the differences that their intervals do not explain
         said += [
             f"optimal {hyperparameter_name(test['hyperparameter'])} at {size_name(test['axis'], row['size'])}, "
-            f"B less A: {_plain(row['difference_octaves'], '+.2f', 'octaves')}"
+            f"B minus A: {_plain(row['difference_octaves'], '+.2f', 'octaves')}"
             for row in test["optima"]
             if row["difference_octaves"] and row["difference_octaves"]["apart"]
         ]
@@ -287,7 +285,7 @@ def sentences(body: Body) -> list[str]:
 
 
 def forecast_doubts(found: Any) -> list[str]:
-    """Why each side's forecast is inconclusive, if it is: said before its number."""
+    """Why each side's forecast is inconclusive, if it is: shown before its number."""
     sides = {name: found[side] for name, side in (("A", "a"), ("B", "b")) if found[side] is not None}
     return [f"{name}: {doubt}" for name, side in sides.items() for doubt in first_and_rest(side["warnings"])[0]]
 
@@ -297,4 +295,4 @@ def _plain(found: Any, spec: str, unit: str) -> str:
     value, *ends = (format(x, f"+z{spec[1:]}") for x in [found["value"], *(found["interval"] or ())])
     if not ends:
         return f"{value} {unit}, with no interval"
-    return f"{value} {unit} [{', '.join(ends)}]{'' if found['apart'] else ', which may be nothing'}"
+    return f"{value} {unit} [{', '.join(ends)}]{'' if found['apart'] else ', which may be zero'}"

@@ -1,7 +1,7 @@
-"""One attempt at a main run: a job of processes from its start to its end, told to save, looked at, and cleared away.
+"""One attempt at a main run: a job of processes from its start to its end, asked to save, watched, and cleared away.
 
 torchrun puts every rank into a session of its own, so a job is known by a token in its processes' environment, which
-children inherit. A signal goes to the ranks themselves: torchrun, told to end, gives them 30 s and then kills them, and
+children inherit. A signal goes to the ranks themselves: torchrun, on a signal, gives them 30 s and then kills them, and
 a large model takes longer to save.
 """
 
@@ -91,7 +91,7 @@ def attempt(spec: AttemptSpec, signals: Signals) -> metrics.AttemptEnd | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
 
     Returns:
-        How it ended, in order or because it was told to; or why it died.
+        How it ended, in order or because it was asked to; or why it died.
 
     Raises:
         OSError: the log cannot be written.
@@ -148,10 +148,10 @@ def _follow(
         now = time.monotonic()
         hung = watchdog.look(now)
         if signals.now.is_set():
-            say("forerun: asked again: ending it now, unsaved")
+            say("forerun: second signal: ending now without saving")
             return ""
         if signals.save.is_set() and not passed_on:
-            say("forerun: asked to end: saving (Ctrl-C again ends it now)")
+            say("forerun: signal received: saving, then ending (Ctrl-C again ends now without saving)")
             job.tell_to_save()
             passed_on = True
         if ended_at is None and has_ended():
@@ -159,7 +159,7 @@ def _follow(
         if ended_at is not None and now > ended_at + LEAVE_SECONDS:
             return ""
         if hung and ended_at is None:
-            say(f"forerun: {hung}: asking every rank where it is, then ending the job")
+            say(f"forerun: {hung}: writing the stack of every rank to the log, then ending the job")
             job.dump_stacks()
             return hung
         if now >= next_report:
@@ -170,13 +170,13 @@ def _follow(
 
 
 def _report(spec: AttemptSpec, pace: Pace, shown: int, now: float) -> int:
-    """Say where the run is, unless that was said already; returns the step said last."""
+    """Print the step of the run, unless already printed; returns the last one printed."""
     if pace.step is None or pace.loss_nats is None or pace.step == shown:
         return shown
     said = f"step {pace.step}/{spec.num_steps}  loss {pace.loss_nats:.4f} nats"
     if speed := pace.tokens_per_second(now):
         left_seconds = max(0.0, (spec.num_tokens - pace.tokens) / speed)
-        said += f"  {speed:,.0f} tokens/s  {duration(left_seconds)} to the end"
+        said += f"  {speed:,.0f} tokens/s  {duration(left_seconds)} left"
     say(said)
     return pace.step
 
@@ -212,7 +212,7 @@ class ProcessSession:
         asked = self._ranks()
         for pid in asked:
             with contextlib.suppress(OSError):  # a full disk
-                os.write(self._log, f"forerun: process {pid} is here:\n".encode())
+                os.write(self._log, f"forerun: the stack of process {pid}:\n".encode())
             _send(pid, signal.SIGUSR1)
             time.sleep(STACK_SECONDS / len(asked))
 

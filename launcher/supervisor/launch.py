@@ -165,7 +165,7 @@ class _Supervisor:
             again = last is not None and (last.cause, last.step) == (ended.cause, ended.step)
             why = ""
             if again and not progressed and not CAUSES[ended.cause].passes:
-                why = "twice at the same point with nothing saved between: it would again"
+                why = "twice at the same step with no save between, so it would fail again"
             elif num_deaths > self._most:
                 why = "no restart is allowed"
                 if self._most:
@@ -175,16 +175,16 @@ class _Supervisor:
                 return self._failed(ended, why)
             last = ended
             self._wait(ended, num_deaths, num_idle)
-        reason = "by a signal, with no attempt under way"
+        reason = "by a signal between two attempts"
         step = _newest_step(spec.run_dir)
         return self._over(LaunchOutcome(event="interrupted", exit_code=130, step=step, reason=reason))
 
     def _wait(self, crash: Crash, num_deaths: int, num_idle: int) -> None:
         """Tell of a restart and wait for its moment, or until a signal comes instead."""
-        # A float has no room for 4 to the power of a thousand restarts.
+        # A float cannot hold 4 to the power of a thousand restarts.
         seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_deaths - 1, 100), MOST_BACKOFF_SECONDS)
         from_step = _newest_step(self._spec.run_dir)
-        text = f"{crash.words}; starting again from step {from_step} in {duration(seconds)}"
+        text = f"{crash.words}; restarting from step {from_step} in {duration(seconds)}"
         say(f"forerun: {text} (log: {self._spec.log})")
         if self._signals.save.wait(seconds):
             return

@@ -51,13 +51,13 @@ srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$cpus"
   {command} &
 step=$!
 
-told=""
+ended_by=""
 stop() {{  # the driver saves and stops; before there is one, the whole step ends
   driver=$(cat "$FORERUN_JOB/pid" 2>/dev/null)
   kill -TERM "${{driver:-$step}}" 2>/dev/null
 }}
-trap 'told=limit; stop' USR1
-trap 'told=ended; stop' TERM
+trap 'ended_by=limit; stop' USR1
+trap 'ended_by=ended; stop' TERM
 while kill -0 "$step" 2>/dev/null && [ ! -s "$FORERUN_JOB/code" ]; do
   sleep 1 &
   wait $!
@@ -67,27 +67,27 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$step" 2>/dev/null && sleep 1; done  
 kill -TERM "$step" 2>/dev/null  # and now on all
 wait "$step" 2>/dev/null
 rm -rf "$FORERUN_JOB" "$RAY_TMPDIR"
-if [ "$told" = limit ] && [ "$code" != 0 ]; then
+if [ "$ended_by" = limit ] && [ "$code" != 0 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
 """
 
-_LAUNCH = """export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}}"  # else a task has one core
+_LAUNCH = """export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}}"  # otherwise a task has one core
 {meeting}
 {command} &
 supervisor=$!
 
-told=""
-trap 'told=limit; kill -TERM "$supervisor" 2>/dev/null' USR1
-trap 'told=ended; kill -TERM "$supervisor" 2>/dev/null' TERM
+ended_by=""
+trap 'ended_by=limit; kill -TERM "$supervisor" 2>/dev/null' USR1
+trap 'ended_by=ended; kill -TERM "$supervisor" 2>/dev/null' TERM
 while kill -0 "$supervisor" 2>/dev/null; do
   sleep 1 &
   wait $!  # a signal ends this wait, and its trap runs
 done
 wait "$supervisor"
 code=$?
-if [ "$told" = limit ] && [ "$code" = 130 ]; then  # it was cut short, and resumes
+if [ "$ended_by" = limit ] && [ "$code" = 130 ]; then  # it ended early and will resume
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -135,14 +135,14 @@ def unfit(decision: Decision) -> list[str]:
     """Why the embedded trainer cannot run a decision, on whatever corpus and ranks; empty if it can."""
     layout = decision.parallelism
     expected = {
-        "this version's learning-rate table is not the frozen one: train with the version that froze it": (
+        "this version's learning-rate table differs from the frozen one: train with the version that froze it": (
             decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)
         ),
         f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = {layout.context}: this "
-        "trainer deals out data, no more; export to one that splits matrices, layers or sequences": (
+        "trainer is data parallel only, so all three must be 1; export to a trainer that supports them": (
             layout.tensor == layout.pipeline == layout.context == 1
         ),
         "precision = float64: must be float32 or bfloat16": decision.precision != "float64",
-        "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
+        "abort.on_non_finite = false: must be true, this trainer never steps on NaN": decision.abort.on_non_finite,
     }
     return [problem for problem, holds in expected.items() if not holds]

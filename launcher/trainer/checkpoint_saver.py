@@ -3,7 +3,7 @@
 A save copies this rank's weights and moments to the host's memory, and a thread does the rest: it writes the copy,
 hashes the files and renames the folder. What the ranks have to say to each other about it goes over a process group of
 its own: on the training's group their messages would meet those of the next step. One save is under way at most. A save
-that fails is told at the next step's end, on every rank.
+that fails is reported at the next step's end, on every rank.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Saver:
             together(lambda: _raise_if(problem))
         except TrainerError as error:
             kept = ", ".join(sorted(f.name for f in self._root.glob("step-*") if not f.suffix)) or "none"
-            raise SaveError([f"{error}; complete checkpoints that are kept: {kept}"]) from error
+            raise SaveError([f"{error}; complete checkpoints on disk: {kept}"]) from error
 
     def finished(self) -> list[Saved]:
         """The saves that became complete since the last call; not collective."""
@@ -122,7 +122,7 @@ class Saver:
             )
         except TrainerError:
             if dist.get_rank() == 0:
-                shutil.rmtree(part, ignore_errors=True)  # a full disk has room again for the last words
+                shutil.rmtree(part, ignore_errors=True)  # frees space on a full disk for the last messages
             raise
 
     def _on_first_rank(self, work: Callable[[], object]) -> None:

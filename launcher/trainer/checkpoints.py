@@ -71,12 +71,14 @@ def check_index(folder: Path) -> None:
     try:
         foreign = sorted({name for name in _names(path.read_bytes()) if not _known(name)})
     except (ValueError, IndexError, UnicodeDecodeError, RecursionError) as error:
-        raise IndexRefusedError(f"{path} is no index of a checkpoint ({error}): {_ADVICE}") from error
+        raise IndexRefusedError(f"{path} is not the index of a checkpoint ({error}): {_ADVICE}") from error
     if foreign:
-        raise IndexRefusedError(f"{path} would call {', '.join(foreign)}, as no index of a checkpoint does: {_ADVICE}")
+        raise IndexRefusedError(
+            f"{path} would call {', '.join(foreign)}, which the index of a checkpoint never does: {_ADVICE}"
+        )
 
 
-_ADVICE = "nothing of it was loaded; take the checkpoint from where it was written"
+_ADVICE = "nothing of it was loaded; copy the checkpoint again from where it was written"
 
 
 def _known(name: str) -> bool:
@@ -85,7 +87,7 @@ def _known(name: str) -> bool:
 
 
 def _names(pickled: bytes) -> Iterator[str]:
-    """Every name that loading would look up, dotted. Raises ValueError where that cannot be told."""
+    """Every name that loading would look up, dotted. Raises ValueError where that is unknown."""
     memo: list[str | None] = []
     pushed: list[str | None] = [None, None]  # the texts of the last two instructions that push something
     for opcode, argument, position in pickletools.genops(pickled):
@@ -103,7 +105,7 @@ def _names(pickled: bytes) -> Iterator[str]:
         elif opcode.name == "STACK_GLOBAL":
             module, name = pushed
             if module is None or name is None:
-                raise ValueError(f"a name at byte {position} that is not spelled out")
+                raise ValueError(f"an indirect name at byte {position}")
             yield f"{module}.{name}"
         pushed = [pushed[-1], text]
 
@@ -293,7 +295,7 @@ def newest_good(
         if manifest is not None:
             if manifest.digest != digest:
                 raise CheckpointError(
-                    f"{folder} is of the launch config {manifest.digest[:16]}..., this is {digest[:16]}...: "
+                    f"{folder} belongs to the launch config {manifest.digest[:16]}..., this one is {digest[:16]}...: "
                     "resume with that config, or start this one in another folder"
                 )
             if not usable(manifest):
@@ -310,7 +312,7 @@ def newest_good(
     if corrupt := sorted(folder.name for folder in root.glob("*.corrupt*")):
         raise CorruptError(
             f"{root} holds no good checkpoint, only {', '.join(corrupt)}: restore one from a backup, or move "
-            f"{root.parent} away to begin at step 0"
+            f"{root.parent} away to start from step 0"
         )
     if expected and not left:
         raise CheckpointError(
@@ -321,7 +323,7 @@ def newest_good(
         raise CheckpointError(
             f"{root} holds no checkpoint old enough to go back to, only "
             f"{', '.join(sorted(folder.name for folder in left.values()))}: "
-            f"restore one from a backup, or move {root.parent} away to begin at step 0"
+            f"restore one from a backup, or move {root.parent} away to start from step 0"
         )
     _discard_left(left, refused)
     return None
@@ -329,7 +331,7 @@ def newest_good(
 
 def _discard_left(folders: Mapping[int, Path], refused: list[RefusedCheckpoint]) -> None:
     for step, folder in folders.items():
-        text = f"checkpoint {folder.name} is of a path that the run went back from: deleted"
+        text = f"checkpoint {folder.name} is of the part that a rollback undid: deleted"
         refused.append(RefusedCheckpoint(step=step, text=text, corrupt=False))
         _discard(folder)
 
@@ -339,7 +341,7 @@ def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
     try:
         value = canon.parse((folder / MANIFEST).read_bytes())
         if not isinstance(value, dict) or canon.content_id(value.get("manifest")) != value.get("sha256"):
-            return None, ["the manifest does not have its hash"]
+            return None, ["the manifest does not match its hash"]
         manifest = canon.decode(Manifest, value.get("manifest"))
     except _ABSENT as error:
         return None, [f"{MANIFEST} is missing: {error.strerror}"]
@@ -348,7 +350,7 @@ def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
     except canon.CanonError as error:
         return None, [f"{MANIFEST}: {error}"]
     if folder_of(folder.parent, manifest.step) != folder:
-        return None, [f"the manifest is of step {manifest.step}"]
+        return None, [f"the manifest is for step {manifest.step}"]
     return manifest, []
 
 
@@ -358,7 +360,7 @@ def _differing(folder: Path, files: Mapping[str, str]) -> list[str]:
     for name, wanted in files.items():
         try:
             if canon.file_sha256(folder / name) != wanted:
-                problems.append(f"{name} does not have its hash")
+                problems.append(f"{name} does not match its hash")
         except _ABSENT as error:
             problems.append(f"{name} is missing: {error.strerror}")
         except OSError as error:

@@ -84,12 +84,12 @@ def _problems(decision: Decision, store: TokenStore, options: RankOptions, num_r
     shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
     own_ranks = num_ranks == decision.parallelism.num_ranks
     stages = schedule.batch_warmup_stages
-    corpus, wanted_corpus = manifest.data_id[:16], decision.data.data_id[:16]
+    corpus, expected_corpus = manifest.data_id[:16], decision.data.data_id[:16]
     expected = {
-        f"the corpus {options.data} is {corpus}..., the config is for {wanted_corpus}...": (
+        f"the corpus {options.data} has data_id {corpus}..., must be {expected_corpus}...": (
             manifest.data_id == decision.data.data_id
         ),
-        f"{num_ranks} ranks: the config is for {decision.parallelism.num_ranks}": (
+        f"{num_ranks} ranks: must be {decision.parallelism.num_ranks}, as in the config": (
             own_ranks or options.allow_world_size
         ),
         f"batch_tokens = {decision.batch_tokens} does not give {num_ranks} ranks whole sequences of {shape.seq_len}"
@@ -99,7 +99,7 @@ def _problems(decision: Decision, store: TokenStore, options: RankOptions, num_r
         f"vocab_size = {shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
             manifest.vocab_size <= shape.vocab_size
         ),
-        f"seq_len = {shape.seq_len}: the validation split is shorter": (
+        f"seq_len = {shape.seq_len} is longer than the validation split": (
             store.num_windows("validation", shape.seq_len) > 0
         ),
         f"stop_after = {options.stop_after}: must be above 0": options.stop_after is None or options.stop_after > 0,
@@ -114,7 +114,7 @@ def main(build: Callable[..., Trainer] = Trainer) -> NoReturn:
     parser.add_argument("--data", type=Path, required=True, help="corpus folder")
     parser.add_argument("--out", type=Path, required=True, help="run folder: metrics, checkpoints")
     parser.add_argument("--stop-after", type=int, help="save and stop when so many steps are done")
-    parser.add_argument("--allow-world-size", action="store_true", help="take the ranks there are")
+    parser.add_argument("--allow-world-size", action="store_true", help="accept any number of ranks")
     options = RankOptions(**vars(parser.parse_args()))
     die_with_parent()  # torchrun's agent: killed, it would leave its ranks training
     faulthandler.register(signal.SIGUSR1)  # the supervisor of a job that hangs asks every rank where it is

@@ -30,7 +30,7 @@ ANOTHER_ORDER = {"float32": 2.0**-16, "bfloat16": 2.0**-7}
 (docs/run-care.md). A GPU's kernels may choose an order now and then; on a CPU the same computation gives the same bits.
 """
 _MOST = 1e9
-"""Differences are told up to this; one that is not a number is it."""
+"""Differences are reported up to this; one that is not a number counts as this."""
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Replay(Callback):
         out, share = sorted({hosts[rank] for rank in ranks}), max(worst[rank] for rank in ranks)
         reason = (
             f"gradients of step {step}, computed twice, differ by {share:.3g} of their norm at {where}, "
-            f"before the update: take {', '.join(out)} out and launch again"
+            f"before the update: exclude {', '.join(out)} and launch again"
         )
         if run.rank == 0:
             print(reason, file=sys.stderr)

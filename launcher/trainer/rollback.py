@@ -81,8 +81,8 @@ def read(run_dir: Path, digest: str) -> tuple[Rollback, ...]:
         raise CorruptError(f"{path}: {error}; restore it: without it the run's data order is not known") from error
     if record.digest != digest:
         raise CheckpointError(
-            f"{path} is of the launch config {record.digest[:16]}..., this is {digest[:16]}...: resume with that "
-            "config, or start this one in another folder"
+            f"{path} belongs to the launch config {record.digest[:16]}..., this one is {digest[:16]}...: resume "
+            "with that config, or start this one in another folder"
         )
     return record.rollbacks
 
@@ -111,7 +111,7 @@ def write(run_dir: Path, digest: str, rollbacks: tuple[Rollback, ...]) -> None:
     try:
         canon.write_atomic(path, canon.pretty(_Record(digest=digest, rollbacks=rollbacks)))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written ({error.strerror}), so the run does not go back") from error
+        raise CheckpointError(f"{path} cannot be written ({error.strerror}), so the run is not rolled back") from error
 
 
 def add(run_dir: Path, digest: str, rollbacks: tuple[Rollback, ...], new: Rollback) -> None:
@@ -139,7 +139,7 @@ def tell(run_dir: Path, digest: str, rollbacks: Sequence[Rollback], start: int) 
             chronicle.record(
                 run_dir,
                 "rolled_back",
-                f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, by the checkpoint of "
+                f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, from the checkpoint of "
                 f"step {start}, skipping {rollback.skipped_sequences} sequences of the data, "
                 + ("clipping nothing" if rollback.clip_norm is None else f"clipping at {rollback.clip_norm:g}"),
                 step=rollback.at_step,

@@ -59,7 +59,7 @@ class Detector:
 
 
 class SpikeWatch(Callback):
-    """Goes back before a spike that lasts, as often as the policy allows; after that it says so, and the run goes on.
+    """Goes back before a spike that lasts, as often as the policy allows; after that it says so, and the run continues.
 
     The run's own ceiling (`AbortPolicy`) holds all the while.
     """
@@ -106,7 +106,7 @@ class SpikeWatch(Callback):
         run = self._run
         if run.rank != 0 or any(e.kind == "alert" and e.step == step for e in chronicle.entries(run.run_dir)):
             return  # resumed, the run meets the same step again
-        text = f"{reason}; all {self._policy.max_rollbacks} rollbacks are spent: the run goes on"
+        text = f"{reason}; all {self._policy.max_rollbacks} rollbacks are used: the run continues"
         print(text, file=sys.stderr)
         chronicle.record(run.run_dir, "alert", text, step=step, digest=run.decision.digest)
 

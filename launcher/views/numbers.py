@@ -12,7 +12,7 @@ Tone = Literal["good", "bad", "open"]
 NONE = "-"
 """Where there is no number."""
 _GOOD = {"passed", "passes", "holds", "converged", "finished", "ok", "tuned", "yes", "inside"}
-_BAD = {"failed", "drifts", "blows up", "vanishes", "diverged", "unidentified", "mis tuned", "no", "apart"}
+_BAD = {"failed", "drifts", "blows up", "vanishes", "diverged", "unidentified", "mis tuned", "no", "different"}
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sweeps.store.ledger import Ledger
 
 CLEAR_ERRORS = 2.0
-"""Standard errors by which the runner-up must lose to be told apart."""
+"""Standard errors by which the runner-up must be worse to count as different."""
 
 _STANDING = ("num_repeats", "num_diverged", "mean_nats", "standard_error_nats")
 
@@ -76,12 +76,12 @@ def _replicates(found: SearchOutcome) -> Json:
 
 
 def sentences(body: Any) -> list[str]:
-    """What is to be said of a search: the best, its bracket, growth, repeats."""
+    """A search in sentences: the best, its bracket, growth, repeats."""
     lines = [f"sampler {body['sampler']}; the best is trial {body['best_trial']}"]
     lines += [said(grew) for grew in body["growth"]]
     lines += [
         f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of [{edge['range'][0]:.4g}, "
-        f"{edge['range'][1]:.4g}]; search.max_extensions lets it grow, in a study of its own (--fork keeps what ran)"
+        f"{edge['range'][1]:.4g}]; a larger search.max_extensions in a new study widens it (--fork keeps finished runs)"
         for edge in body["open_edges"]
     ]
     lines += list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
@@ -90,7 +90,7 @@ def sentences(body: Any) -> list[str]:
 
 
 def _pruned_sentences(body: Any) -> list[str]:
-    """What was given up, and how much that spared."""
+    """What was stopped early, and how much that saved."""
     pruned = [trial for trial in body["trials"] if trial["status"] == "pruned"]
     if not pruned:
         return []
@@ -98,14 +98,14 @@ def _pruned_sentences(body: Any) -> list[str]:
     planned = max((trial["num_steps"] for trial in body["trials"] if trial["status"] == "finished"), default=0)
     spared = sum(planned - trial["num_steps"] for trial in pruned)
     share = spared / (spared + sum(trial["num_steps"] for trial in body["trials"]))
-    said = f"pruner {body['pruner']}: {len(pruned)} of {len(body['trials'])} trials were given up on their way, "
-    return [f"{said}{share:.0%} of the search's steps spared"]
+    text = f"pruner {body['pruner']}: {len(pruned)} of {len(body['trials'])} trials were stopped early, which saved "
+    return [f"{text}{share:.0%} of the search's steps"]
 
 
 def _repeat_sentences(body: Any) -> list[str]:
     again = body["replicates"]
     if again is None:
-        return ["each trial is one run, and the best of many is in part the luckiest: search.num_replicates repeats it"]
+        return ["each trial is one run, so the best of many is partly luck: search.num_replicates repeats the best"]
     best, *rest = again["standings"]
     lines = []
     if best["mean_nats"] is not None:
@@ -117,8 +117,8 @@ def _repeat_sentences(body: Any) -> list[str]:
     if again["lead_nats"] is not None:
         lead, error = again["lead_nats"], again["lead_standard_error_nats"]
         how = ", compared seed by seed" if again["paired"] else ""
-        how += "" if error is not None and lead > CLEAR_ERRORS * error else ": they cannot be told apart"
-        lines.append(f"trial {rest[0]['trial']} loses to it by {_with_error(lead, error)} nats{how}")
+        how += "" if error is not None and lead > CLEAR_ERRORS * error else ": the runs do not distinguish them"
+        lines.append(f"trial {rest[0]['trial']} is worse than it by {_with_error(lead, error)} nats{how}")
     return lines + [
         f"trial {one['trial']} diverged with {one['num_diverged']} of {one['num_repeats']} other seeds"
         for one in again["standings"]

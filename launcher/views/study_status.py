@@ -1,4 +1,4 @@
-"""How a study stands this moment, from its ledger and its driver's `live.json` alone: quick, and no judgement."""
+"""The status of a study at this moment, from its ledger and its driver's `live.json` alone: quick, and no judgement."""
 
 from __future__ import annotations
 

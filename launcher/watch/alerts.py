@@ -35,7 +35,7 @@ class Alert:
     name: str
     severity: Severity
     first_step: int
-    """Where what is told began."""
+    """Where it began."""
     seen: str
     """In a sentence."""
     evidence: dict[str, Json] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Commands:
 
     frozen: str = "FROZEN"
     metrics: str | None = None
-    """Where the watch reads; None: the run folder beside the config."""
+    """Where the watch reads; None: the run folder next to the config."""
     run_dir: str | None = None
     """None: not a run of the embedded trainer."""
 
@@ -80,12 +80,12 @@ class Commands:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedRun:
-    """A run so far, beside what was frozen: what the functions of alerts read."""
+    """A run so far, with what was frozen: what the functions of alerts read."""
 
     decision: Decision
     columns: LogColumns
     now: float | None = None
-    """Seconds since 1970; None: silence cannot be told."""
+    """Seconds since 1970; None: silence cannot be judged."""
     liveness: Liveness = UNKNOWN
 
     @property
@@ -151,7 +151,7 @@ def alert(
 
 
 def alerts(run: WatchedRun, commands: Commands) -> tuple[Alert, ...]:
-    """All that there is to say of a run: alarms first, then by their first step and name."""
+    """All alerts of a run: alarms first, then by their first step and name."""
     found = [
         Alert(
             name=kind.name, severity=finding.severity or kind.severities[0], first_step=finding.first_step,

@@ -27,7 +27,7 @@ CONCLUSION = "conclusion"
 
 
 class NotConcludedError(ValueError):
-    """A run that its forecast cannot be scored by; says why, and what would do."""
+    """A run whose forecast cannot be scored; says why, and what to do."""
 
     exit_code = 4
 
@@ -79,15 +79,15 @@ def _last_loss(decision: Decision, reading: LogReading) -> float:
     num_steps, columns, ending = decision.learning_rate.schedule.num_steps, reading.columns, reading.ending
     at = f"step {columns.step} of {num_steps}"
     if ending is not None and ending.event != "finished":
-        raise NotConcludedError(f"the run {ending.event} at {at} ({ending.reason}): there is no end to score")
+        raise NotConcludedError(f"the run {ending.event} at {at} ({ending.reason}): there is no final loss to score")
     if ending is not None and ending.validation_loss_nats is not None:
         return ending.validation_loss_nats
     if ending is None and reading.names_digest:
-        raise NotConcludedError(f"the run has not ended: {at}, and its last attempt left no ending")
+        raise NotConcludedError(f"the run has not ended: it is at {at}, and its last attempt wrote no end")
     if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
         raise NotConcludedError(
-            f"the forecast is of the validation loss at step {num_steps}, and the log is at {at} without one: log one "
-            "there, or name it with --validation-loss-key"
+            f"the forecast is for the validation loss at step {num_steps}, and the log, at {at}, has none: log one "
+            "at that step, or name its column with --validation-loss-key"
         )
     return float(columns.validation_loss_nats[-1])
 
@@ -100,7 +100,7 @@ def conclude(
     Args:
         decision: what was frozen.
         folder: where it lies; gets the attestation.
-        run_dir: whose chronicle tells of it.
+        run_dir: whose chronicle records it.
         reading: the run's log.
         study_dir: whose ledger keeps the run; None: no study is at hand.
 
@@ -128,8 +128,8 @@ def conclude(
 def _check_same(run: ConcludedRun, known_nats: object, where: Path) -> None:
     if known_nats != run.actual_nats:
         raise ConcludedOtherwiseError(
-            f"{where} has this config concluded at {known_nats} nats, and this log ends at {run.actual_nats:.6g}: the "
-            "first stands; is this the log of the same run?"
+            f"{where} records {known_nats} nats at the end of this config, and this log ends at {run.actual_nats:.6g}: "
+            "the recorded value is kept; is this the log of the same run?"
         )
 
 
@@ -145,7 +145,9 @@ def _kept(decision: Decision, reading: LogReading, study_dir: Path) -> Concluded
         return before
     study = recorded_study(study_dir)
     if study.manifest.data_id != decision.data.data_id:
-        raise NotConcludedError(f"{study_dir} is of other data than this config: name its own study with --study")
+        raise NotConcludedError(
+            f"{study_dir} was made with other data than this config: name the config's study with --study"
+        )
     with open_ledger(study) as writing:
         writing.append(history.CONCLUDED, run.digest, run)
     return run
@@ -165,6 +167,6 @@ def sentence(found: Conclusion) -> str:
 def next_lines(found: Conclusion) -> list[str]:
     """The commands that use the outcome."""
     if found.study is None:
-        return ["no study lies around the config, so no ledger keeps the run: name one with --study STUDY"]
+        return ["the config lies in no study, so no ledger keeps the run: name a study with --study STUDY"]
     study = shlex.quote(str(found.study))
-    return [f"kept in the ledger of {found.study}: it joins the ladder in `forerun fit {study}`"]
+    return [f"the ledger of {found.study} keeps the run: `forerun fit {study}` adds it to the ladder"]

@@ -72,7 +72,7 @@ def judge(
     Args:
         decision: what was frozen.
         columns: the run so far.
-        now: seconds since 1970; None: silence cannot be told.
+        now: seconds since 1970; None: silence cannot be judged.
         commands: the lines to run next, of this config and run.
         liveness: what else the run's folder says.
     """
@@ -98,21 +98,24 @@ def judge(
 def _standing(run: WatchedRun, missed: bool) -> tuple[Standing, str]:
     decision, columns, seen, num_steps = run.decision, run.columns, run.course, run.schedule.num_steps
     if missed:
-        return "departed", "the run ended beside its forecast"
+        return "departed", "the run ended outside its forecast"
     if seen is not None and seen.departed is not None:
-        return "departed", f"training loss left the predicted course at step {seen.seen_at[seen.departed]:.0f}"
+        return "departed", f"training loss left the predicted curve at step {seen.seen_at[seen.departed]:.0f}"
     if seen is not None:
         newest = float(seen.departure[-1])
         return "on the band", (
-            f"{newest:+.1f} standard deviations from the predicted course at step {seen.looked_at[-1]:.0f}, "
-            f"{np.abs(seen.departure).max():.1f} at most so far; {seen.bound:.1f} would be an alarm"
+            f"{newest:+.1f} standard deviations from the predicted curve at step {seen.looked_at[-1]:.0f}, "
+            f"at most {np.abs(seen.departure).max():.1f} so far; the alarm is at {seen.bound:.1f}"
         )
     if len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps:
         return "on the band", "the run ended as predicted"
     if not decision.predicted.curve:
-        return "cannot tell", "the frozen config has no predicted course: its ladder had too few runs to say"
+        return "cannot tell", "the frozen config has no predicted curve: its ladder had too few runs"
     first = min(point.step for point in decision.predicted.curve)
-    return "cannot tell", f"{columns.step} steps are logged: the predicted course is first looked at near step {first}"
+    return (
+        "cannot tell",
+        f"{columns.step} steps are logged: the first comparison with the predicted curve is near step {first}",
+    )
 
 
 def _course_figures(decision: Decision, seen: Course | None) -> dict[str, Json]:
@@ -178,7 +181,7 @@ _STANDINGS: dict[int, Word] = {0: "fine", ALARM: "alarm", CANNOT_TELL: "cannot_t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchStatus:
-    """What is to be said after a look."""
+    """The result of a look."""
 
     standing: Word
     line: str
@@ -195,7 +198,7 @@ class WatchStatus:
 
 
 class Follower:
-    """Looks at one run; its chronicle hears of every alert once."""
+    """Looks at one run; its chronicle gets every alert once."""
 
     def __init__(
         self, decision: Decision, readings: LogReader, *, frozen: Path, run_dir: Path, metrics: str | None = None
@@ -290,8 +293,8 @@ def _unseen(figures: dict[str, Any]) -> str:
     if jump is None:
         return ""
     within = f"within {lines} logged steps"
-    slow = f"; nor a slow one under {climb:.2g}" if climb is not None and climb > 1.1 * jump else ""
-    return f"; too small to be seen {within}: a rise under {jump:.2g} nats{slow}"
+    slow = f" or a slow one under {climb:.2g} nats" if climb is not None and climb > 1.1 * jump else ""
+    return f"; not detectable {within}: a rise under {jump:.2g} nats{slow}"
 
 
 def alert_text(alert: Alert) -> str:
@@ -314,7 +317,7 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
     if figures["train_loss_nats"] is not None:
         lines.append(f"training loss {figures['train_loss_nats']:.4f} nats; spikes so far: {figures['num_spikes']}")
     lines.append(
-        f"validation loss at the end: {figures['final_nats']:.4f} nats [{low:.4f}, {high:.4f}] from here; frozen "
+        f"predicted final validation loss: {figures['final_nats']:.4f} nats [{low:.4f}, {high:.4f}] from here; frozen "
         f"{figures['foretold_nats']:.4f} [{frozen_low:.4f}, {frozen_high:.4f}], at level {figures['level']:g}"
     )
     pace = [

@@ -15,7 +15,7 @@ from launcher.watch.loss_rises import RISE_NATS, RISE_SDS, rise
 from launcher.watch.noise import noise_of_differences, resolution
 from proxies.core.schedule import Schedule
 
-# What no longer moves: a loss that is the same number line after line, and losses that stop while steps go on.
+# Constant losses, and losses that stop while steps continue.
 #
 # Equal losses in a row are no fault by themselves: a log that is rounded has them. How many are too many follows from
 # the noise before them. A line stays within the rounding q of the one before with probability at most
@@ -36,7 +36,7 @@ GAPS_MISSED, LEAST_MISSED = 3, 16
 
 
 def frozen_loss(columns: LogColumns, warmup_steps: int, num_steps: int) -> AlertFinding | None:
-    """Whether the training loss stands still; lines that are no number are left out."""
+    """Whether the training loss is constant; lines without a finite loss are ignored."""
     there = np.isfinite(columns.train_loss_nats)
     steps, losses = columns.steps[there], columns.train_loss_nats[there]
     start = _start(losses)
@@ -56,14 +56,14 @@ def frozen_loss(columns: LogColumns, warmup_steps: int, num_steps: int) -> Alert
     first, nats = int(steps[start]), float(losses[-1])
     return AlertFinding(
         first_step=first,
-        seen=f"training loss is {nats:.10g} nats {num_equal} times in a row, since step {first}: given the noise and "
-        f"the rounding before, {int(allowed)} may come about",
+        seen=f"training loss has been {nats:.10g} nats {num_equal} times in a row, since step {first}: its noise and "
+        f"rounding before explain at most {int(allowed)}",
         evidence={"nats": nats, "num_equal": num_equal, "num_allowed": int(allowed)},
     )
 
 
 def stopped(columns: LogColumns) -> list[AlertFinding]:
-    """Losses without a value for three of their longest gaps before and 16 lines, while steps go on."""
+    """Losses without a value for three times their longest earlier gap and 16 lines, while steps continue."""
     found = []
     for name, at in (("training", columns.steps), ("validation", columns.validation_steps)):
         if len(at) < 3:
@@ -73,7 +73,7 @@ def stopped(columns: LogColumns) -> list[AlertFinding]:
         if missed and len(lines) >= LEAST_MISSED:
             found.append(AlertFinding(
                 first_step=int(at[-1]),
-                seen=f"steps go on, {len(lines)} lines of them, without a {name} loss (last at step {int(at[-1])})",
+                seen=f"steps continue, but {len(lines)} lines have no {name} loss (last at step {int(at[-1])})",
                 evidence={"loss": name, "num_lines": len(lines)},
             ))  # fmt: skip
     return found
@@ -101,7 +101,7 @@ _GRAD_LINES = 32
 
 @alert(
     "gradients_grow", "notice", next_command="look",
-    when="the gradient norm doubled against half the steps before, in the same part of the schedule",
+    when="the gradient norm is more than twice that at half the step, in the same part of the schedule",
 )  # fmt: skip
 def gradients_grow(run: WatchedRun) -> Iterator[AlertFinding]:
     """The norm of the whole gradient."""
@@ -131,7 +131,7 @@ def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Ale
         if now > GRAD_NORM_FACTOR * before:
             return AlertFinding(
                 first_step=int(at[end - 1]),
-                seen=f"gradient norm is {now / before:.2f} times what it was half the steps before",
+                seen=f"the gradient norm is {now / before:.2f} times that at half the step",
                 evidence={"before": before, "now": now},
             )
     return None
@@ -157,22 +157,22 @@ def _past(steps: Floats, end: int, schedule: Schedule) -> slice | None:
 
 @alert(
     "non_finite", "alarm", next_command="resume",
-    when="a training loss that is no number",
+    when="a training loss is not finite",
 )  # fmt: skip
 def non_finite(run: WatchedRun) -> Iterator[AlertFinding]:
-    """Losses that are no numbers."""
+    """Losses that are not finite."""
     missing = run.columns.steps[~np.isfinite(run.columns.train_loss_nats)]
     if len(missing):
         yield AlertFinding(
             first_step=int(missing[0]),
-            seen=f"training loss is no number at {len(missing)} logged steps, the first {missing[0]:.0f}",
+            seen=f"training loss is not finite at {len(missing)} logged steps, first at step {missing[0]:.0f}",
             evidence={"num_lines": len(missing), "last_step": int(missing[-1])},
         )
 
 
 @alert(
     "diverged", "alarm", next_command="resume",
-    when="a training loss above the frozen ceiling, past the warmup",
+    when="a training loss is above the frozen ceiling after the warmup",
 )  # fmt: skip
 def diverged(run: WatchedRun) -> Iterator[AlertFinding]:
     """Losses above where the run must stop by itself."""
@@ -181,14 +181,14 @@ def diverged(run: WatchedRun) -> Iterator[AlertFinding]:
     if len(above):
         yield AlertFinding(
             first_step=int(above[0]),
-            seen=f"training loss passed {limit:.4f} nats at step {above[0]:.0f}: a run must stop there",
+            seen=f"training loss passed the frozen ceiling of {limit:.4f} nats at step {above[0]:.0f}: stop the run",
             evidence={"limit_nats": limit, "num_lines": len(above)},
         )
 
 
 @alert(
     "departed", "alarm", next_command="verify",
-    when=f"mean training loss near a look's step is farther from the predicted course than {FALSE_ALARMS:.0%} of "
+    when=f"the mean training loss near a step is farther from the predicted curve than all but {FALSE_ALARMS:.0%} of "
     "healthy runs ever get, over the whole run",
 )  # fmt: skip
 def departed(run: WatchedRun) -> Iterator[AlertFinding]:
@@ -200,12 +200,12 @@ def departed(run: WatchedRun) -> Iterator[AlertFinding]:
     loss, expected, departure = (
         float(column[which]) for column in (found.loss_nats, found.expected_nats, found.departure)
     )
-    advice = "" if departure > 0 else "; lower may mean easier data than the ladder's, or data seen twice"
+    advice = "" if departure > 0 else "; a lower loss may mean easier data than the ladder's, or repeated data"
     yield AlertFinding(
         first_step=int(found.seen_at[which]),
         seen=f"training loss near step {found.looked_at[which]:.0f} is {loss:.4f} nats, "
         f"{'above' if departure > 0 else 'below'} the predicted {expected:.4f} by {abs(departure):.1f} standard "
-        f"deviations of the band: beyond the {found.bound:.1f} that {FALSE_ALARMS:.0%} of healthy runs ever reach"
+        f"deviations of the band; only {FALSE_ALARMS:.0%} of healthy runs ever pass {found.bound:.1f}"
         f"{advice}",
         evidence={
             "loss_nats": loss, "expected_nats": expected, "departure_sds": departure, "bound_sds": found.bound,
@@ -217,7 +217,7 @@ def departed(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "missed_end", "alarm", next_command="conclude",
-    when=f"the validation loss at the end is farther from the forecast than {FALSE_ALARMS:.0%} of healthy runs",
+    when=f"the final validation loss is farther from the forecast than in all but {FALSE_ALARMS:.0%} of healthy runs",
 )  # fmt: skip
 def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
     """The validation loss after the last step, against the forecast of it."""
@@ -236,7 +236,9 @@ def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
         )
 
 
-@alert("spikes", "notice", next_command="look", when="spikes that came back, counted")
+@alert(
+    "spikes", "notice", next_command="look", when="one or more spikes occurred and recovered; one notice counts them"
+)
 def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
     """One notice for all that came back."""
     back = [spike for spike in run.spikes if spike.over]
@@ -244,8 +246,8 @@ def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
         highest = max(back, key=lambda spike: spike.peak_nats - spike.level_nats)
         yield AlertFinding(
             first_step=back[0].first_step,
-            seen=f"{len(back)} spikes that came back, the highest of {highest.peak_nats - highest.level_nats:.3f} nats "
-            f"at step {highest.first_step}, the last at step {back[-1].first_step}",
+            seen=f"{len(back)} spikes recovered, the highest of {highest.peak_nats - highest.level_nats:.3f} nats at "
+            f"step {highest.first_step}, the last at step {back[-1].first_step}",
             evidence={
                 "num_spikes": len(back), "num_lasted": sum(spike.lasted for spike in back),
                 "first_steps": [spike.first_step for spike in back[-20:]],
@@ -255,8 +257,8 @@ def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "spike_lasts", "alarm", next_command="note",
-    when="a spike of the frozen policy, above what the noise before it can lead to, lasts its patience and has not "
-    "come back",
+    when="a spike (as the frozen policy defines it, and above what earlier noise explains) has lasted for the policy's "
+    "patience and not recovered",
 )  # fmt: skip
 def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
     """A spike that is not over, and has lasted for the policy's patience."""
@@ -265,9 +267,9 @@ def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
         return
     yield AlertFinding(
         first_step=spike.first_step,
-        seen=f"a spike from {spike.level_nats:.4f} to {spike.peak_nats:.4f} nats lasts for {spike.num_lines} "
-        f"logged steps: the policy is to go back {policy.rollback_steps} steps before it and to skip "
-        f"{policy.skip_batches} batches; the trainer may do so by itself {policy.max_rollbacks} times "
+        seen=f"a spike from {spike.level_nats:.4f} to {spike.peak_nats:.4f} nats has lasted {spike.num_lines} "
+        f"logged steps: the policy is to go back {policy.rollback_steps} steps before it and skip "
+        f"{policy.skip_batches} batches; the trainer itself may do so {policy.max_rollbacks} times "
         "(launch.spike_rollbacks)",
         evidence={
             "level_nats": spike.level_nats, "peak_nats": spike.peak_nats, "num_lines": spike.num_lines,
@@ -278,7 +280,7 @@ def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "rising", "alarm", next_command="verify",
-    when=f"the loss after a line is above the loss before it by {RISE_NATS:g} nats and {RISE_SDS:g} standard "
+    when=f"the loss rose and stayed up by at least {RISE_NATS:g} nats and {RISE_SDS:g} standard "
     "deviations of the run's own noise (5.5 in a run of 100,000 lines), for 32 lines or 32 medians of 2, 4, 8, ... "
     "lines",
 )  # fmt: skip
@@ -298,7 +300,7 @@ def rising(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "frozen_loss", "alarm", next_command="verify",
-    when="the newest training losses are one number, more often than the noise and the rounding before them allow",
+    when="the newest training losses are equal, more often than earlier noise and rounding explain",
 )  # fmt: skip
 def training_stands_still(run: WatchedRun) -> Iterator[AlertFinding]:
     """Nothing trains, or nothing measures it."""
@@ -309,9 +311,9 @@ def training_stands_still(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "metrics_stop", "alarm", next_command="look",
-    when=f"steps go on, and for {GAPS_MISSED} of its longest gaps before and {LEAST_MISSED} lines there is no training "
-    "or validation loss",
+    when=f"steps continue without a training or validation loss for {GAPS_MISSED} times its longest earlier gap and "
+    f"at least {LEAST_MISSED} lines",
 )  # fmt: skip
 def metrics_stop(run: WatchedRun) -> Iterator[AlertFinding]:
-    """Losses that come no more while steps go on."""
+    """Losses that stop while steps continue."""
     yield from stopped(run.columns)

@@ -24,8 +24,8 @@ def _severity(share: float) -> Severity:
 
 @alert(
     "slow", "notice", "alarm", next_command="machine",
-    when=f"throughput of two blocks of {pace.BLOCK_LINES} lines on end is {NOTICE_SHARE:.0%}, {ALARM_SHARE:.0%} below "
-    "the best that the run itself sustained",
+    when=f"throughput of two consecutive blocks of {pace.BLOCK_LINES} lines is {NOTICE_SHARE:.0%} (alarm: "
+    f"{ALARM_SHARE:.0%}) below the best that this run sustained",
 )  # fmt: skip
 def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     """Throughput is below the run's own best, and stays there."""
@@ -42,8 +42,8 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
     yield AlertFinding(
         first_step=first,
-        seen=f"since step {first} {now:,.0f} tokens/s: {1 - now / best:.0%} below the {best:,.0f} that this run "
-        "has sustained",
+        seen=f"throughput since step {first} is {now:,.0f} tokens/s, {1 - now / best:.0%} below the {best:,.0f} that "
+        "this run sustained",
         evidence={"tokens_per_second": now, "best_tokens_per_second": best, "lost_share": 1 - now / best},
         severity=_severity(1 - now / best),
     )
@@ -51,8 +51,8 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "straggler", "notice", "alarm", next_command="machine",
-    when=f"a rank computed {NOTICE_SHARE:.0%} longer than the others' median in three of four of the newest "
-    f"{STRAGGLER_LINES} lines; {ALARM_SHARE:.0%} at their median",
+    when=f"a rank computed {NOTICE_SHARE:.0%} longer than the other ranks' median in three quarters of the newest "
+    f"{STRAGGLER_LINES} lines (alarm: {ALARM_SHARE:.0%} longer at the median of those lines)",
 )  # fmt: skip
 def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
     """Ranks that the others wait for; the slowest first."""
@@ -74,7 +74,7 @@ def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
         yield AlertFinding(
             first_step=first,
             seen=f"rank {rank} computes {seconds:.3g} s a step, {share:.0%} longer than the other ranks' median of "
-            f"{others:.3g} s, since step {first} or before: all wait for it",
+            f"{others:.3g} s, since step {first} or earlier: all other ranks wait for it",
             evidence={"rank": rank, "slower_share": share, "seconds": seconds, "others_seconds": others},
             severity=_severity(share),
         )
@@ -101,12 +101,12 @@ def over(columns: LogColumns, num_steps: int) -> bool:
 
 @alert(
     "stalled", "alarm", next_command="resume",
-    when=f"no line, and no write below `checkpoints/`, for {pace.STALL_STEPS} median steps, "
-    f"{pace.LEAST_STALL_SECONDS:.0f} s, and twice the longest step or save; an hour from a launch, a restart or a "
-    "rollback to the attempt's first step, for loading and compiling",
+    when=f"no line and no write below `checkpoints/` for the longest of {pace.STALL_STEPS} median steps, "
+    f"{pace.LEAST_STALL_SECONDS:.0f} s and twice the longest step or save; from a launch, a restart or a rollback "
+    "to the attempt's first step, one hour is allowed for loading and compiling",
 )  # fmt: skip
 def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
-    """A run that is not over and says nothing."""
+    """A run that is not over and logs nothing."""
     columns, liveness = run.columns, run.liveness
     if over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
         return
@@ -116,7 +116,7 @@ def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
         said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
         yield AlertFinding(
             first_step=columns.step,
-            seen=f"no line for {seconds:,.0f} s {after}, where at most {allowed:,.0f} s are usual{said}",
+            seen=f"no line for {seconds:,.0f} s {after}; at most {allowed:,.0f} s are normal{said}",
             evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
         )
 
@@ -136,11 +136,11 @@ def _ended(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
 
 @alert("aborted", "alarm", next_command="resume", when="the newest attempt stopped itself")
 def aborted(run: WatchedRun) -> Iterator[AlertFinding]:
-    """The run's own brake."""
+    """The run stopped itself."""
     return _ended(run, "aborted")
 
 
-@alert("interrupted", "notice", next_command="resume", when="the newest attempt was asked to end before its end")
+@alert("interrupted", "notice", next_command="resume", when="a signal ended the newest attempt early")
 def interrupted(run: WatchedRun) -> Iterator[AlertFinding]:
     """A signal."""
     return _ended(run, "interrupted")

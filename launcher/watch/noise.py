@@ -6,7 +6,7 @@ Phi and the scale of e are estimated from lines before the ones that are judged,
 limit.
 
 From a short history phi comes out too low (the trend is taken out, and some of the noise with it), and phi near 1
-cannot be told from 1. So an upper bound is used: the estimate, its bias, and `_ERRORS` standard errors. Too high a
+looks the same as 1. So an upper bound is used: the estimate, its bias, and `_ERRORS` standard errors. Too high a
 phi costs sight of small lasting rises, never of a jump that is large against one line's innovation; too low a phi
 cries wolf.
 """

@@ -35,7 +35,7 @@ class Liveness:
     saved_at: float | None = None
     """The newest write below the folder of checkpoints."""
     ended: str = ""
-    """What the supervisor said when it gave up, or ended in order."""
+    """What the supervisor printed when it gave up, or ended in order."""
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
@@ -93,7 +93,7 @@ class Projection:
 
 
 def step_seconds(columns: LogColumns) -> float | None:
-    """Median time of a step, over the comparable lines; None where nothing was told of it."""
+    """Median time of a step, over the comparable lines; None where it is unknown."""
     seconds = measured(columns)[_comparable(columns)]
     return float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else None
 

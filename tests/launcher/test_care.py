@@ -66,7 +66,7 @@ def test_a_flipped_bit_stops_the_run_and_names_the_rank(two_ranks):
     ending = metrics.read_ending(run_dir)
     assert (ending.event, ending.exit_code, ending.step) == ("aborted", 3, 5)
     host = socket.gethostname()
-    assert f"at rank 1 on host {host}, before the update: take {host} out" in ending.reason
+    assert f"at rank 1 on host {host}, before the update: exclude {host} " in ending.reason
     assert max(curve(run_dir)) == 5, "the update was not made"
     (entry,) = chronicle.entries(run_dir)
     assert (entry.kind, entry.step, entry.data["ranks"], entry.data["hosts"]) == ("quarantined", 5, [1], [host])

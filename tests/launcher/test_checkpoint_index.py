@@ -59,7 +59,7 @@ def test_a_payload_is_refused_and_does_not_run(written, tmp_path, protocol):
     fuse = tmp_path / "ran"
     (written / INDEX).write_bytes(pickle.dumps(Payload(fuse), protocol=protocol))
     model, optimizer = trained()
-    with pytest.raises(IndexRefusedError, match=r"mkdir|no index"):
+    with pytest.raises(IndexRefusedError, match=r"mkdir|not the index"):
         read_tensors(written, model, optimizer)
     assert not fuse.exists()
 

@@ -122,7 +122,7 @@ def test_an_emptied_folder_is_no_new_run(tmp_path, evidence):
 
 def test_refuses_another_configs(tmp_path):
     save(tmp_path, 4, digest="e" * 64)
-    with pytest.raises(CheckpointError, match=r"is of the launch config eeeeeeeeeeeeeeee\.\.\., this is dddd"):
+    with pytest.raises(CheckpointError, match=r"belongs to the launch config eeeeeeeeeeeeeeee\.\.\., this one is dddd"):
         newest_good(tmp_path, DIGEST, [])
     assert names(tmp_path) == ["step-00000004"]
 
@@ -169,7 +169,7 @@ def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
 
 ROTTEN = RefusedCheckpoint(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
 LEFT = RefusedCheckpoint(
-    step=12, text="checkpoint step-00000012 is of a path that the run went back from: deleted", corrupt=False
+    step=12, text="checkpoint step-00000012 is of the part that a rollback undid: deleted", corrupt=False
 )
 
 

@@ -84,7 +84,7 @@ def test_the_verb_ends_with_2_and_names_what_did_not_arrive(logged, login, monke
         code, body = ask("dashboards", logged, "--online", "--entity", "me")
     assert code == 2
     names = {one.run_id: one.name for one in small_study()}
-    lacking = {f"{name} ({run_id})": ["the run is not there"] for run_id, name in names.items()}
+    lacking = {f"{name} ({run_id})": ["the run does not exist"] for run_id, name in names.items()}
     assert body["arrived"]["lacking"] == lacking
     assert body["runs"]["num_written"] == 0 and body["url"] == f"{server.url}/me/forerun"
 
@@ -100,9 +100,9 @@ def there(**changed):
 
 WANTED = {"run_id": "r", "content": "c", "num_rows": 4}
 FAULTS = {
-    "the run is not there": None,
-    "its settings are not those that were logged": {"config": {"content_sha256": "older"}},
-    "its summary is not what was logged": {"summary_metrics": {}},
+    "the run does not exist": None,
+    "its settings differ from those that were logged": {"config": {"content_sha256": "older"}},
+    "its summary differs from what was logged": {"summary_metrics": {}},
     "history: 3 of 4 rows": {"historyLineCount": 3},
 }
 

@@ -253,5 +253,5 @@ def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "wandb").mkdir()
     with (tmp_path / "wandb" / LOCK_FILE).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(DashboardError, match="another process logs this study"):
+        with pytest.raises(DashboardError, match="another process is logging this study"):
             log_one(tmp_path, small_record())

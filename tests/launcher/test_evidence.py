@@ -49,7 +49,7 @@ def test_a_lost_curve_costs_the_config_and_not_the_report(finished, tmp_path, ca
     body = report_body(study, ledger, found)
     assert (body["digest"], body["has_logbook"]) == (None, False)
     assert body["choice"]["prediction"]["loss"] > 0
-    assert "no launch config in the report" in capsys.readouterr().err
+    assert "has no launch config" in capsys.readouterr().err
     with pytest.raises(CurveCorrupt, match="restore it from a copy"):
         decision_of(study, found)
     write_logbook(study.study_dir)

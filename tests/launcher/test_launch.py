@@ -93,7 +93,7 @@ def test_a_death_at_the_same_step_ends_it_where_nothing_was_saved_between(script
     )
     assert num_attempts(tmp_path) == 4  # three that saved; the last saved nothing, and died where the one before it had
     assert (outcome.event, outcome.exit_code, outcome.cause) == ("failed", 1, "error")
-    assert "error after step 5 (ValueError: a bad shard), twice at the same point" in outcome.reason
+    assert "error after step 5 (ValueError: a bad shard), twice at the same step" in outcome.reason
 
 
 def test_an_old_ending_is_not_this_attempts(scripted, tmp_path):
@@ -152,7 +152,7 @@ def test_a_silent_job_says_where_each_rank_is_and_is_started_again(scripted, tmp
     assert events(tmp_path)[1] == ("restarted", "hung")
     assert "no line of metrics for" in chronicle.entries(tmp_path / "run")[1].text
     assert time.monotonic() - began < 40
-    stacks = (tmp_path / "run" / "torchrun.log").read_text().split("forerun: process ")[1:]
+    stacks = (tmp_path / "run" / "torchrun.log").read_text().split("forerun: the stack of process ")[1:]
     assert len(stacks) == 2
     for each in stacks:
         _, called, *lines = each.splitlines()

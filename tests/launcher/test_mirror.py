@@ -148,7 +148,7 @@ def test_one_that_dies_is_told_and_the_run_goes_on(decision, tmp_path, capsys):
         await_child("launcher.dashboards.wandb_process", tmp_path, kill=True)
         metrics.append(tmp_path, line(1))
         deadline = time.monotonic() + 30
-        while "wandb mirror ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
+        while "logging to wandb ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert "wandb ended with code -9" in said
     assert not shown.outcome.whole and "wandb ended with code -9" in shown.outcome.text

@@ -63,8 +63,8 @@ def differences(decision: Decision) -> dict[str, TrainerView]:
         "batch_tokens is 512": dataclasses.replace(view, batch_tokens=512),
         "clip_norm is None, frozen as 0.5": dataclasses.replace(view, clip_norm=None),
         "forward.output is ": dataclasses.replace(view, forward=forward),
-        "rates are told at 3 steps: 12 ": few,
-        "rates are told at 12 steps: 12 ": dataclasses.replace(few, steps=view.steps),
+        "rates are given at 3 steps: must be the 12 ": few,
+        "rates are given at 12 steps: must be the 12 ": dataclasses.replace(few, steps=view.steps),
     }
 
 
@@ -114,7 +114,7 @@ def test_nothing_that_a_proof_started_outlives_it(tmp_path, monkeypatch, limit_s
     (tmp_path / proof.PROVE_FILE).write_text(f"{child}\n{wait}\n")
     began = time.monotonic()
     with pytest.raises(
-        ProofError, match="seconds and was stopped" if limit_seconds < 2 else "ended with 3: no word why"
+        ProofError, match="seconds and was stopped" if limit_seconds < 2 else "ended with 3: no reason given"
     ):
         proof.ask("torchtitan", Path(sys.executable), tmp_path)
     assert time.monotonic() - began < 20
@@ -125,10 +125,10 @@ def test_nothing_that_a_proof_started_outlives_it(tmp_path, monkeypatch, limit_s
 
 
 SILENT = {
-    "kill -9 $$": "was killed by signal 9 (was there memory enough?): no word why",
+    "kill -9 $$": "was killed by signal 9 (out of memory?): no reason given",
     "echo 'no such flag' >&2; exit 3": "ended with 3: no such flag",
-    "echo '{}'": "printed no view: view (TrainerView) lacks trainer",
-    "head -c 20000 /dev/zero | tr '\\0' '['": "printed no view: not JSON: maximum recursion depth",
+    "echo '{}'": "printed no readable answer: view (TrainerView) lacks trainer",
+    "head -c 20000 /dev/zero | tr '\\0' '['": "printed no readable answer: not JSON: maximum recursion depth",
 }
 
 
@@ -151,7 +151,7 @@ def test_an_interpreter_that_cannot_start_is_named_with_what_to_do(tmp_path, dec
         proof.prove(decision, "torchtitan", "0.3.0", python)
     assert caught.value.problems == [
         f"{python} cannot be started: Permission denied",
-        "the export is for torchtitan 0.3.0: has it that? FORERUN_TORCHTITAN_PYTHON names another Python",
+        "the export needs torchtitan 0.3.0: is it installed? FORERUN_TORCHTITAN_PYTHON can name another Python",
     ]
 
 
@@ -168,7 +168,7 @@ def test_an_export_is_proven_if_its_trainer_agrees_and_its_files_are_those_asked
     assert problem.endswith("run.sh is not what this version of forerun writes: export again")
     python.write_text(python.read_text().replace('"version":"0.3.0"', '"version":"0.2.2"'))
     [problem] = proof.prove(decision, "torchtitan", "0.3.0", python)
-    assert "has torchtitan 0.2.2: 0.3.0 is wanted" in problem
+    assert "has torchtitan 0.2.2: must be 0.3.0" in problem
 
 
 def test_an_interpreter_is_told_or_built_or_not_there(tmp_path, monkeypatch):

@@ -192,20 +192,20 @@ def test_evidence_that_decides_nothing_still_shows(body):
         trial |= {"loss_nats": None, "status": "diverged"}
     body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64, "not_finite_step": 3}
     shown = text_of(report_page(body))
-    for said in ("fits no law", "too few", "width 64 left the finite numbers at step 3",
+    for said in ("no law fits it", "too few", "width 64 left the finite numbers at step 3",
                  "The rungs identify none of these laws"):  # fmt: skip
         assert said in shown
     assert "The optimum against size" not in shown
 
 
 def test_an_inconclusive_forecast_is_no_headline(body):
-    assert 'class="big"' in decision(body) and "No loss can be expected" not in report_page(body)
+    assert 'class="big"' in decision(body) and "cannot be predicted yet" not in report_page(body)
     body["gates"][2] |= {"outcome": "cannot_tell", "reason": "at_bound"}
     body["accepted"] = {"fit": "we know"}
     top = decision(body)
     number = f"{body['decision']['predicted']['loss_nats']:.3f}"
     assert 'class="big"' not in top and number in top
-    assert top.index("No loss can be expected yet") < top.index(number)
+    assert top.index("The loss cannot be predicted yet") < top.index(number)
     assert "the forecast is inconclusive (see the fit gate below)" in top and top.count("at_bound") == 1
     assert "the forecast is inconclusive: the fit gate cannot tell: at_bound" in part_of("ladder", body)
     body["choice"] |= {"shape": body["decision"]["shape"], "num_steps": 10}
@@ -217,19 +217,19 @@ def test_the_headline_follows_the_gates(body):
     assert "<h1>Launch this</h1>" in decision(body)
     body["gates"][1] |= {"outcome": "failed", "reason": "it drifts"}
     body["gates"][2] |= {"outcome": "cannot_tell", "reason": "too few rungs"}
-    assert "<h1>Do not launch this yet: transfer failed</h1>" in decision(body)
+    assert "<h1>Do not launch yet: transfer failed</h1>" in decision(body)
     body["accepted"] = {"transfer": "the cost is small"}
-    assert "<h1>Not ready to launch: fit inconclusive</h1>" in decision(body)
+    assert "<h1>Not ready to launch: 1 check inconclusive</h1>" in decision(body)
     body["accepted"]["fit"] = "a rehearsal follows"
     shown = text_of(decision(body))
-    assert "Launch this, at the risk accepted" in shown
+    assert "Launch this, at the accepted risk" in shown
     assert "Accepted by hand:" in shown and "the cost is small" in shown and "a rehearsal follows" in shown
 
 
 def test_the_unknown_is_told(whole, body):
     told = text_of(whole).split("What is not known")[1].split("Do the hyperparameters transfer?")[0]
     for said in ("Duration.", "up to 819,200; the launch is at 13.5 M, 16.5 times beyond", "Extrapolation.",
-                 "Clip norm. Whether it stays put over duration was not tested."):  # fmt: skip
+                 "Clip norm. No test shows that it stays the same over duration."):  # fmt: skip
         assert said in told
 
 

@@ -153,8 +153,8 @@ def test_spikes_that_come_again_lower_the_clip_and_are_bounded(one_rank, corpus,
     assert second.to_step == 16, "not before the last one's"
     assert second.clip_norm == pytest.approx(0.15)
     (alert,) = [entry for entry in chronicle.entries(tmp_path / "run") if entry.kind == "alert"]
-    assert "all 2 rollbacks are spent: the run goes on" in alert.text
-    assert capsys.readouterr().err.count("rollbacks are spent") == 1
+    assert "all 2 rollbacks are used" in alert.text
+    assert capsys.readouterr().err.count("rollbacks are used") == 1
 
 
 def test_the_lowered_clip_is_what_the_update_is_made_with(one_rank, corpus, tmp_path):
@@ -181,7 +181,7 @@ def test_the_record_is_read_back_and_another_one_refused(tmp_path):
     assert rollback.read(tmp_path, "a" * 64) == ()
     rollback.write(tmp_path, "a" * 64, ROLLBACKS)
     assert rollback.read(tmp_path, "a" * 64) == ROLLBACKS
-    with pytest.raises(CheckpointError, match=r"is of the launch config aaaaaaaaaaaaaaaa\.\.\., this is bbbb"):
+    with pytest.raises(CheckpointError, match=r"belongs to the launch config aaaaaaaaaaaaaaaa\.\.\., this one is bbbb"):
         rollback.read(tmp_path, "b" * 64)
     path = tmp_path / rollback.ROLLBACKS_FILE
     content = json.loads(path.read_text())

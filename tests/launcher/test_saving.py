@@ -92,9 +92,7 @@ def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tm
     saver.save(4, *live, {}, 0)
     while not saver.failed:
         time.sleep(0.01)
-    with pytest.raises(
-        SaveError, match=r"step 4 .*File too large.*; complete checkpoints that are kept: step-00000002$"
-    ):
+    with pytest.raises(SaveError, match=r"step 4 .*File too large.*; complete checkpoints on disk: step-00000002$"):
         saver.settle()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
     saver.settle()

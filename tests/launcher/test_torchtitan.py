@@ -120,7 +120,7 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
         reader.load_state_dict(two[0].state_dict())
     assert (batch(four) == wanted(3)).all()
     assert not (batch(four) == wanted(3)).all()
-    with pytest.raises(ValueError, match="no multiple of 10"):
+    with pytest.raises(ValueError, match="a multiple of 10"):
         ranks(5, 2)[0].load_state_dict(two[0].state_dict())
     other = dataclasses.replace(wide_decision(manifest).data, data_id="0" * 64)
     with pytest.raises(SystemExit, match="2"):
@@ -134,7 +134,7 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
     ("shape", "mesh", "said"),
     [
         ({}, {"tensor": 4}, "tensor = 4 does not divide num_kv_heads = 2"),
-        ({"seq_len": 33}, {"tensor": 2}, "seq_len = 33 is no multiple of tensor = 2"),
+        ({"seq_len": 33}, {"tensor": 2}, "seq_len = 33 must be a multiple of tensor = 2"),
         ({"qk_norm": True}, {"tensor": 2}, "tensor = 2 with shape.qk_norm"),
         ({}, {"pipeline": 2}, "pipeline = 2"),
         ({}, {"microbatch_sequences": 3}, "microbatch_sequences = 3 does not divide"),

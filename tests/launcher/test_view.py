@@ -75,4 +75,4 @@ def test_a_clip_or_multiplier_is_never_foretold(decision):
 def test_a_trainer_that_does_as_frozen_against_the_report_makes_the_report_wrong(decision):
     found = broken(decision, view_of(decision, frozen_run(decision)))
     assert found
-    assert all("foretold as" in problem for problem in found)
+    assert all("predicted as" in problem for problem in found)

@@ -18,7 +18,7 @@ FROZEN = read_numbers()
 def main(corpus: Path, folder: Path) -> None:
     """Convert the corpus."""
     if len(str(folder).split()) != 1:
-        refuse(f"{folder}: Megatron takes no path with a space in it")
+        refuse(f"{folder}: Megatron accepts no path with a space in it")
     manifest = open_corpus(FROZEN, str(corpus)).manifest
     folder.mkdir(parents=True, exist_ok=True)
     stored = np.dtype(manifest.dtype).newbyteorder("<")

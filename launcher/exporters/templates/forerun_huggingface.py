@@ -103,7 +103,7 @@ class FrozenTrainer(Trainer):
         super().__init__(model=model, args=args)
         if self.is_fsdp_enabled != (MESH.data_parallel_shard > 1):
             where = args.device.type
-            refuse(f"accelerate leaves out FSDP on {where}: weights would not be sharded as frozen; it needs GPUs")
+            refuse(f"accelerate ignores FSDP on {where}: weights would not be sharded as frozen; it needs GPUs")
         self.store = store
         self.loss_nats = torch.zeros((), device=args.device)
 
@@ -168,7 +168,7 @@ def check(args: TrainingArguments) -> None:
     problems = other_versions(FROZEN.needs)
     if args.world_size != NUM_RANKS or args.n_gpu > 1:
         problems.append(
-            f"{args.world_size} ranks with {args.n_gpu} devices each: {NUM_RANKS} with one each are needed, see run.sh"
+            f"{args.world_size} ranks with {args.n_gpu} devices each: must be {NUM_RANKS} with one each, see run.sh"
         )
     if problems:
         refuse(*problems)

@@ -26,7 +26,7 @@ def refuse(*problems: str) -> NoReturn:
 
 def read_numbers() -> SimpleNamespace:
     """What `forerun.json` holds: digest, trainer and versions of the export, and each of its numbers by name."""
-    again = "copy the export's whole folder again, or `forerun export` anew"
+    again = "copy the export's whole folder again, or run `forerun export` again"
     try:
         found = canon.parse(NUMBERS_FILE.read_bytes())
     except OSError as error:
@@ -35,7 +35,7 @@ def read_numbers() -> SimpleNamespace:
         refuse(f"{NUMBERS_FILE} is damaged ({error}): {again}")
     sha256 = found.pop("sha256", None) if isinstance(found, dict) else None
     if not isinstance(found, dict) or sha256 != canon.content_id(found):
-        refuse(f"{NUMBERS_FILE} was edited: its numbers are no longer those of its sha256; {again}")
+        refuse(f"{NUMBERS_FILE} was edited: its numbers do not match its sha256; {again}")
     head: dict[str, Any] = {**found}
     for name, value in head.pop("numbers").items():
         head[name] = SimpleNamespace(**value) if name in RECORDS else value
@@ -59,7 +59,5 @@ def other_versions(wanted: dict[str, str]) -> list[str]:
     """Sentences about the distributions that are not installed at the version that the export was written for."""
     installed = {name: importlib.metadata.version(name) for name in wanted}
     return [
-        f"{name} {installed[name]}: {version} is needed"
-        for name, version in wanted.items()
-        if installed[name] != version
+        f"{name} {installed[name]}: must be {version}" for name, version in wanted.items() if installed[name] != version
     ]

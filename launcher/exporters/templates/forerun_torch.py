@@ -115,7 +115,7 @@ def answer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, peak: str =
     `peak`: the key of its groups' peak rates. `view`: the other fields of launcher.exporters.view.TrainerView.
     """
     if type(optimizer) is not torch.optim.AdamW or any(g["amsgrad"] or g["maximize"] for g in optimizer.param_groups):
-        raise SystemExit(f"plain torch.optim.AdamW is needed, the trainer builds {optimizer}")
+        raise SystemExit(f"the optimizer must be plain torch.optim.AdamW, the trainer builds {optimizer}")
     names = {parameter: name for name, parameter in model.named_parameters()}
     view["parameters"] = {
         names[parameter]: {

@@ -219,7 +219,9 @@ class CorpusLoader(BaseDataLoader):
         """Go on from there."""
         num_read, per_batch = state_dict["num_sequences_read"], self.num_ranks * self.num_sequences
         if num_read % per_batch:
-            raise ValueError(f"{num_read} sequences were read: no multiple of {per_batch}, what the ranks now read")
+            raise ValueError(
+                f"{num_read} sequences were read: must be a multiple of {per_batch}, which the ranks now read per step"
+            )
         self.num_batches = num_read // per_batch
 
 
@@ -235,11 +237,11 @@ class NoTokenizer(BaseTokenizer):
 
     def encode(self, *args: object, **kwargs: object) -> list[int]:
         """Asked by nobody."""
-        raise NotImplementedError("the corpus is tokens already")
+        raise NotImplementedError("the corpus is already tokenized")
 
     def decode(self, *args: object, **kwargs: object) -> str:
         """Asked by nobody."""
-        raise NotImplementedError("the corpus is tokens already")
+        raise NotImplementedError("the corpus is already tokenized")
 
     def get_vocab_size(self) -> int:
         """Of the corpus."""

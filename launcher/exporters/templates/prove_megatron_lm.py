@@ -71,7 +71,7 @@ settings, overrides = training.get_megatron_optimizer_config(args)
 if args.use_mup:  # as Megatron's setup_model_and_optimizer does
     overrides |= get_mup_config_overrides(settings, config.mup_width_mult, settings.optimizer)
 if (settings.optimizer, settings.decoupled_weight_decay) != ("adam", True):
-    raise SystemExit(f"AdamW is needed, Megatron is told {settings.optimizer}")
+    raise SystemExit(f"the optimizer must be AdamW, Megatron's settings say {settings.optimizer}")
 live = torch.optim.AdamW(
     _get_param_groups([model], settings, overrides),
     lr=settings.lr,

@@ -11,7 +11,7 @@ module, duration = config.train_module, config.trainer.max_duration
 model = config.model.build(init_device="meta")
 optimizer = module.optim.build(model, strict=True)
 if duration.unit != "steps":
-    raise SystemExit(f"a duration in steps is needed, OLMo-core reads {duration}")
+    raise SystemExit(f"the duration must be in steps, OLMo-core reads {duration}")
 rates: list[list[float]] = [[] for _ in optimizer.param_groups]
 for step in FROZEN.steps:  # OLMo-core counts updates from 1
     for row, group in zip(rates, optimizer.param_groups, strict=True):

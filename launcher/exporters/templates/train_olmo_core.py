@@ -23,9 +23,9 @@ def main() -> None:
     model = config.model.build(init_device="meta")
     problems = unclaimed(model, config) + other_versions(FROZEN.needs)
     if config.digest != FROZEN.digest:
-        problems.append(f"run.json is of the config {config.digest}, forerun.json of {FROZEN.digest}")
+        problems.append(f"run.json is for the config {config.digest}, forerun.json for {FROZEN.digest}")
     if get_world_size() != config.num_ranks:
-        problems.append(f"{get_world_size()} ranks: {config.num_ranks} are needed, see run.sh")
+        problems.append(f"{get_world_size()} ranks: must be {config.num_ranks}, see run.sh")
     if problems:
         refuse(*problems)
     train_module = config.train_module.build(model)

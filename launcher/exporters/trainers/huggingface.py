@@ -148,10 +148,10 @@ def _problems(decision: Decision) -> dict[str, bool]:
     even = share % microbatch == 0 and share // stages % (share // microbatch) == 0
     return {
         "shape.qk_norm = true: Granite's attention has none; use the native trainer": not decision.shape.qk_norm,
-        "abort.on_non_finite = false: this export never steps on NaN": decision.abort.on_non_finite,
+        "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,
         f"tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is data parallel "
-        "only, all three 1; torchtitan or Megatron-LM takes them": mesh.num_ranks == mesh.num_data_ranks,
-        f"microbatch_sequences = {microbatch} does not cut a rank's {share} sequences evenly"
+        "only, so all three must be 1; torchtitan and Megatron-LM support them": mesh.num_ranks == mesh.num_data_ranks,
+        f"microbatch_sequences = {microbatch} does not split a rank's {share} sequences evenly"
         + (f", {share // stages} of them while the batch is smallest" if stages > 1 else ""): even,
     }
 
@@ -159,32 +159,35 @@ def _problems(decision: Decision) -> dict[str, bool]:
 _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
-        "Granite blocks: rotary halves and base, norm eps, no document mask as ours; rotary angles in float32",
+        "Granite blocks: rotary halves and base, norm eps, no document mask as in forerun; rotary angles in float32",
     ),
     "forward.output": (
         "equivalent",
-        "Granite divides the logits by logits_scaling, ours multiplies the readout's input",
+        "Granite divides the logits by logits_scaling, forerun multiplies the readout's input",
     ),
-    "multiplier_form": ("exact", "the multipliers that were searched are fields of config.json"),
-    "groups": ("exact", "by the frozen patterns, over names translated back; checked on the live model at start"),
+    "multiplier_form": ("exact", "the searched multipliers are fields of config.json"),
+    "groups": ("exact", "assigned by the frozen patterns over translated names; checked on the live model at start"),
     "learning_rate": ("exact", "LambdaLR over the frozen function, exported with it; step 0 is the first update"),
-    "clip_norm": ("exact", "torch's clip by the norm of the whole batch's gradient; none is max_grad_norm 0"),
-    "seed": ("exact", "of initial values and data order; transformers' own generators get it modulo 2**32"),
+    "clip_norm": (
+        "exact",
+        "torch's clipping by the norm of the whole batch's gradient; max_grad_norm 0 is no clipping",
+    ),
+    "seed": ("exact", "sets initial values and data order; transformers' own generators get it modulo 2**32"),
     "precision": (
         "equivalent",
-        "bfloat16 unsharded is autocast with a float32 residual stream, ours bfloat16; sharded FSDP2 casts as ours",
+        "unsharded bfloat16 is autocast with a float32 residual stream (forerun: bfloat16); FSDP2 casts as forerun",
     ),
     "parallelism": (
         "equivalent",
-        "replicas alone by DDP, shards by accelerate's FSDP2, both by its mesh: the same average in another order",
+        "replicas use DDP, shards accelerate's FSDP2, both together its mesh: the same average in another order",
     ),
     "parallelism.activation_checkpointing": (
         "equivalent",
-        "selective: the Trainer keeps no choice and computes whole blocks again; the values stay the same",
+        "selective: the Trainer recomputes whole blocks; the values stay the same",
     ),
     "checkpointing": (
         "equivalent",
-        "the Trainer's own, the newest with a trainer_state.json is resumed from; they are not hashed",
+        "the Trainer's own, not hashed; it resumes from the newest that has a trainer_state.json",
     ),
     "abort": ("exact", "both stop before the update"),
 }

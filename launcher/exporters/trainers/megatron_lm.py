@@ -224,16 +224,16 @@ def _problems(decision: Decision) -> dict[str, bool]:
         f"tensor = {tensor} does not divide " + ", ".join(f"{name} = {n}" for name, n in cut.items() if n % tensor): (
             all(n % tensor == 0 for n in cut.values())
         ),
-        f"tensor = {tensor} does not divide vocab_size = {shape.vocab_size}: Megatron would add tokens, and the "
-        "softmax runs over them": shape.vocab_size % tensor == 0,
+        f"tensor = {tensor} does not divide vocab_size = {shape.vocab_size}: Megatron would pad the vocabulary, "
+        "and the softmax would include the padding": shape.vocab_size % tensor == 0,
         f"pipeline = {mesh.pipeline} does not divide num_layers = {shape.num_layers}": (
             shape.num_layers % mesh.pipeline == 0
         ),
-        f"context = {mesh.context}: Megatron cuts seq_len = {shape.seq_len} into {2 * mesh.context} equal parts": (
+        f"context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of {2 * mesh.context} in Megatron": (
             mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0
         ),
-        f"microbatch_sequences = {micro} does not divide the {share} of a rank": share % micro == 0,
-        f"batch_warmup_stages = {schedule.batch_warmup_stages}: this export's batch has one size": (
+        f"microbatch_sequences = {micro} does not divide a rank's share of {share} sequences": share % micro == 0,
+        f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1, this export's batch size is fixed": (
             schedule.batch_warmup_stages == 1
         ),
     }
@@ -250,9 +250,9 @@ def _run_text(decision: Decision, version: str) -> str:
     data_id = decision.data.data_id[:16]
     notes = f"""Needs
 #   MEGATRON_LM    a checkout of github.com/NVIDIA/Megatron-LM at this version
-#   MEGATRON_DATA  a folder all nodes see, for the corpus with data_id {data_id}... as Megatron's indexed files
-#   RUN_DIR        another, for checkpoints; a run that is found there goes on
-# and, each once, the data and the initial weights:
+#   MEGATRON_DATA  a folder that all nodes share, for the corpus with data_id {data_id}... as Megatron's indexed files
+#   RUN_DIR        another such folder, for checkpoints; a run found there is resumed
+# and the data and the initial weights, which these commands make once:
 #   PYTHONPATH=$MEGATRON_LM python {DATA_FILE} CORPUS $MEGATRON_DATA
 #   PYTHONPATH=$MEGATRON_LM python {SEED_FILE} $RUN_DIR/seed
 # If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""
@@ -271,7 +271,7 @@ if [ ! -e "$RUN_DIR/seed/latest_checkpointed_iteration.txt" ]; then
     echo "no initial weights: PYTHONPATH=$MEGATRON_LM python $here/seed_checkpoint.py $RUN_DIR/seed" >&2
     exit 2
 fi
-export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it where tensors or sequences are cut, before Blackwell
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron needs it with tensor or context parallelism, before Blackwell
 export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"
 read -r -d "" -a arguments < "$here/arguments.txt" || true"""
 _COMMAND = r""""$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-args-path "$MEGATRON_DATA/data_args.txt" \
@@ -292,36 +292,45 @@ _CEILING = r"""    awk -v ceiling=CEILING -v after=AFTER '
 _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
-        "Megatron's GPT model: rotary pairs, norm eps and gates as ours, no document mask; its kernels round otherwise",
+        "Megatron's GPT model: rotary pairs, norm eps and gates as in forerun, no document mask; other rounding",
     ),
-    "forward.attention": ("equivalent", "by --mup-base-head-dim, to one part in 1e15; multiplies q . k in the kernel"),
-    "forward.output": ("equivalent", "multiplies the logits, ours the readout's input: other rounding"),
-    "groups.pattern": ("equivalent", "Megatron groups by sort of parameter; the numbers of each are compared"),
-    "optimizer": ("exact", "Megatron's adam is AdamW: fused where Transformer Engine or Apex is there, else torch's"),
+    "forward.attention": (
+        "equivalent",
+        "set by --mup-base-head-dim, to one part in 1e15; multiplies q . k in the kernel",
+    ),
+    "forward.output": ("equivalent", "multiplies the logits, forerun the readout's input: rounding differs"),
+    "groups.pattern": ("equivalent", "Megatron groups parameters by type; each group's numbers are compared"),
+    "optimizer": (
+        "exact",
+        "Megatron's adam is AdamW: fused where Transformer Engine or Apex is installed, else torch's",
+    ),
     "learning_rate": ("exact", ""),
-    "clip_norm": ("exact", "of the global norm; none is --clip-grad 0"),
-    "data": ("equivalent", f"token by token in the files that {DATA_FILE} writes, which refuses another data_id"),
-    "data.weights": ("equivalent", f"shares of Megatron's blend, in the data_args.txt of {DATA_FILE}"),
-    "seed": ("equivalent", "of initial values exactly so; Megatron's own generators shuffle from it plus 1"),
+    "clip_norm": ("exact", "clips by the global norm; --clip-grad 0 is no clipping"),
+    "data": ("equivalent", f"{DATA_FILE} writes the same tokens to Megatron's files, and refuses another data_id"),
+    "data.weights": ("equivalent", f"they become Megatron's blend in the data_args.txt that {DATA_FILE} writes"),
+    "seed": ("equivalent", "exact for initial values; Megatron's own generators shuffle with the seed plus 1"),
     "precision": ("exact", ""),
     "parallelism": ("exact", ""),
     "parallelism.data_parallel_shard": (
         "equivalent",
-        "Megatron's distributed optimizer shards moments and main weights; a rank keeps what it computes with",
+        "Megatron's distributed optimizer shards moments and main weights; every rank keeps all compute weights",
     ),
-    "parallelism.activation_checkpointing": ("equivalent", "--recompute-granularity; selective is the attention core"),
+    "parallelism.activation_checkpointing": (
+        "equivalent",
+        "--recompute-granularity; selective recomputes the attention core",
+    ),
     "checkpointing": ("exact", ""),
     "checkpointing.keep": ("equivalent", "Megatron keeps every checkpoint: remove old ones by hand"),
     "abort.on_non_finite": ("exact", "Megatron stops at a loss or gradient that is not finite, before the step"),
     "abort.train_loss_above_nats": ("equivalent", "run.sh reads the log and stops the run, a step or two later"),
-    "spikes": ("equivalent", "what to do by hand: --load of an older checkpoint, --iterations-to-skip"),
+    "spikes": ("equivalent", "the response is by hand: --load an older checkpoint, --iterations-to-skip"),
 }
 
 
 def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]:
     """Judgements that depend on the decision's numbers."""
     found: dict[str, Judgement] = {
-        f"groups.{field}": ("not_expressible", f"Megatron's flags give another number to {said}")
+        f"groups.{field}": ("not_expressible", f"Megatron's flags give another number: {said}")
         for field, said in differences(decision, flags).items()
     }
     narrow = decision.precision == "bfloat16"
@@ -335,16 +344,19 @@ def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]
             "--bf16: weights and products in bfloat16, main weights and sums in float32",
         )
     if off > SAME:
-        where = f"at most {off:.2g} of the peak from the frozen table: Megatron warms up from t / W, not (t + 1) / W"
+        where = f"at most {off:.2g} of the peak off the frozen table: Megatron's warmup is t / W, not (t + 1) / W"
         late: Judgement = ("equivalent" if off <= LATE else "not_expressible", where)
         found |= dict.fromkeys(
             ("learning_rate.step_convention", "learning_rate.samples", "learning_rate.table_sha256"), late
         )
     once = decision.num_tokens <= decision.data.num_train_tokens
-    order = "Megatron shuffles documents and windows by its own generator: "
+    order = "Megatron shuffles documents and sequences with its own generator: "
     found["data.order"] = (
-        ("equivalent", order + "every window at most once here too, unless a weight asks for more of a source")
+        ("equivalent", order + "a sequence still comes at most once, unless a weight asks for more than a source has")
         if once
-        else ("not_expressible", order + "over all epochs together, so that a window may come twice before another")
+        else (
+            "not_expressible",
+            order + "over all epochs together, so a sequence may come twice before another comes once",
+        )
     )
     return found

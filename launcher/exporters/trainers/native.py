@@ -19,12 +19,12 @@ from proxies.model.decoder import Decoder
 VERSIONS = (importlib.metadata.version("forerun"),)
 
 _NOTES = {
-    "predicted": "carried along; training does not read it",
-    "base_shape": "carried along; its multipliers are in the numbers of groups and forward",
-    "parametrization": "carried along; its numbers are in groups and forward",
-    "transfer": "carried along: evidence; its numbers are in groups",
-    "parallelism": "other numbers of ranks are refused",
-    "spikes": "by itself as often as max_rollbacks says; `forerun watch` says when it is for people to do",
+    "predicted": "kept in the file; training does not read it",
+    "base_shape": "kept in the file; its multipliers are in the numbers of groups and forward",
+    "parametrization": "kept in the file; its numbers are in groups and forward",
+    "transfer": "kept in the file as evidence; its numbers are in groups",
+    "parallelism": "any other number of ranks is refused",
+    "spikes": "automatic up to max_rollbacks times; `forerun watch` says when to do it by hand",
     "monitoring": "columns of metrics.jsonl; a step whose replay differs stops the run",
 }
 
@@ -55,7 +55,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     )
     write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: script})
     if read_launch(out_dir / LAUNCH_FILE) != decision:
-        raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision"])
+        raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision that was written"])
     fields = [field.name for field in dataclasses.fields(Decision)]
     entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
     return FidelityReport(trainer="native", version=version, entries=entries)

@@ -51,9 +51,9 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader."""
     refuse("olmo-core", decision, version, VERSIONS, _problems(decision))
     notes = f"""
-# Checkpoints go to outputs/{decision.digest[:16]} of the folder it is started in, which all nodes must share.
-# If a rank runs out of memory: `run.sh train_module.rank_microbatch_size={decision.shape.seq_len}` takes the same batch
-# a sequence at a time."""
+# Checkpoints go to outputs/{decision.digest[:16]} in the folder where it is started, which all nodes must share.
+# If a rank runs out of memory: `run.sh train_module.rank_microbatch_size={decision.shape.seq_len}` runs the same batch
+# one sequence at a time."""
     launch = corpus_run_script(
         decision, f"OLMo-core {version}", command=f'"$here/{SCRIPT}" "$@"', notes=notes, setup=" OLMO_SHARED_FS=1"
     )
@@ -85,12 +85,12 @@ def parameter_names(shape: Shape) -> dict[str, str]:
 def _problems(decision: Decision) -> dict[str, bool]:
     mesh, (share, microbatch) = decision.parallelism, rank_sequences(decision)
     return {
-        "abort.on_non_finite = false: this export never steps on NaN": decision.abort.on_non_finite,
+        "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,
         f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": (
             share % microbatch == 0
         ),
     } | {
-        f"{name} = {degree}: this export is data parallel only; export to torchtitan, or 1": degree == 1
+        f"{name} = {degree}: must be 1, this export is data parallel only; or export to torchtitan": degree == 1
         for name, degree in (("tensor", mesh.tensor), ("pipeline", mesh.pipeline), ("context", mesh.context))
     }
 
@@ -258,20 +258,23 @@ def _train_module(decision: Decision) -> dict[str, Json]:
 _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
-        "OLMo-core's pre-norm blocks: rotary halves and base, norm eps, no document mask as ours; angles in float32",
+        "OLMo-core's pre-norm blocks: rotary halves and base, norm eps, no document mask as forerun; angles in float32",
     ),
     "groups": ("exact", "group_overrides"),
-    "groups.pattern": ("equivalent", "rewritten as globs over OLMo-core's names; one group claims each parameter"),
-    "learning_rate": ("exact", "of OLMo-core's own schedulers in sequence; they multiply in another order"),
-    "clip_norm": ("exact", "torch's clip by the norm of the whole gradient"),
-    "seed": ("exact", "of initial values and data order; OLMo-core's own generators get it modulo 2**32"),
-    "precision": ("equivalent", "of parameters in products, by FSDP2; weights, reductions and moments in float32"),
+    "groups.pattern": ("equivalent", "rewritten as globs over OLMo-core's names; each parameter is in one group"),
+    "learning_rate": ("exact", "OLMo-core's own schedulers in sequence; they multiply in another order"),
+    "clip_norm": ("exact", "torch's clipping by the norm of the whole gradient"),
+    "seed": ("exact", "sets initial values and data order; OLMo-core's own generators get it modulo 2**32"),
+    "precision": ("equivalent", "FSDP2 casts parameters for products; weights, reductions and moments are float32"),
     "parallelism": ("exact", "FSDP2, or HSDP with replicas; tensor, pipeline and context other than 1 are refused"),
     "parallelism.activation_checkpointing": (
         "equivalent",
-        "selective: OLMo-core chooses what it keeps and what it computes again; the values stay the same",
+        "selective: OLMo-core chooses what it keeps and what it recomputes; the values stay the same",
     ),
-    "checkpointing.every_steps": ("exact", "OLMo-core's own, weights, optimizer and position in the data"),
-    "checkpointing.keep": ("equivalent", "of those that one start of the run wrote; a resumed run leaves older ones"),
+    "checkpointing.every_steps": ("exact", "OLMo-core's own checkpoints: weights, optimizer and position in the data"),
+    "checkpointing.keep": (
+        "equivalent",
+        "counts the checkpoints of one start of the run; a resumed run leaves older ones",
+    ),
     "abort": ("exact", "a callback stops before the update"),
 }

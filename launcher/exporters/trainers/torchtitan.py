@@ -36,23 +36,23 @@ def _problems(decision: Decision) -> dict[str, bool]:
     shape, mesh, stages = decision.shape, decision.parallelism, decision.learning_rate.schedule.batch_warmup_stages
     share, microbatch = rank_sequences(decision)
     return {
-        "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
+        "abort.on_non_finite = false: must be true, torchtitan always stops at a loss that is not finite": (
             decision.abort.on_non_finite
         ),
-        f"batch_warmup_stages = {stages}: torchtitan's batch has one size": stages == 1,
+        f"batch_warmup_stages = {stages}: must be 1, torchtitan's batch size is fixed": stages == 1,
         f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": share % microbatch
         == 0,
-        f"pipeline = {mesh.pipeline}: torch up to 2.13 takes no microbatches that torchtitan has cut; pipeline = 1, or "
-        "Megatron-LM": mesh.pipeline == 1,
+        f"pipeline = {mesh.pipeline}: must be 1, torch up to 2.13 accepts no microbatches split by torchtitan; or "
+        "export to Megatron-LM": mesh.pipeline == 1,
         f"tensor = {mesh.tensor} does not divide num_kv_heads = {shape.num_kv_heads}": shape.num_kv_heads % mesh.tensor
         == 0,
-        f"tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout has no place for the norms "
-        "over heads": mesh.tensor == 1 or not shape.qk_norm,
-        f"seq_len = {shape.seq_len} is no multiple of tensor = {mesh.tensor}, which cuts sequences too": shape.seq_len
+        f"tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout does not cover the "
+        "norms over heads": mesh.tensor == 1 or not shape.qk_norm,
+        f"seq_len = {shape.seq_len} must be a multiple of tensor = {mesh.tensor}, which splits it": shape.seq_len
         % mesh.tensor
         == 0,
-        f"context = {mesh.context}: no proof of this export has been run under context parallelism (its attention "
-        "needs a GPU); context = 1": mesh.context == 1,
+        f"context = {mesh.context}: must be 1, this export is not proven under context parallelism (its attention "
+        "needs a GPU)": mesh.context == 1,
     }
 
 
@@ -119,20 +119,20 @@ def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
 _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
-        "Llama 3 blocks; rotary pairs and base, norm eps, no document mask as ours; rotary angles in float32",
+        "Llama 3 blocks; rotary pairs and base, norm eps, no document mask as in forerun; rotary angles in float32",
     ),
     "forward": ("exact", "the multipliers are modules of the model"),
-    "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; one pattern claims each parameter"),
+    "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; each parameter matches one pattern"),
     "learning_rate": ("exact", "torchtitan's own scheduler gives the table bit for bit"),
-    "clip_norm": ("exact", "torch's clip_grad_norm_; none is an infinite norm"),
-    "seed": ("exact", "of initial values and data order; torchtitan's own generator gets it too"),
-    "precision": ("equivalent", "of parameters in products, by FSDP; weights, reductions and moments stay in float32"),
+    "clip_norm": ("exact", "torch's clip_grad_norm_; an infinite norm is no clipping"),
+    "seed": ("exact", "sets initial values and data order; torchtitan's own generator gets it too"),
+    "precision": ("equivalent", "FSDP casts parameters for products; weights, reductions and moments stay in float32"),
     "parallelism": ("exact", "pipeline and context other than 1 are refused"),
     "parallelism.activation_checkpointing": (
         "equivalent",
-        "selective: torchtitan chooses what it keeps and what it computes again; the values stay the same",
+        "selective: torchtitan chooses what it keeps and what it recomputes; the values stay the same",
     ),
-    "checkpointing": ("exact", "torchtitan's own checkpoints, weights and optimizer both"),
+    "checkpointing": ("exact", "torchtitan's own checkpoints of weights and optimizer"),
     "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
-    "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before anything more is saved"),
+    "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before the next save"),
 }

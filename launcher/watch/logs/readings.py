@@ -1,5 +1,5 @@
-"""A main run's metrics from wherever they are. What is odd in a log is told and is no error; a log that names another
-config is one.
+"""A main run's metrics from wherever they are. What is odd in a log becomes a note, not an error; a log that names
+another config is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from proxies.core import canon
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #
-# Nothing here is fatal: what cannot be used is left out, counted, and told. Of what one step logged twice, as after a
+# Nothing here is fatal: what cannot be used is ignored, counted, and noted. Of what one step logged twice, as after a
 # trainer's own resume, the later counts. A run that was rolled back or started again has not made the steps beyond:
 # they go, and are no fault.
 
@@ -40,7 +40,7 @@ _EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
 _TO = {"started": STEP, "rolled_back": "to_step"}
 """Events after which the steps beyond the one in this field are made anew."""
 _AGAIN, _NULL = "again", "null"
-"""Counts beside a step's columns: its losses after the first, and those that are no numbers."""
+"""Counts in addition to a step's columns: its losses after the first, and those that are not numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -191,12 +191,12 @@ def _ranks(times: Mapping[int, list[float]]) -> tuple[Floats, Floats | None]:
 
 
 _SENTENCES = {
-    "bad step": "{n} lines have a step that is no whole number: they are left out",
-    "no step": "{n} lines have a loss and no step: they are left out",
-    "beyond": "{n} lines are of steps outside 1 to {top}, and are left out: does it count something else, or is it "
-    "another run?",
+    "bad step": "{n} lines have a step that is not a whole number: they are ignored",
+    "no step": "{n} lines have a loss and no step: they are ignored",
+    "beyond": "{n} lines have steps outside 1 to {top} and are ignored: does the log count something else, or is it "
+    "another run's?",
     "again": "{n} steps were logged again: the last value counts",
-    "no number": "{n} training losses are no numbers",
+    "no number": "{n} training losses are not numbers",
 }
 
 
@@ -243,7 +243,7 @@ class LogReader:
         names_digest = any(event["event"] == "started" for event in found.columns.events)
         notes = [*log.notes, *self._notes(found, log.there)]
         if any(log.files.values()) and not names_digest:
-            notes.append("it does not say of which config it is: it is taken to be of this one")
+            notes.append("the log names no config: it is taken to be this config's")
         return LogReading(
             columns=found.columns, notes=tuple(notes), names_digest=names_digest,
             ending=_ending(found.columns.events),
@@ -255,8 +255,8 @@ class LogReader:
             others = dict.fromkeys(digest for digest in started if digest != self._digest)
             if others:
                 raise OtherRunError(
-                    f"{name} is of the config {', '.join(f'{digest[:16]}...' for digest in others)}, and this one is "
-                    f"{self._digest[:16]}...: nothing of it is judged; name this run's own with --metrics"
+                    f"{name} belongs to the config {', '.join(f'{digest[:16]}...' for digest in others)}, and this one "
+                    f"is {self._digest[:16]}...: it is not judged; name this run's log with --metrics"
                 )
 
     def _notes(self, found: GatheredRun, there: Collection[str]) -> list[str]:
@@ -269,17 +269,17 @@ class LogReader:
         said += [_missing(column, self._keys, there) for column in (STEP, LOSS) if there and column not in names]
         absent = [column for column in ("grad_norm", TOKENS_PER_SECOND) if column not in names]
         if absent and LOSS in names:
-            said.append(f"it has no {' and no '.join(absent)}: what needs that is not judged")
+            said.append(f"the log has no {' and no '.join(absent)}: alerts that need it are off")
         speed, num_ranks = names.get(TOKENS_PER_SECOND, ""), self._num_ranks
         if speed in PER_DEVICE and num_ranks > 1:
-            said.append(f"its {speed!r} is of one device: taken {num_ranks} times, for the ranks of the frozen config")
+            said.append(f"the log's {speed!r} is per device: multiplied by {num_ranks}, the ranks of the frozen config")
         return said
 
 
 def _missing(column: str, keys: ColumnNames, there: Collection[str]) -> str:
     option = {STEP: "--step-key", LOSS: "--train-loss-key"}[column]
     held = ", ".join(sorted(there)[:20])
-    return f"it has no {column}, looked for as {keys.told(column)}: it holds {held}; name it with {option}"
+    return f"the log has no {column} (tried: {keys.told(column)}); it has {held}; name the column with {option}"
 
 
 def _ending(events: Sequence[Mapping[str, Any]]) -> AttemptEnd | None:

@@ -40,7 +40,7 @@ class Log:
     """What there is of a run's log now."""
 
     files: dict[str, list[Row]] = field(default_factory=dict)
-    """By the name of a file its rows, in order, wanted names only."""
+    """By the name of a file its rows, in order, with the names asked for only."""
     there: set[str] = field(default_factory=set)
     """Names of what was logged, as many as are kept."""
     notes: list[str] = field(default_factory=list)
@@ -79,9 +79,9 @@ class Files:
             with contextlib.suppress(FileNotFoundError):  # since it was found
                 self._add(log, path, last=last)
         if not log.files:
-            log.notes.append(f"there is nothing at {self.path} yet")
+            log.notes.append(f"there is no log at {self.path} yet")
         elif not log.notes and not any(log.files.values()):
-            log.notes.append(f"there is nothing in {', '.join(log.files)} yet")
+            log.notes.append(f"there are no rows in {', '.join(log.files)} yet")
         return log
 
     def _add(self, log: Log, path: Path, *, last: bool) -> None:
@@ -97,12 +97,12 @@ class Files:
                 while len(with_ranks) > NUM_RANK_LINES:
                     del with_ranks.popleft()[_RANKS]
         except MetricsError as error:
-            log.notes.append(f"{name}: {error}; what comes after is not read")
+            log.notes.append(f"{name}: {error}; the rest is not read")
             return
         finally:
             log.there |= reader.names
         if complaint := reader.complaint:
-            log.notes.append(f"{name}: {complaint}: left out")
+            log.notes.append(f"{name}: {complaint}: ignored")
         if last:
             rows += reader.end()
             if reader.complaint != complaint:
@@ -118,7 +118,7 @@ class Files:
     def _found(self) -> list[Path]:
         if not self.path.is_dir():
             if self.path.exists() and not self.path.is_file():
-                raise OSError(errno.EINVAL, "neither a file nor a folder, and cannot be read twice", str(self.path))
+                raise OSError(errno.EINVAL, "must be a file or a folder, to be read more than once", str(self.path))
             return [self.path] if self.path.exists() else []
         next(self.path.iterdir(), None)  # what may not be looked into would look empty
         own = self.path / metrics.METRICS_FILE
@@ -148,7 +148,7 @@ class OnlineRun:
             self._rows += fetch_history(self._run_path, self._wanted, after)
             self._asked_at = now
         there = {name for row in self._rows for name in row}
-        notes = [] if there else [f"W&B has logged nothing of {self._run_path} under the names looked for"]
+        notes = [] if there else [f"W&B has no rows of {self._run_path} with the names looked for"]
         return Log(files={self._run_path: self._rows}, there=there, notes=notes)
 
 

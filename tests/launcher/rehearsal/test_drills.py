@@ -69,14 +69,14 @@ def test_a_wrong_resume_fails_the_drills_that_resume(stage, monkeypatch, fault):
     shutil.rmtree(stage.path("cut"))
     assert_fails(resume, wrong, "tensors differ")
     if fault == "drop_moments":
-        assert_fails(sigterm, wrong, "it does not come to the same end")
-        assert_fails(disk_full, wrong, "it does not come to the same end")
+        assert_fails(sigterm, wrong, "it does not end equal")
+        assert_fails(disk_full, wrong, "it does not end equal")
 
 
 def test_a_drill_that_sees_no_difference_fails(stage, monkeypatch):
     """Controls that end as the uninterrupted run would: the comparison, not the trainer, is broken."""
     monkeypatch.setattr(FaultInjector, "begin", lambda self, run, step, carried: None)
-    assert_fails(resume, stage, "all 84 tensors", "the drill sees nothing")
+    assert_fails(resume, stage, "all 84 tensors", "no proof")
 
 
 def test_checkpoints_that_are_not_verified_fail(stage, monkeypatch):
@@ -123,7 +123,7 @@ def test_another_run_than_the_proxys_fails_the_loss(stage, monkeypatch, mutant):
 
 def test_another_corpus_than_the_frozen_one_is_refused(corpus, tmp_path):
     write_corpus(tmp_path / "other", seed=1)
-    with pytest.raises(FrozenError, match="frozen is"):
+    with pytest.raises(FrozenError, match="must be"):
         set_up(tmp_path, tiny_decision(corpus), tmp_path / "other" / "tokens", full=False)
 
 
@@ -164,7 +164,7 @@ def test_a_rank_that_was_not_struck_or_not_restarted_once_fails(stage, drill):
 def test_a_run_without_a_fault_that_fails_leaves_nothing_to_compare(stage):
     shutil.rmtree(stage.path("reference"))
     broken = dataclasses.replace(stage, faults=[Fault(kind="nan", step=2)])
-    with pytest.raises(UnexpectedEndError, match="'reference' without a fault: aborted: loss nan"):
+    with pytest.raises(UnexpectedEndError, match=r"'reference'.* aborted: loss nan"):
         broken.reference()
 
 

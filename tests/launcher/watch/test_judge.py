@@ -83,7 +83,7 @@ def test_spikes_that_come_back_are_a_notice_and_one_that_lasts_an_alarm():
     lasting = healthy(upto=500)
     lasting.train_loss_nats[480:] += 2.0
     found = alert(judge(decision(spikes=SpikePolicy(max_rollbacks=2)), lasting, now=NOW), "spike_lasts")
-    assert found.severity == "alarm" and found.first_step == 481 and "by itself 2 times" in found.seen
+    assert found.severity == "alarm" and found.first_step == 481 and " 2 times (launch.spike_rollbacks)" in found.seen
 
 
 def test_a_loss_past_the_ceiling_and_a_slow_rise_are_alarms():

@@ -46,7 +46,7 @@ def test_a_row_of_each_trainer_is_read_in_our_units(tmp_path, trainer):
     assert read_names >= len(row) - 8
     has_validation = any(name in row for name in NAMES["validation_loss_nats"])
     assert columns.validation_loss_nats.tolist() == [2.0] * has_validation
-    assert sum("is of one device" in note for note in found.notes) == bool(PER_DEVICE & set(row))
+    assert sum("per device" in note for note in found.notes) == bool(PER_DEVICE & set(row))
 
 
 def test_the_mean_of_a_run_is_not_the_loss_of_its_steps(tmp_path):

@@ -33,9 +33,9 @@ def write_bytes(path, data):
 
 
 ODD = {
-    "empty": (lambda p: write_bytes(p, b""), 4, "there is nothing in log.jsonl yet"),
+    "empty": (lambda p: write_bytes(p, b""), 4, "there are no rows in log.jsonl yet"),
     "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 lines are no JSON objects"),
-    "no UTF-8": (lambda p: write_bytes(p, b'{"step": 1, "loss": "\xff\xfe"}\n'), 3, "1 training losses are no numbers"),
+    "no UTF-8": (lambda p: write_bytes(p, b'{"step": 1, "loss": "\xff\xfe"}\n'), 3, "1 training losses are not"),
     "nested deep": (lambda p: write_lines(p, ["[" * 50_000, *plain(range(1, 101))]), 0, "1 lines are no JSON objects"),
     "begins again at 0": (
         lambda p: write_lines(p, [{"step": 0, "loss": 5.0}, *plain(range(1, 200)), {"step": 0, "loss": 5.0}]), 0,
@@ -63,7 +63,7 @@ def test_what_is_odd_is_told_and_is_not_fatal(frozen, tmp_path, what, monkeypatc
 def test_a_pipe_is_refused_and_not_waited_for(frozen, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     code, body = ask("watch", frozen, "--once", "--metrics", tmp_path / "pipe")
-    assert code == 2 and "neither a file nor a folder" in body["message"]
+    assert code == 2 and "must be a file or a folder" in body["message"]
 
 
 def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):
@@ -84,7 +84,7 @@ def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):
     os.utime(frozen / "run" / ROLLBACKS_FILE, (hour_ago - 60, hour_ago - 60))
     chronicle.record(frozen / "run", "launched", "launched from step 300", step=300, digest="cd" * 32)
     assert ask("watch", frozen, "--once")[0] == 3, "another run's launch"
-    chronicle.record(frozen / "run", "restarted", "starting again", step=300, digest=decision.digest)
+    chronicle.record(frozen / "run", "restarted", "restarting", step=300, digest=decision.digest)
     assert ask("watch", frozen, "--once")[0] == 0, "it loads"
     chronicle.record(frozen / "run", "ended", "failed at step 300: no memory", step=300, digest=decision.digest)
     code, body = ask("watch", frozen, "--once")

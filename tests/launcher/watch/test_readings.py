@@ -56,8 +56,8 @@ def test_names_given_by_option(tmp_path):
     assert reading.columns.validation_loss_nats.tolist() == [2.5, 2.5]
     empty = read(path, step="n", train_loss_nats="nested.other")
     assert len(empty.columns) == 0
-    assert "nested.ce" in told(empty, "it has no train_loss_nats, looked for as 'nested.other'")
-    assert "--train-loss-key" in told(empty, "it has no train_loss_nats")
+    assert "nested.ce" in told(empty, "the log has no train_loss_nats (tried: 'nested.other')")
+    assert "--train-loss-key" in told(empty, "the log has no train_loss_nats")
 
 
 def test_wandb_offline(tmp_path, monkeypatch):
@@ -84,8 +84,8 @@ def test_tensorboard(tmp_path):
     assert reading.columns.validation_steps.tolist() == [20]
     assert not any("again" in note for note in reading.notes)
     assert not reading.names_digest
-    told(reading, "it does not say of which config it is")
-    told(reading, "it has no grad_norm and no tokens_per_second: what needs that is not judged")
+    told(reading, "the log names no config")
+    told(reading, "the log has no grad_norm and no tokens_per_second: ")
 
 
 def test_steps_counted_from_zero(tmp_path):
@@ -110,14 +110,14 @@ def test_missing_fields(tmp_path):
     ]
     reading = read(write_lines(tmp_path / "log.jsonl", lines))
     assert reading.columns.steps.tolist() == [1, 4, 6]
-    told(reading, "3 lines have a step that is no whole number")
-    told(reading, "1 lines are no JSON objects: left out")
+    told(reading, "3 lines have a step that is not a whole number")
+    told(reading, "1 lines are no JSON objects: ")
 
 
 def test_steps_beyond_the_run(tmp_path):
     reading = read(write_lines(tmp_path / "log.jsonl", [line(at) for at in (99, 100, 101, 256, 1e300)]))
     assert reading.columns.step == 100
-    told(reading, "3 lines are of steps outside 1 to 100")
+    told(reading, "3 lines have steps outside 1 to 100")
 
 
 def test_our_own_rewinds_are_no_fault(tmp_path):
@@ -156,7 +156,7 @@ def test_losses_that_are_no_numbers(tmp_path):
     path = write_lines(tmp_path / "log.jsonl", lines)
     reading = read(path)
     assert np.isnan(reading.columns.train_loss_nats).tolist() == [False, True, True, False, True]
-    told(reading, "1 training losses are no numbers")
+    told(reading, "1 training losses are not numbers")
     reading = read(write_lines(path, [*lines, line(6)]))
     assert reading.columns.steps.tolist() == [1, 2, 3, 4, 6], "a column without a value, as numbers came after it"
 

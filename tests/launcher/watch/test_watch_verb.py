@@ -37,7 +37,7 @@ def test_a_run_on_its_course_is_fine(decision, frozen):
 def test_cannot_tell(decision, frozen):
     code, body = ask("watch", frozen, "--once")
     assert (code, body["standing"], body["why"]) == (4, "cannot_tell", "nothing is logged yet")
-    assert body["notes"] == [f"there is nothing at {frozen / 'run'} yet"]
+    assert body["notes"] == [f"there is no log at {frozen / 'run'} yet"]
     run_of(decision, frozen, 5)
     code, body = ask("watch", frozen, "--once")
     assert (code, body["standing"]) == (4, "cannot_tell")
@@ -47,7 +47,7 @@ def test_bad_input(decision, frozen, tmp_path):
     run_of(decision, frozen, 40)
     write_run(frozen / "run", 50, first=41, digest="cd" * 32)
     code, body = ask("watch", frozen, "--once")
-    assert (code, body["error"]) == (2, "OtherRunError") and "is of the config cdcdcdcdcdcdcdcd..." in body["message"]
+    assert (code, body["error"]) == (2, "OtherRunError") and "the config cdcdcdcdcdcdcdcd..." in body["message"]
     for options in (
         ("--once", "--conclude"),
         ("--study", tmp_path, "--once"),
@@ -93,7 +93,7 @@ def test_a_run_is_followed_while_it_is_written(decision, frozen, watching):
     assert (watching.returncode, body["standing"]) == (3, "alarm"), err
     assert (body["figures"]["step"], body["ending"]["event"]) == (NUM_STEPS, "finished")
     lines = err.splitlines()
-    assert lines[0] == f"log: there is nothing at {frozen / 'run'} yet"
+    assert lines[0] == f"log: there is no log at {frozen / 'run'} yet"
     assert lines[1] == "CANNOT TELL at step 0 of 400: nothing is logged yet"
     assert any(said.startswith("FINE at step 200 of 400") for said in lines)
     for name in names(body):
