@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from launcher.base.talk import shown
+from launcher.cli.names import study_option
 from launcher.doctor.findings import body_of, line_of, worst
 
 SHELLS = {
@@ -20,8 +21,7 @@ PROGRAM, VARIABLE = "forerun", "_FORERUN_COMPLETE"
 
 
 @click.command()
-@click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-              help="Where the study lies, or will.")  # fmt: skip
+@study_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
 def doctor(study_dir: Path, as_json: bool) -> None:
     """Is all here that a study needs? Each line is ok, warn or fail, with what mends it; some 10 seconds.
