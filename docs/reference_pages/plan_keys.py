@@ -6,68 +6,26 @@ import json
 import re
 from typing import Any
 
+from launcher.explanations.plan_keys import kind_of, unit_of
 from launcher.plan.presets import PRESETS, Values
 from launcher.plan.writing import commented_plan, plan_schema
 from reference_pages.command_line import cell
 
-_UNITS = {
-    "tokens": "tokens", "flops": "FLOPs", "nats": "nats per token", "usd": "US dollars", "seconds": "seconds",
-    "hours": "hours", "gib": "GiB", "octaves": "powers of 2", "steps": "optimizer steps", "fraction": "share, 0 to 1",
-    "share": "share, 0 to 1", "usd_per_device_hour": "US dollars an hour",
-}  # fmt: skip
 _HEAD = """# Plan keys
 
 A plan is one TOML file; every key has the default shown, so a plan names what it changes. Unknown keys are errors.
-`forerun init` writes one with every key and its sentence, and a JSON Schema for editors beside it; `forerun validate`
-names every problem at once; `--set section.key=value` overrides a value on the command line. Where `init`
-(preset `cpu`) asks for something else than the default, that is shown too: a plan without the key asks what it asked
-before there was one.
+`forerun init` writes one with the keys that people change, and a JSON Schema for editors beside it; `forerun explain
+plan KEY` says what a key means; `forerun validate` names every problem at once; `--set section.key=value` overrides a
+value on the command line. Where `init` (preset `cpu`) writes another value than the default, that is shown too.
 
 """
-
-
-def unit_of(key: str) -> str:
-    """The unit that a key carries in its name, or nothing."""
-    return next((unit for end, unit in sorted(_UNITS.items(), key=lambda item: -len(item[0]))
-                 if re.search(rf"(^|_){end}$", key)), "")  # fmt: skip
-
-
-def _bounds(schema: dict[str, Any]) -> str:
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below",
-             "multipleOf": "a multiple of"}  # fmt: skip
-    said = [f"{text} {schema[name]:.12g}" for name, text in words.items() if name in schema]
-    return (" " + ", ".join(said)) if said else ""
-
-
-def kind_of(schema: dict[str, Any], defs: dict[str, Any]) -> str:
-    """What a value has to be, in words."""
-    if "$ref" in schema:
-        return kind_of(defs[schema["$ref"].rpartition("/")[2]], defs)
-    if "const" in schema or "enum" in schema:
-        return " or ".join(f"`{json.dumps(one)}`" for one in schema.get("enum", [schema.get("const")]))
-    if "anyOf" in schema:
-        return " or ".join(kind_of(one, defs) for one in schema["anyOf"] if one.get("type") != "null")
-    if "allOf" in schema:
-        return " ".join(kind_of(one, defs) for one in schema["allOf"])
-    kind = schema.get("type")
-    if kind == "array":
-        if "prefixItems" in schema:
-            return "list of " + " and ".join(kind_of(one, defs) for one in schema["prefixItems"])
-        least = f" (at least {schema['minItems']})" if schema.get("minItems") else ""
-        return f"list of {kind_of(schema.get('items', {}), defs)}{least}"
-    if kind == "object":
-        if "properties" in schema:
-            return "table of the keys below"
-        return f"table of {kind_of(schema.get('additionalProperties', {}), defs)} by name"
-    names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true` or `false`"}
-    return names.get(str(kind), "anything") + _bounds(schema)
 
 
 def _defaults(values: Values) -> dict[str, dict[str, str]]:
     """Values as `forerun init` writes them, by section and key."""
     found: dict[str, dict[str, str]] = {}
     section = ""
-    for line in commented_plan(values).splitlines():
+    for line in commented_plan(values, every=True).splitlines():
         if head := re.match(r"\[(\w+)\]", line):
             section = head[1]
             found[section] = {}

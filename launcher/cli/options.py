@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.base.talk import shown
+from launcher.cli.names import study_option
 from proxies.core import canon
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -60,13 +61,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value (TOML); repeatable."
 )
-study_option = click.option(
-    "--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-    help="Study folder; created if missing.",
-)  # fmt: skip
-study_argument = click.argument("study_dir", type=click.Path(path_type=Path), default=Path("study"))
-frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
-plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path))
+plan_argument = click.argument(
+    "plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan.toml")
+)
 
 
 class OptionProblems(click.UsageError):

@@ -71,11 +71,14 @@ def _names(records: Sequence[Any]) -> list[str]:
 def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
     """The fields of a name: whole, a prefix, with `*`, or left short at its front (`warmup_steps`).
 
+    A hyperparameter's name means its values, in every group, before what else begins so (`learning_rate.schedule`).
+
     Raises:
         UnknownFieldError: there is none; it names the nearest.
     """
     wanted = ".".join(SHORT.get(part, part) for part in name.split("."))
-    for patterns in ((wanted, f"{wanted}.*"), (f"*.{wanted}",), (f"*.{wanted}.*",)):
+    in_groups = ((f"groups.*.{wanted}",),) if wanted in HYPERPARAMETERS else ()
+    for patterns in (*in_groups, (wanted, f"{wanted}.*"), (f"*.{wanted}",), (f"*.{wanted}.*",)):
         found = tuple(
             field
             for field in fields

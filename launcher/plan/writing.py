@@ -14,14 +14,27 @@ SCHEMA_LINE = "#:schema ./plan.schema.json"
 """By which editors (taplo, Even Better TOML) find the schema of a plan beside it."""
 
 
-def commented_plan(values: Mapping[str, Mapping[str, object]], head: Sequence[str] = ()) -> str:
-    """A plan with every key, its value and its sentence.
+SHOWN = frozenset({
+    "data.path", "model.num_layers", "model.seq_len", "proxy.parametrization", "proxy.base_width", "proxy.batch_tokens",
+    "proxy.num_steps", "proxy.schedule", "proxy.weight_decay", "search.num_trials", "search.learning_rate",
+    "search.warmup_fraction", "search.clip_norm", "transfer.widths", "transfer.durations", "transfer.margin_nats",
+    "ladder.widths", "ladder.num_steps", "target.budget_flops", "target.batch_tokens", "cluster.num_workers",
+    "launch.data_parallel_shard",
+})  # fmt: skip
+"""What people change in a plan, and `forerun init` always writes."""
 
-    `values` replace defaults; `head` are the first lines.
+
+def commented_plan(
+    values: Mapping[str, Mapping[str, object]], head: Sequence[str] = (), *, every: bool = False
+) -> str:  # fmt: skip
+    """A plan: the keys that people change and those with another value than the default, each with its sentence.
+
+    `values` replace defaults; `head` are the first lines; `every`: with all keys.
     """
     lines = [
         SCHEMA_LINE,
-        "# A forerun plan: every key with its value. Delete the lines that you do not change.",
+        "# A forerun plan. A key that is not shown has its default: `forerun explain plan` lists all of them,",
+        "# `forerun explain plan KEY` says what one means.",
         *[f"# {line}".rstrip() for line in head],
         "",
     ]
@@ -31,8 +44,10 @@ def commented_plan(values: Mapping[str, Mapping[str, object]], head: Sequence[st
         lines += [f"[{name}]  # {(section.__doc__ or '').strip()}"]
         for key, inner in section.model_fields.items():
             value = values.get(name, {}).get(key, inner.default)
+            if not (every or f"{name}.{key}" in SHOWN or value != inner.default):
+                continue
             lines.append(f"# {inner.description}{_choices(inner.annotation)}")
-            lines.append(f"{key} = {_toml(value)}")
+            lines.append(f"{key} = {toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
 
@@ -42,14 +57,15 @@ def _choices(annotation: Any) -> str:
     return f" One of: {', '.join(options)}." if options and all(isinstance(o, str) for o in options) else ""
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML spells it, in one line."""
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_none=True)
     if isinstance(value, dict):
-        pairs = [f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items() if item is not None]
+        pairs = [f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items() if item is not None]
         return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):
         short = f"{value:g}".replace("e+", "e")
         return short if "e" in short and float(short) == value else repr(value)

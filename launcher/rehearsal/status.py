@@ -6,6 +6,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.base.study_names import shown_name
 from launcher.frozen.launch_file import created_at, path_of, read_attestation
 from launcher.rehearsal.registry import RehearsalAttestation
 from proxies.core import canon
@@ -31,7 +32,7 @@ class RehearsalStatus:
 def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
     """Whether the config in `folder` was rehearsed."""
     path = path_of(folder, "rehearsal")
-    command = f"forerun rehearse {folder}"
+    command = f"forerun rehearse {shown_name(folder)}"
     if not path.is_file():
         return RehearsalStatus(
             rehearsed=False, body=None, sentence=f"UNREHEARSED: no drill was run with this config; {command}"

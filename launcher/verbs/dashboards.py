@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import answer, json_option, study_argument
+from launcher.cli.names import study_argument
+from launcher.cli.options import answer, json_option
 from proxies.core import canon
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from launcher.base.talk import shown
+from launcher.cli.names import study_option
 from launcher.doctor.findings import body_of, line_of, worst
 
 SHELLS = {
@@ -20,8 +21,7 @@ PROGRAM, VARIABLE = "forerun", "_FORERUN_COMPLETE"
 
 
 @click.command()
-@click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-              help="Folder of the study, existing or planned.")  # fmt: skip
+@study_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 def doctor(study_dir: Path, as_json: bool) -> None:
     """Check this machine for what a study needs. Each line is ok, warn or fail, with a fix; some 10 seconds.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.answers.main_run_estimate import estimate_text
+from launcher.base.study_names import shown_name
+from launcher.cli.names import PlanOrFrozen
 from launcher.cli.options import AMOUNT, answer, folder_of, json_option, set_option
 from proxies.core.canon import Json
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("path", metavar="[PLAN|FROZEN]", type=PlanOrFrozen(), default=Path("plan.toml"))
 @click.option("--gpu", help="Accelerator of the main run. Default: the plan's launch.gpu, else H100.")
 @click.option("--gpus", "num_gpus", type=int, help="Number of GPUs. Default: the plan's or frozen config's ranks.")
 @click.option("--tokens-per-second", "tokens_per_gpu_second", type=AMOUNT,
@@ -58,7 +60,7 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_js
         from launcher.frozen.launch_file import attest
 
         attest(folder_of(path), "estimate", str(body["digest"]), body)
-    after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(str(path))}"
+    after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(shown_name(path) if frozen else str(path))}"
     answer(as_json, body, f"{estimate_text(body)}\n\n{after}")
 
 

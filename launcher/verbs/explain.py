@@ -9,8 +9,10 @@ from typing import cast, get_args
 
 import click
 
+from launcher.base.study_names import StudyNameError, configs_in, default_study, frozen_named, shown_name
+from launcher.cli.names import AnyName
 from launcher.cli.options import answer, folder_of, json_option, typed_options
-from launcher.explanations import parametrizations
+from launcher.explanations import parametrizations, plan_keys
 from launcher.plan import sources
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -44,14 +46,14 @@ def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], 
     }
     if field is not None:
         return body, fields_text(told)
-    return body, f"{table_text(told)}\n\none field whole: forerun explain {frozen} seed"
+    return body, f"{table_text(told)}\n\none field whole: forerun explain {shown_name(frozen)} seed"
 
 
 _KEYS = {
     "layers": "num_layers", "width": "width", "heads": "num_heads", "kv_heads": "num_kv_heads", "ffn": "ffn_width",
     "vocab": "vocab_size", "seq_len": "seq_len",
 }  # fmt: skip
-_LIST = "*"
+_LIST, _PLAN = "*", "plan"
 _RATE = 0.01
 """Shown where no `--lr` is given."""
 
@@ -67,7 +69,7 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@click.argument("frozen", metavar="[FROZEN", required=False, type=click.Path(path_type=Path))
+@click.argument("frozen", metavar="[FROZEN", required=False, type=AnyName())
 @click.argument("field", metavar="[FIELD]]", required=False)
 @click.option("--parametrization", "name", is_flag=False, flag_value=_LIST, default=_LIST, metavar="NAME",
               help="Parametrization to explain; without NAME: a list of all, one sentence each.")  # fmt: skip
@@ -86,7 +88,7 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 @json_option
 @click.pass_context
 def explain(
-    ctx: click.Context, /, frozen: Path | None, field: str | None, name: str, shape_text: str | None,
+    ctx: click.Context, /, frozen: str | None, field: str | None, name: str, shape_text: str | None,
     base_text: str | None, batch_ratio: float, duration_ratio: float, family: Family, tied: bool, qk_norm: bool,
     choices: tuple[str, ...], as_json: bool, **at_base: float,
 ) -> None:  # fmt: skip
@@ -94,16 +96,20 @@ def explain(
 
     FROZEN [FIELD]: every field of a frozen config (its folder, or launch.json), or the fields of a name: value, source,
     strength of the evidence, what would change it. Names are `batch_tokens`, `groups.embedding.lr`, `schedule`,
-    `groups.*.wd`; a prefix selects everything below it. Exit 4 without the record that
-    `freeze` writes, 5 if something was edited.
+    `groups.*.wd`; a prefix selects everything below it. FIELD alone: of the study's only frozen config. Exit 4 without
+    the record that `freeze` writes, 5 if something was edited.
 
-    Without FROZEN, a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
+    plan [KEY]: every key of a plan, or those of a name: what it means, its allowed values, its default.
+
+    With neither, a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
     the forward multipliers, and for each choice its source and what other sources do.
     """
     if frozen is not None:
+        if frozen == _PLAN and not Path(frozen).exists():
+            return answer(as_json, *plan_keys.explained_keys(field))
         if given := [option for name, option in typed_options(ctx).items() if name != "as_json"]:
             raise click.UsageError(f"{', '.join(given)}: for a parametrization, cannot be used with FROZEN")
-        return answer(as_json, *explained_fields(frozen, field))
+        return answer(as_json, *explained_fields(*_config_and_field(ctx, frozen, field)))
     if name == _LIST and not (shape_text or base_text or choices):
         return answer(as_json, {"parametrizations": dict(sources.PRESETS)}, _list())
     if name not in sources.PRESETS:
@@ -117,6 +123,17 @@ def explain(
     base = shape if base_text is None else _base(base_text, shape)
     hparams = Hparams(**at_base)
     return answer(as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio))
+
+
+def _config_and_field(ctx: click.Context, name: str, field: str | None) -> tuple[Path, str | None]:
+    """The config that `name` means; where it means none and stands alone, it is a field of the default study's."""
+    try:
+        return frozen_named(name), field
+    except StudyNameError as error:
+        configs = configs_in(default_study())
+        if field is None and "/" not in name and not Path(name).exists() and len(configs) == 1:
+            return configs[0], name
+        raise click.BadParameter(str(error), ctx) from error
 
 
 def _list() -> str:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from launcher.base.study_names import shown_name
 from launcher.base.talk import say
-from launcher.cli.options import answer, folder_of, frozen_argument, json_option
+from launcher.cli.names import frozen_argument
+from launcher.cli.options import answer, folder_of, json_option
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
 from launcher.study.gates import GateError
 from proxies.core import canon
@@ -48,7 +50,7 @@ def verify(frozen: Path, as_json: bool) -> None:
     proven, open_ = _proofs(decision, folder, found.exports)
     done += [*found.unchanged, *_ledger_around(folder, decision.digest), *proven]
     standing = rehearsal_of(folder, decision.digest)
-    after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {folder}"
+    after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {shown_name(folder)}"
     lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_), standing.sentence, after]
     body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
     answer(as_json, body, "\n".join(lines))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from launcher.cli.options import answer, json_option, study_argument
+from launcher.base.study_names import shown_name
+from launcher.cli.names import study_argument
+from launcher.cli.options import answer, json_option
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
@@ -77,9 +79,10 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision, doubts)]
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     standing = rehearsal_of(path.parent, decision.digest)
-    then = f"launch {path.parent} --steps 20" if standing.rehearsed else f"rehearse {path.parent}"
+    named = shown_name(path)
+    then = f"launch {named} --steps 20" if standing.rehearsed else f"rehearse {named}"
     if unfit(decision):  # then another trainer is wanted
-        then = f"export {path.parent} --to torchtitan"
+        then = f"export {named} --to torchtitan"
     lines += [standing.sentence, f"next: forerun {then}"]
     carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])  # a warmup, over duration
     told: dict[str, Json] = {

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
+from launcher.base.study_names import shown_name
 from launcher.base.talk import say
 from launcher.base.wandb_calls import Mode
-from launcher.cli.options import OptionProblems, answer, corpus_of, folder_of, frozen_argument, json_option
+from launcher.cli.names import frozen_argument
+from launcher.cli.options import OptionProblems, answer, corpus_of, folder_of, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -150,7 +152,9 @@ def _tell_exported(
     if len(found) != 1:
         hint = f"exports beside the config: {names}; "
         hint += (
-            "choose one with --trainer NAME" if len(found) > 1 else f"`forerun export {folder} --to TRAINER` writes one"
+            "choose one with --trainer NAME"
+            if len(found) > 1
+            else f"`forerun export {shown_name(folder)} --to TRAINER` writes one"
         )
         raise OptionProblems([*(why if trainer is None else [f"--trainer {trainer}: no such export"]), hint])
     (export,) = found
@@ -184,8 +188,9 @@ def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None)
 
 def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
     """The command that comes next; none where the reason says what to do."""
+    named = shown_name(frozen)
     if outcome.event == "finished":
-        return f"\nnext: forerun watch {frozen}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
+        return f"\nnext: forerun watch {named}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
     if outcome.event in ("stopped", "interrupted"):
-        return f"\nnext: forerun launch {frozen}{f' --out {out_dir}' if out_dir else ''}, which resumes from there"
+        return f"\nnext: forerun launch {named}{f' --out {out_dir}' if out_dir else ''}, which resumes from there"
     return ""

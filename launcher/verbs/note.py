@@ -7,6 +7,7 @@ from typing import cast
 
 import click
 
+from launcher.cli.names import study_option
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -17,8 +18,7 @@ MOST_NOTE = 10_000
 
 @click.command()
 @click.argument("text", required=False)
-@click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-              help="Study folder.")  # fmt: skip
+@study_option
 @json_option
 def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.

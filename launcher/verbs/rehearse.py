@@ -7,7 +7,9 @@ from typing import cast
 
 import click
 
-from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option, table
+from launcher.base.study_names import shown_name
+from launcher.cli.names import frozen_argument
+from launcher.cli.options import answer, corpus_of, folder_of, json_option, table
 from launcher.rehearsal.registry import DRILLS, RehearsalAttestation
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -79,5 +81,5 @@ def _text(found: RehearsalAttestation, folder: Path, *, whole: bool) -> str:
     if found.outcome == "failed":
         lines.append(f"the runs are kept in {folder / 'rehearsal'}")
     elif whole:
-        lines.append(f"next: forerun launch {folder}")
+        lines.append(f"next: forerun launch {shown_name(folder)}")
     return "\n".join(lines)

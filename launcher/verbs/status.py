@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from launcher.base.talk import duration, say, shown
-from launcher.cli.options import answer, json_option, study_argument, table
+from launcher.cli.names import study_argument
+from launcher.cli.options import answer, json_option, table
 
 FOLLOW_SECONDS = 2.0
 IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.answers.transfer_verdict import judge_table, table_options
-from launcher.cli.options import answer, json_option, set_option, study_option, typed_options
+from launcher.cli.names import study_option
+from launcher.cli.options import answer, json_option, set_option, typed_options
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core.canon import Json
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.options import answer, folder_of, frozen_argument, json_option
+from launcher.cli.names import frozen_argument
+from launcher.cli.options import answer, folder_of, json_option
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from launcher.base import chronicle
+from launcher.base.study_names import shown_name
 from launcher.base.talk import duration, say
 from launcher.frozen.frozen import Decision
 from launcher.watch import (
@@ -205,7 +206,7 @@ class Follower:
     ) -> None:
         """`frozen` and `metrics` are named in the commands; `run_dir` is where the chronicle lies."""
         self._decision, self._readings, self._run_dir = decision, readings, run_dir
-        self._frozen, self._metrics = str(frozen), metrics
+        self._frozen, self._metrics = shown_name(frozen), metrics
         self._active: set[str] = set()
 
     def look(self, *, last: bool) -> WatchStatus:

@@ -1,0 +1,108 @@
+"""The keys of a plan, explained: what each means, what it may be, its unit and default; from the plan's JSON Schema.
+
+Nothing heavy is loaded before a function is called.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import re
+import textwrap
+from typing import Any
+
+from proxies.core.canon import Json
+
+MOST_BLOCKS = 3
+"""Keys that are shown whole; more are a line each."""
+_UNITS = {
+    "tokens": "tokens", "flops": "FLOPs", "nats": "nats per token", "usd": "US dollars", "seconds": "seconds",
+    "hours": "hours", "gib": "GiB", "octaves": "powers of 2", "steps": "optimizer steps", "fraction": "share, 0 to 1",
+    "share": "share, 0 to 1", "usd_per_device_hour": "US dollars an hour",
+}  # fmt: skip
+
+
+class UnknownKeyError(ValueError):
+    """No key of a plan has that name."""
+
+
+def explained_keys(name: str | None) -> tuple[dict[str, Json], str]:
+    """Every key of a plan, or those of a name: `search.num_trials`, `num_trials`, `search`, `*seed*`.
+
+    Raises:
+        UnknownKeyError: there is none; it names the nearest.
+    """
+    from launcher.plan.writing import plan_schema, toml_value
+
+    whole, keys = plan_schema(), {}
+    for section in whole["properties"]:
+        for key, one in whole["$defs"][f"{section.title()}Section"]["properties"].items():
+            said = "" if "default" not in one else toml_value(one["default"])
+            keys[f"{section}.{key}"] = {
+                "key": f"{section}.{key}", "what": one["description"], "value": kind_of(one, whole["$defs"]),
+                "default": said, "unit": unit_of(key),
+            }  # fmt: skip
+    found = list(keys.values()) if name is None else [keys[key] for key in _named(name, list(keys))]
+    lines = [_block(one) for one in found] if len(found) <= MOST_BLOCKS else [_line(one) for one in found]
+    lines += [] if len(found) <= MOST_BLOCKS else ["one key: forerun explain plan search.num_trials"]
+    return {"keys": [{**one} for one in found]}, "\n".join(lines)
+
+
+def _named(name: str, keys: list[str]) -> list[str]:
+    for pattern in (name, f"{name}.*", f"*.{name}"):
+        if found := [key for key in keys if fnmatch.fnmatchcase(key, pattern)]:
+            return found
+    ends = {key.partition(".")[2]: key for key in keys}
+    near = [ends.get(word, word) for word in difflib.get_close_matches(name, [*keys, *ends], n=2)]
+    hint = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "`forerun explain plan` lists them"
+    raise UnknownKeyError(f"{name}: no key of a plan has that name; {hint}")
+
+
+def _line(one: dict[str, str]) -> str:
+    return f"{one['key']} = {one['default'] or '(empty)'}  # {one['what']}"
+
+
+def _block(one: dict[str, str]) -> str:
+    unit = f", in {one['unit']}" if one["unit"] else ""
+    what = textwrap.wrap(one["what"], 100, break_on_hyphens=False)
+    value = one["value"].replace("`", "")
+    return "\n".join([f"{one['key']} = {one['default']}  (the default)", *(f"  {line}" for line in what),
+                      f"  must be: {value}{unit}"])  # fmt: skip
+
+
+def unit_of(key: str) -> str:
+    """The unit that a key carries in its name, or nothing."""
+    return next((unit for end, unit in sorted(_UNITS.items(), key=lambda item: -len(item[0]))
+                 if re.search(rf"(^|_){end}$", key)), "")  # fmt: skip
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below",
+             "multipleOf": "a multiple of"}  # fmt: skip
+    said = [f"{text} {schema[name]:.12g}" for name, text in words.items() if name in schema]
+    return (" " + ", ".join(said)) if said else ""
+
+
+def kind_of(schema: dict[str, Any], defs: dict[str, Any]) -> str:
+    """What a value has to be, in words."""
+    if "$ref" in schema:
+        return kind_of(defs[schema["$ref"].rpartition("/")[2]], defs)
+    if "const" in schema or "enum" in schema:
+        return " or ".join(f"`{json.dumps(one)}`" for one in schema.get("enum", [schema.get("const")]))
+    if "anyOf" in schema:
+        return " or ".join(kind_of(one, defs) for one in schema["anyOf"] if one.get("type") != "null")
+    if "allOf" in schema:
+        return " ".join(kind_of(one, defs) for one in schema["allOf"])
+    kind = schema.get("type")
+    if kind == "array":
+        if "prefixItems" in schema:
+            return "list of " + " and ".join(kind_of(one, defs) for one in schema["prefixItems"])
+        least = f" (at least {schema['minItems']})" if schema.get("minItems") else ""
+        return f"list of {kind_of(schema.get('items', {}), defs)}{least}"
+    if kind == "object":
+        if "properties" in schema:
+            return "table of the keys below"
+        return f"table of {kind_of(schema.get('additionalProperties', {}), defs)} by name"
+    names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true` or `false`"}
+    return names.get(str(kind), "anything") + _bounds(schema)

@@ -1,0 +1,89 @@
+"""Names of studies and frozen configs as people type them; the keys of a plan, explained."""
+
+import json
+
+import pytest
+from tiny_study import forerun
+
+from launcher.base.study_names import StudyNameError, default_study, frozen_named, shown_name, study_named
+from launcher.plan.writing import SHOWN
+
+ONE, TWO = "ab" + "0" * 62, "ac" + "1" * 62
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def freeze(study, *digests):
+    (study / "frozen").mkdir(parents=True, exist_ok=True)
+    (study / "ledger.db").touch()
+    for digest in digests:
+        (study / "frozen" / digest).mkdir()
+        (study / "frozen" / digest / "launch.json").write_text("{}")
+    return study / "frozen"
+
+
+def test_nothing_means_the_study_here(here):
+    assert str(default_study()) == "study"
+    (here / "ledger.db").touch()
+    assert str(default_study()) == "."
+    (here / "study").mkdir()
+    assert str(default_study()) == "study"
+
+
+def test_names_of_a_frozen_config(here):
+    frozen = freeze(here / "study", ONE)
+    for text in (None, "a", "ab0", ONE, "latest", "study", "study/ab", "study/latest", "study/frozen/ab"):
+        assert frozen_named(text).resolve() == frozen / ONE
+        assert study_named(text).resolve() == here / "study"
+    assert shown_name(frozen / ONE / "launch.json") == str(frozen / ONE[:12])
+    assert frozen_named(shown_name(frozen / ONE)) == frozen / ONE
+
+
+def test_what_fits_two_is_refused_with_both_names(here):
+    freeze(here / "study", ONE, TWO)
+    for text in (None, "a", "study"):
+        with pytest.raises(StudyNameError) as error:
+            frozen_named(text)
+        assert ONE[:12] in str(error.value) and TWO[:12] in str(error.value)
+    assert frozen_named("ac").name == TWO
+    assert frozen_named("latest").name == TWO  # which was written last
+
+
+def test_a_path_that_exists_wins_over_a_word(here):
+    freeze(here / "study", ONE)
+    for word in ("ab", "latest"):
+        (here / word).mkdir()
+        assert str(frozen_named(word)) == word
+
+
+@pytest.mark.parametrize("text", ["b", "nothing", "other/ab", "abzz"])
+def test_a_name_of_nothing_says_what_there_is(here, text):
+    freeze(here / "study", ONE)
+    with pytest.raises(StudyNameError, match="no such path"):
+        frozen_named(text)
+    code, _, err = forerun("verify", text)
+    assert (code, "no such path" in err) == (2, True)
+
+
+def test_explain_plan_names_every_key_once():
+    code, out, _ = forerun("explain", "plan", "--json")
+    keys = [one["key"] for one in json.loads(out)["keys"]]
+    assert code == 0 and len(keys) == len(set(keys)) and set(keys) >= SHOWN
+    (one,) = json.loads(forerun("explain", "plan", "num_trials", "--json")[1])["keys"]
+    assert (one["key"], one["default"]) == ("search.num_trials", "24")
+    assert [one["key"] for one in json.loads(forerun("explain", "plan", "seed", "--json")[1])["keys"]] == [
+        "search.seed", "ladder.seed", "launch.seed"
+    ]  # fmt: skip
+    code, _, err = forerun("explain", "plan", "num_trails")
+    assert (code, "search.num_trials" in err) == (2, True)
+
+
+def test_a_quick_plan_shows_what_people_change(here):
+    code, out, _ = forerun("init", "--quick", "--json")
+    assert (code, json.loads(out)["preset"]) == (0, "quick")
+    lines = [line for line in (here / "plan.toml").read_text().splitlines() if " = " in line and line[0] != "#"]
+    assert len(lines) <= 50 and any(line.startswith("learning_rate") for line in lines)
