@@ -105,7 +105,8 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         return {f"{name}.weight": (rows, columns)} | ({} if llama else {f"{name}.bias": (rows,)})
 
     def norm(name: str) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.weight": (width,)} | ({} if llama else {f"{name}.bias": (width,)})
+        gain: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,)}
+        return gain if llama else gain | {f"{name}.bias": (width,)}
 
     block = norm("attention_norm")
     for name, rows in (("wq", width), ("wk", shape.kv_width), ("wv", shape.kv_width), ("wo", width)):
