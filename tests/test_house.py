@@ -429,6 +429,8 @@ def test_help_and_validate_load_nothing_heavy(tmp_path):
     assert loaded(MAIN, "--help") == ["0"]
     assert loaded(MAIN, "validate", str(tmp_path / "plan.toml")) == ["0"]
     assert loaded(MAIN, "flops", "--help") == ["0"]
+    shape = "layers=2,width=64,heads=4,ffn=128,vocab=256,seq_len=16"
+    assert loaded(MAIN, "explain", "--parametrization", "mup", "--shape", shape, "--base", "width=32") == ["0"]
     assert loaded("import torch.version") == ["None", "torch"], "the check itself must be able to fail"
 
 

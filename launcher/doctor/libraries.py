@@ -37,6 +37,12 @@ said = [str(each.message) for each in caught]
 print("\\nforerun-doctor " + json.dumps({"cuda": torch.version.cuda or "", "devices": devices, "warned": said}))
 """
 """Each GPU that torch sees is asked to add two numbers."""
+_MUP = """
+import importlib.util, pathlib, runpy
+runpy.run_path(str(pathlib.Path(importlib.util.find_spec("mup").origin).with_name("infshape.py")))
+"""
+"""The part of mup that is used; the whole of it would import torch a second time."""
+_TRIALS = {"torch": _TORCH, "mup": _MUP}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +64,7 @@ def try_imports(names: Sequence[str], limit_seconds: float = IMPORT_SECONDS) -> 
 
 def _tried(name: str, limit_seconds: float) -> LibraryCheck:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # as Ray's workers get it
-    command = [sys.executable, "-P", "-c", _TORCH if name == "torch" else f"import {name}"]
+    command = [sys.executable, "-P", "-c", _TRIALS.get(name, f"import {name}")]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False,
                               timeout=limit_seconds)  # fmt: skip

@@ -11,7 +11,7 @@ from launcher.frozen.frozen import Decision, assign_groups
 from proxies.core.numbers import ForwardNumbers
 from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers
 from proxies.core.schedule import Schedule, lr_multiplier
-from proxies.model.decoder import parameter_shapes
+from proxies.core.shape import parameter_shapes
 
 TOLERANCE = 1e-9
 """Relative to a number, or to the peak of a rate: trainers multiply in other orders. A wrong rule differs by more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.talk import say
@@ -17,6 +18,7 @@ from launcher.plan.study import Study
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.evidence import StudyFindings, decision_of, gather
+from launcher.study.finding_cache import cached, key_of
 from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.ladder_checks import checks_body
 from launcher.study.own_model import is_own, own_run
@@ -26,6 +28,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.spec import RunResult
+from sweeps.store.curves import curve_path
 from sweeps.store.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -34,11 +37,11 @@ if TYPE_CHECKING:
 # The main run in `report.json`: its log, which the page draws over the expected curve.
 
 
-def main_run(study: Study, decision: Decision) -> Json:
+def main_run(study: Study, digest: str) -> Json:
     """What the embedded trainer logged so far, if it was launched into its usual place."""
     from launcher.base import metrics
 
-    folder = study.study_dir / "frozen" / decision.digest / "run"
+    folder = study.study_dir / "frozen" / digest / "run"
     lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
     if not lines:
         return None
@@ -55,13 +58,32 @@ def main_run(study: Study, decision: Decision) -> Json:
 FINDING = "computing verdicts, fit and forecast"
 
 
-def body_of(study: Study, ledger: Ledger) -> dict[str, Json]:
-    """The body of a study as its ledger is now."""
-    return report_body(study, ledger, gather(study, ledger))
+def body_of(study: Study, ledger: Ledger, found: StudyFindings | None = None) -> dict[str, Json]:
+    """`report.json` of a study as its ledger is now: every number the report shows. No clock, no path.
+
+    Args:
+        study: as it is recorded.
+        ledger: as just read.
+        found: what `gather` gave; None: gathered here, or taken from what an earlier call kept (`finding_cache`).
+    """
+
+    def compute() -> tuple[dict[str, Json], list[Path] | None]:
+        gathered = gather(study, ledger) if found is None else found
+        body = report_body(study, ledger, gathered)
+        if study.factory is not None or (gathered.choice is not None and not is_own(study) and body["digest"] is None):
+            return body, None  # made of the user's code, or of a curve that is lost, which is to be said each time
+        rungs = () if body["decision"] is None else gathered.rungs
+        return body, [curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None]
+
+    body = cached(study.study_dir, key_of(study, ledger), compute, anew=found is not None)
+    return body | {
+        "main_run": None if body["digest"] is None else main_run(study, str(body["digest"])),
+        "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
+    }
 
 
 def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:
-    """`report.json`: every number the report shows. No clock, no path."""
+    """What a study's records say, of `report.json`: all but what lies beside them."""
     results = ledger.results()
     own = is_own(study)
     decision = _decision(study, found) if found.choice is not None and not own else None
@@ -96,10 +118,8 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
         "own_run": own_run(study, found.transferred, found.choice)
         if own and found.transferred is not None and found.choice is not None
         else None,
-        "main_run": None if decision is None else main_run(study, decision),
         "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
-        "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
     }
 
 

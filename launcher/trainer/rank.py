@@ -34,8 +34,8 @@ from launcher.trainer.assembly import unfit
 from launcher.trainer.ranks import TrainerError, together
 from launcher.trainer.training import Trainer
 from proxies.core import canon
+from proxies.core.shape import parameter_shapes
 from proxies.data.tokens import TokenStore
-from proxies.model.decoder import parameter_shapes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,7 +45,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.explanations.record import packed
     from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.status import rehearsal_of
-    from launcher.report.body import FINDING, accepted, report_body
+    from launcher.report.body import FINDING, accepted, body_of
     from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
     from launcher.study.study_folder import open_ledger, recorded_study
@@ -65,7 +65,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
         _record(ledger, study_dir, found.gates, accepts, reason.strip())
-        body = report_body(study, ledger, found)
+        body = body_of(study, ledger, found)  # computed anew, whatever is cached
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]

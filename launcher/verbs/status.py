@@ -24,7 +24,7 @@ IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a cor
               help="Write every run with its outcome, one row each: .csv or .parquet.")  # fmt: skip
 @json_option
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
-    """Show what STUDY has done, is doing and has found so far; works while a driver runs, and changes nothing."""
+    """Show what STUDY has done, is doing and has found so far; works while a driver runs, and changes no record."""
     if runs_file is not None:
         from sweeps.store.view import StudyView
 

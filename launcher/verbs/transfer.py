@@ -61,7 +61,7 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     """Run what is missing, and say what the verdicts are."""
     from launcher.answers.texts import spend_text, transfer_text
     from launcher.base.talk import say
-    from launcher.report.body import FINDING, report_body
+    from launcher.report.body import FINDING, body_of
     from launcher.study.evidence import gather
     from launcher.study.gates import transfer_gate
 
@@ -71,7 +71,7 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     assert found.verdicts is not None
     gate = transfer_gate(found.verdicts).outcome
     outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)
-    body = report_body(runner.study, runner.ledger, found)
+    body = body_of(runner.study, runner.ledger, found)
     assert isinstance(body["transfer"], dict)
     sentence = f"{transfer_text(body['transfer'])}\n\n{spend_text(body)}"
     return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, sentence

@@ -95,3 +95,33 @@ class Shape:
     def at_depth(self, num_layers: int) -> Shape:
         """This shape with another number of layers."""
         return dataclasses.replace(self, num_layers=num_layers)
+
+
+def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Every parameter's name and dimensions, as `proxies.model.decoder.Decoder` has them and in its order (tested)."""
+    llama, width = shape.family == "llama", shape.width
+
+    def linear(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        return {f"{name}.weight": (rows, columns)} | ({} if llama else {f"{name}.bias": (rows,)})
+
+    def norm(name: str) -> dict[str, tuple[int, ...]]:
+        gain: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,)}
+        return gain if llama else gain | {f"{name}.bias": (width,)}
+
+    block = norm("attention_norm")
+    for name, rows in (("wq", width), ("wk", shape.kv_width), ("wv", shape.kv_width), ("wo", width)):
+        block |= linear(f"attention.{name}", rows, width)
+    if shape.qk_norm:
+        block |= {f"attention.{name}_norm.weight": (shape.head_dim,) for name in "qk"}
+    block |= norm("ffn_norm")
+    block |= linear("feed_forward.w1", shape.ffn_width, width) | linear("feed_forward.w2", width, shape.ffn_width)
+    if llama:
+        block |= linear("feed_forward.w3", shape.ffn_width, width)
+    table = (shape.vocab_size, width)
+    return {
+        "tok_embeddings.weight": table,
+        **({} if llama else {"pos_embeddings.weight": (shape.seq_len, width)}),
+        **{f"layers.{layer}.{name}": size for layer in range(shape.num_layers) for name, size in block.items()},
+        **norm("norm"),
+        **({} if shape.tied else {"lm_head.weight": table}),
+    }

@@ -450,8 +450,3 @@ def token_loss(logits_KNV: Tensor, targets_KBT: Tensor) -> Tensor:
         reduction="none",
     )
     return losses_KN.view(logits_KNV.shape[:-1]).mean(dim=-1)
-
-
-def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and dimensions, from the module itself (on the meta device: nothing is allocated)."""
-    return {name: tuple(p.shape) for name, p in Decoder(shape, device="meta").named_parameters()}

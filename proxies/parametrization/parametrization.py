@@ -1,5 +1,6 @@
 """Parametrizations as plain numbers: per parameter an init std, a learning rate, a weight decay, an eps; and forward
-multipliers. The only door to `mup`, whose infinite dimensions are the source of the width multipliers.
+multipliers. The only door to `mup`, whose infinite dimensions are the source of the width multipliers. Numbers alone
+load no torch.
 
 The rules are data (`proxies.core.rules`); here they meet a model's parameters. `mup` gives what mup 1.0.0 gives, tensor
 by tensor (tested). At the base shape every parametrization is the same function. What is handed on is these numbers,
@@ -9,22 +10,27 @@ never `infshape`: FSDP2, deepcopy and meta tensors drop it, and a wrong base is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import importlib.util
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-import mup
-import torch
-from torch import Tensor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.core.rules import Parametrization, Ratios, decays, forward_rule, kind_rule, moments
-from proxies.core.shape import Shape
+from proxies.core.shape import Shape, parameter_shapes
 from proxies.core.spec import RunSpec
-from proxies.model.decoder import Multipliers, parameter_shapes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from proxies.model.decoder import Multipliers
 
 EMBEDDING_STD = 1.0
 POSITION_STD = 0.5
@@ -60,12 +66,28 @@ def width_multipliers(
     """
     if problems := _incomparable(sizes, base, delta):
         raise SpecError("base shapes", problems)
-    base_dims = mup.make_base_shapes(
-        {name: torch.Size(size) for name, size in base.items()},
-        {name: torch.Size(size) for name, size in delta.items()},
-    )
-    infshapes = mup.shape.zip_infshapes(base_dims, dict(sizes))
-    return {name: (float(inf.width_mult()), int(inf.ninf())) for name, inf in infshapes.items()}
+    mup, found = _mup_infshape(), {}
+    for name, size in sizes.items():
+        inf = mup.zip_infshape(mup.zip_infshape(base[name], delta[name]), size)
+        found[name] = (float(inf.width_mult()), int(inf.ninf()))
+    return found
+
+
+@functools.cache
+def _mup_infshape() -> Any:
+    """Mup's own module of infinite dimensions, which imports nothing; `import mup` would load torch, for seconds.
+
+    Raises:
+        ImportError: mup is not installed.
+    """
+    package = importlib.util.find_spec("mup")
+    if package is None or package.origin is None:
+        raise ImportError("mup is not installed: pip install mup==1.0.0", name="mup")
+    spec = importlib.util.spec_from_file_location("_mup_infshape", Path(package.origin).with_name("infshape.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _incomparable(
@@ -224,6 +246,8 @@ def initial_tensor(numbers: ParameterNumbers, seed: int) -> Tensor:
 
 def drawn(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: int) -> Tensor:
     """An initial value from the numbers it depends on, for those who have no whole `ParameterNumbers`."""
+    import torch
+
     if kind.endswith("gain"):
         return torch.ones(size)
     if kind.endswith("bias"):
@@ -235,6 +259,10 @@ def stack_forward_numbers(
     numbers: list[ForwardNumbers], dtype: torch.dtype, device: torch.device | None = None
 ) -> Multipliers:
     """One forward multiplier per trial, as tensors [K, 1, 1]."""
+    import torch
+
+    from proxies.model.decoder import Multipliers
+
     columns = {
         field.name: torch.tensor([getattr(n, field.name) for n in numbers], dtype=dtype, device=device)[:, None, None]
         for field in dataclasses.fields(ForwardNumbers)

@@ -20,10 +20,9 @@ from launcher.exporters.view import OptimizerSettings, RunNumbers, TrainerView, 
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.schedule import Schedule
-from proxies.core.shape import Shape
+from proxies.core.shape import Shape, parameter_shapes
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import Manifest
-from proxies.model.decoder import parameter_shapes
 
 Exporter = typing.Callable[..., FidelityReport]
 SHAPE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=256, seq_len=32)

@@ -54,7 +54,17 @@ def broken(tmp_path_factory):
     package(folder, "torch", TORCH)
     (folder / "ray.py").write_text("raise ImportError('libray.so: undefined symbol')")
     (folder / "wandb.py").write_text("import os; os.abort()")
-    for name in ("mup", "optuna", "scipy", "pyarrow", "matplotlib", "pydantic", "safetensors", "tokenizers"):
+    for name in (
+        "mup",
+        "infshape",
+        "optuna",
+        "scipy",
+        "pyarrow",
+        "matplotlib",
+        "pydantic",
+        "safetensors",
+        "tokenizers",
+    ):
         (folder / f"{name}.py").write_text("print('hello from an import')")
     program(folder, "nvidia-smi", SMI)
     return folder

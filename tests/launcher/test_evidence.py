@@ -6,7 +6,7 @@ import pytest
 from tiny_study import ask, replay
 
 from launcher.logbook.logbook import write_logbook
-from launcher.report.body import report_body
+from launcher.report.body import body_of
 from launcher.study.evidence import decision_of, gather
 from launcher.study.study_folder import recorded_study
 from proxies.core import canon
@@ -24,7 +24,7 @@ def study(finished):
 @pytest.fixture(scope="module")
 def body(study, finished):
     ledger = Ledger.read(finished / "study")
-    return report_body(study, ledger, gather(study, ledger))
+    return body_of(study, ledger, gather(study, ledger))
 
 
 def test_a_report_at_every_moment(finished, tmp_path):
@@ -33,7 +33,7 @@ def test_a_report_at_every_moment(finished, tmp_path):
     reached = []
     for number in sorted({*range(2, total, 11), total}):
         study, ledger = replay(finished / "study", tmp_path / str(number), lambda r, most=number: r.seq < most)
-        body = report_body(study, ledger, gather(study, ledger))
+        body = body_of(study, ledger, gather(study, ledger))
         canon.canonical(body)
         reached.append([key for key in ("search", "transfer", "ladder", "fit", "choice", "digest") if body[key]])
     assert reached[0] == []
@@ -42,18 +42,29 @@ def test_a_report_at_every_moment(finished, tmp_path):
     assert len({len(stages) for stages in reached}) >= 3, "some moments lie between stages"
 
 
-def test_a_lost_curve_costs_the_config_and_not_the_report(finished, tmp_path, capsys):
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("harm", ["lost", "flipped"])
+def test_a_lost_curve_costs_the_config_and_not_the_report(finished, tmp_path, capsys, harm, warm):
     study, ledger = replay(finished / "study", tmp_path / "study", lambda r: True)
     found = gather(study, ledger)
-    curve_path(study.study_dir, found.ladder[0].id).unlink()
-    body = report_body(study, ledger, found)
+    if warm:
+        assert body_of(study, ledger)["digest"] is not None
+    path = curve_path(study.study_dir, found.ladder[0].id)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink()
+    if harm == "flipped":
+        path.write_bytes(content)
+    assert body_of(study, ledger) == body_of(study, ledger)
+    capsys.readouterr()
+    body = body_of(study, ledger)  # and again: it is said each time
     assert (body["digest"], body["has_logbook"]) == (None, False)
     assert body["choice"]["prediction"]["loss"] > 0
     assert "has no launch config" in capsys.readouterr().err
     with pytest.raises(CurveCorrupt, match="restore it from a copy"):
         decision_of(study, found)
     write_logbook(study.study_dir)
-    assert report_body(study, ledger, found)["has_logbook"] is True
+    assert body_of(study, ledger, found)["has_logbook"] is True
 
 
 def test_the_report_adds_up(study, body):
@@ -88,7 +99,7 @@ def test_a_ladder_that_fits_no_law_cannot_tell(finished, tmp_path, study):
     found = gather(other, ledger)
     assert found.fit is not None
     assert found.choice is None
-    body = report_body(other, ledger, found)
+    body = body_of(other, ledger, found)
     assert body["digest"] is None
     with pytest.raises(CannotTellError):
         decision_of(other, found)

@@ -20,7 +20,7 @@ from launcher.explanations.provenance import origin_of, records_of
 from launcher.explanations.record import fields_of, find
 from launcher.explanations.text import block, table_text
 from launcher.frozen.launch_file import attest, read_attestation, read_launch
-from launcher.report.body import report_body
+from launcher.report.body import body_of
 from launcher.study import evidence
 from launcher.study.study_folder import recorded_study
 from sweeps.store.ledger import Ledger
@@ -52,7 +52,7 @@ def known(study_dir, config):
     with pytest.MonkeyPatch.context() as patch:
         set_gates(patch)
         found = evidence.gather(study, ledger)
-    return known_of(study, found, read_launch(config), report_body(study, ledger, found))
+    return known_of(study, found, read_launch(config), body_of(study, ledger, found))
 
 
 def but(known, decision=None, **body):

@@ -16,8 +16,8 @@ from launcher.exporters.trainers import huggingface
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.schedule import Schedule
+from proxies.core.shape import parameter_shapes
 from proxies.data.tokens import TokenStore
-from proxies.model.decoder import parameter_shapes
 from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 

@@ -14,7 +14,7 @@ from launcher.exporters.trainers import olmo_core
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.rules import named
-from proxies.model.decoder import parameter_shapes
+from proxies.core.shape import parameter_shapes
 from proxies.parametrization.parametrization import parameter_table
 
 

@@ -20,8 +20,8 @@ from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.schedule import Schedule
+from proxies.core.shape import parameter_shapes
 from proxies.data.tokens import Manifest, TokenStore
-from proxies.model.decoder import parameter_shapes
 from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 

@@ -20,7 +20,8 @@ from parametrization_cases import (
 from proxies.core.canon import canonical
 from proxies.core.checks import SpecError
 from proxies.core.rules import NAMES
-from proxies.model.decoder import parameter_shapes
+from proxies.core.shape import parameter_shapes
+from proxies.model.decoder import Decoder
 from proxies.parametrization.parametrization import (
     forward_numbers,
     initial_tensor,
@@ -51,6 +52,14 @@ def test_tied_matrices_keep_their_std_where_mups_grows():
         assert (shared.kind, shared.learning_rate) == ("embedding", HPARAMS.learning_rate)
         assert shared.init_std == 1 / math.sqrt(base.width)
         assert forward.output == HPARAMS.output_multiplier / heads
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_the_modules_own(family, tied):
+    shape = dataclasses.replace(grown(FAMILIES[family], heads=3), tied=tied)
+    module = {name: tuple(p.shape) for name, p in Decoder(shape, device="meta").named_parameters()}
+    assert list(parameter_shapes(shape).items()) == list(module.items()), "in its order too"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,8 +15,8 @@ from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.shape import Shape
-from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.core.shape import Shape, parameter_shapes
+from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 ACCELERATE = {"5.23.0": "1.15.0"}
 """The version of accelerate that each known one of transformers was verified with."""

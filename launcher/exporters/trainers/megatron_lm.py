@@ -28,8 +28,8 @@ from launcher.exporters.view import RunNumbers, proof_steps
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
-from proxies.core.shape import Shape
-from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.core.shape import Shape, parameter_shapes
+from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 # The decision as Megatron-LM's command line: every argument but the paths of a run.
 

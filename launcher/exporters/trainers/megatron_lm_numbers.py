@@ -16,7 +16,7 @@ from typing import Literal
 
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups
 from proxies.core.schedule import lr_table
-from proxies.model.decoder import parameter_shapes
+from proxies.core.shape import parameter_shapes
 
 Sort = Literal["embedding", "output", "matrix", "vector"]
 SAME = 1e-12

@@ -26,8 +26,8 @@ from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
-from proxies.core.shape import Shape
-from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.core.shape import Shape, parameter_shapes
+from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 VERSIONS = ("3.0.0",)
 MODULE = "forerun_olmo_core"

@@ -24,8 +24,8 @@ from launcher.exporters.fidelity import (
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.schedule import Schedule
-from proxies.core.shape import Shape
-from proxies.model.decoder import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.core.shape import Shape, parameter_shapes
+from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 VERSIONS = ("0.3.0",)
 MODULE = "forerun_torchtitan"
