@@ -85,5 +85,5 @@ def log_end(log: Path) -> str:
             text = file.read().decode("utf-8", errors="replace")
         lines = ["".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()]
         if lines := [line for line in lines if line.strip()][-_NUM_LINES:]:
-            return f"; {LOG_FILE} ends: " + " | ".join(lines)
+            return f"; {LOG_FILE} ends with: " + " | ".join(lines)
     return f"; {LOG_FILE} is empty"

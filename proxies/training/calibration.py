@@ -71,7 +71,7 @@ class Rate:
         for name in ("first_seconds", "again_seconds"):
             checks.number(name, least=0)
         checks.whole("peak_bytes", least=0)
-        checks.that(all(0 < rate < 1e12 for rate in self.trial_steps_per_second), "a rate is not positive")
+        checks.that(all(0 < rate < 1e12 for rate in self.trial_steps_per_second), "a rate must be positive")
         checks.done()
 
 

@@ -54,13 +54,13 @@ class BudgetRequest:
                 checks.number(name, least=least, most=most)
         if self.num_gpus is not None:
             whole = type(self.num_gpus) is int and 1 <= self.num_gpus <= 10**8
-            checks.that(whole, f"num_gpus = {self.num_gpus!r}: a whole number >= 1 and <= 1e8 is wanted")
+            checks.that(whole, f"num_gpus = {self.num_gpus!r}: must be a whole number from 1 to 1e8")
         given = [name for name in ("flops", "gpu_hours", "usd") if getattr(self, name) is not None]
-        checks.that(len(given) < 2, f"{' and '.join(given)}: one budget is wanted")
+        checks.that(len(given) < 2, f"{' and '.join(given)}: give only one budget")
         checks.that(bool(given) or self.deadline_days is not None,
-                    "no budget: flops, gpu_hours, usd or deadline_days is wanted")  # fmt: skip
+                    "no budget: give flops, gpu_hours, usd or deadline_days")  # fmt: skip
         checks.that(self.deadline_days is None or self.num_gpus is not None,
-                    "deadline_days wants num_gpus: how many run until then")  # fmt: skip
+                    "deadline_days needs num_gpus: how many run until then")  # fmt: skip
         checks.done()
 
     @property

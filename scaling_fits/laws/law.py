@@ -60,7 +60,7 @@ def check_size(**values: float) -> None:
         LawError: naming every such value.
     """
     problems = [
-        f"{name} = {value:g}: a number from 1 to {LARGEST:g} is wanted"
+        f"{name} = {value:g}: must be a number from 1 to {LARGEST:g}"
         for name, value in values.items()
         if not 1 <= value <= LARGEST
     ]
@@ -72,11 +72,11 @@ def option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
     """What is wrong with the options that every fit takes."""
     problems = []
     if not 0 <= bootstrap <= MAX_BOOTSTRAP:
-        problems.append(f"bootstrap = {bootstrap}: 0 to {MAX_BOOTSTRAP} refits are wanted")
+        problems.append(f"bootstrap = {bootstrap}: must be from 0 to {MAX_BOOTSTRAP} refits")
     if not 0.01 <= level <= 0.999:
-        problems.append(f"level = {level}: a number between 0 and 1 is wanted, 0.01 to 0.999")
+        problems.append(f"level = {level}: must be a number from 0.01 to 0.999")
     if seed < 0:
-        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
+        problems.append(f"seed = {seed}: must be a whole number, at least 0")
     return problems
 
 
@@ -210,7 +210,7 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
         return _unidentified(table, form, (_LOOSE_SAID,))
     if not solutions.converged[best]:
         status = "degenerate" if status == "converged" else status
-        warnings.append("the search stopped before it settled: the optimum lies in a flat valley")
+        warnings.append("the search stopped before it converged: the optimum lies in a flat region")
     return LawFit(
         form=form,
         status=status,
@@ -313,6 +313,6 @@ def _judge(theta: Floats, points: Points, shape: FormShape, residual_sd: float) 
     for name, n, d in (("params", zeros, points.d), ("tokens", points.n, zeros)):
         effect = np.sqrt(((solver.log_loss(theta[None, :], n, d) - at_hand) ** 2).mean())
         if effect <= 2 * residual_sd / np.sqrt(len(n)):
-            strange.append(f"the effect of {name} is below the noise: its exponent means nothing")
+            strange.append(f"the effect of {name} is below the noise: its exponent is not determined")
     status: FitStatus = "degenerate" if strange else "at_bound" if hit else "converged"
     return status, strange + hit

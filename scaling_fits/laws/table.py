@@ -205,7 +205,7 @@ def _judged(cells: Cells, source: dict[str, str]) -> tuple[Rows, list[DroppedRow
     for line, record in cells.rows:
         values = {name: _number(record.get(column)) for name, column in source.items()}
         bad = [
-            f"row {line}, column {column!r}: {_shown(record.get(column))}: a number {_limit(name)} is wanted"
+            f"row {line}, column {column!r}: {_shown(record.get(column))}: must be a number {_limit(name)}"
             for name, column in source.items()
             if not _good(name, values[name])
         ]
@@ -222,7 +222,7 @@ def _extra_column(rows: Sequence[tuple[int, dict[str, object]]], name: str, prob
     """An optional column; adds what is wrong with it to `problems`."""
     values = [(line, cell, _number(cell)) for line, record in rows if (cell := record.get(name)) not in (None, "")]
     problems += [
-        f"row {line}, column {name!r}: {cell!r}: a finite number is wanted"
+        f"row {line}, column {name!r}: {cell!r}: must be a finite number"
         for line, cell, number in values
         if number is None or not math.isfinite(number)
     ]

@@ -138,7 +138,7 @@ SAMPLERS: dict[str, Sampler] = {
     sampler.name: sampler
     for sampler in (
         Sampler(name="tpe", begin=_Tpe, line="any space", learns=True),
-        Sampler(name="gp", begin=_Gp, line="trials are dear", learns=True),
+        Sampler(name="gp", begin=_Gp, line="for few, expensive trials", learns=True),
         Sampler(name="random", begin=_Random, line="by chance"),
     )
 }

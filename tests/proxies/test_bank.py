@@ -176,7 +176,7 @@ def test_a_slot_that_is_taken_and_runs_of_another_bank_are_refused(subject, stor
 
 def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
     numerics = Numerics(microbatch_tokens=16, activation_checkpointing=True)
-    with pytest.raises(ValueError, match="microbatch_tokens, activation_checkpointing: a trial alone does"):
+    with pytest.raises(ValueError, match="microbatch_tokens, activation_checkpointing: only a single trial"):
         Bank(WIDE, subject.batch_tokens, numerics, store)
     alone_only = dataclasses.replace(
         subject,
@@ -184,7 +184,7 @@ def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
         schedule=Schedule(kind="cosine", num_steps=12, batch_warmup_steps=4, batch_warmup_stages=2),
     )
     bank = bank_for(alone_only, store)
-    with pytest.raises(ValueError, match="batch warmup wants one trial at a time"):
+    with pytest.raises(ValueError, match="batch warmup needs one trial at a time"):
         bank.admit(0, alone_only)
     assert bank.free_slots == [0]
 

@@ -107,7 +107,7 @@ FAILED = {
     "no step": ("log(train_loss=3.0)", "without a step"),
     "text": ("log(step=1, train_loss='low')", "'low' at step 1"),
     "negative": ("log(step=1, train_loss=-2.0)", "-2 at step 1"),
-    "odd lines": ("LOG.write('step 1: loss 3\\n' * 3)", "3 lines are no JSON objects"),
+    "odd lines": ("LOG.write('step 1: loss 3\\n' * 3)", "3 lines are not JSON objects"),
     "timeout": ("time.sleep(60)", "timeout_seconds = 3"),
 }  # fmt: skip
 

@@ -131,7 +131,7 @@ def test_what_mup_does_in_silence_is_refused():
     shape, silent = grown(BASE, heads=4), mup_model(BASE, BASE, delta_shape=BASE)
     assert silent.lm_head.width_mult() == 1
     assert dict(silent.named_parameters())[QUERY].infshape.ninf() == 0
-    with pytest.raises(SpecError, match="base and delta are of equal width: nothing would count as infinite"):
+    with pytest.raises(SpecError, match="base and delta are of equal width, so nothing would scale"):
         width_multipliers(parameter_shapes(shape), parameter_shapes(BASE), parameter_shapes(BASE))
 
 

@@ -69,8 +69,8 @@ def test_the_vocabulary_is_said_or_implied(tmp_path):
     assert vocabulary([raw], 65) == (65, None)
     assert vocabulary([raw], 65, 3) == (65, 3)
     assert vocabulary([gpt2], 50304, 7) == (50304, 7)
-    assert "holds ids and no word of their vocabulary: say --vocab-size" in refusal(vocabulary, [raw])
-    assert "are of GPT-2 and of Llama 3: tokenize them apart" in refusal(vocabulary, [gpt2, llama])
+    assert "holds ids and does not state its vocabulary: give --vocab-size" in refusal(vocabulary, [raw])
+    assert "hold ids of both GPT-2 and Llama 3" in refusal(vocabulary, [gpt2, llama])
     assert "--end-id 65 is outside the vocabulary of 65" in refusal(vocabulary, [raw], 65, 65)
     said = refusal(vocabulary, [raw, gpt2], 65537)
     assert f"{raw} holds uint16 ids, 65536 at most: a vocabulary of 65537 does not fit" in said and str(gpt2) in said

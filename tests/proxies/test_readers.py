@@ -34,7 +34,7 @@ def test_jsonl_gives_a_document_per_line(tmp_path):
     [
         ("{", "line 3: not JSON"),
         ('{"text": NaN}', "line 3: NaN is not a number"),
-        ('{"body": "a"}', "line 3: an object with a string `text` is wanted (--text-key names another key)"),
+        ('{"body": "a"}', "line 3: must be an object with a string `text` (--text-key names another key)"),
         ('{"text": 5}', "line 3: an object with a string"),
         ('{"text": "\\ud83d"}', "line 3: `text` holds half a surrogate pair"),
         (b'{"text": "\xff"}', "line 3: not JSON"),

@@ -93,8 +93,8 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
 def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
     where, factory = WorkerPlacement(address=joined.address), FakeHostFactory(str(tmp_path / "diary"))
     head = next(pid for pid in joined.pids("raylet/raylet") if "--head" in processes(joined.folder)[pid])
-    for unreadable, said in (False, "the corpus is not there"), (True, "our code does not run there"):
-        with pytest.raises(ClusterUnfit, match=f"2 nodes were asked.*\n  .*: {said}") as refusal:
+    for unreadable, said in (False, "the corpus is not there"), (True, "forerun does not run there"):
+        with pytest.raises(ClusterUnfit, match=f"2 nodes were checked.*\n  .*: {said}") as refusal:
             RayPool(0, factory, place=where, node_check=Refusal(head, unreadable))
         assert str(refusal.value).count("\n") == 1, "the first node has no problem"
 
@@ -199,7 +199,7 @@ def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
     process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
     assert len(workers(joined)) == 2
     whole = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
-    said = r"room for 2 workers of .*, for 0 of them now(?s:.*)Others hold the rest, and gave none back in 3 s"
+    said = r"2 workers of .* fit, 0 of them now(?s:.*)Other jobs hold the rest, and released nothing in 3 s"
     with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
         patch.setattr(ray_start, "IDLE_SECONDS", 3.0)
         RayPool(2, DeviceHost, place=whole)

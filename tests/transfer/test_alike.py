@@ -22,7 +22,7 @@ def test_the_largest_slice_is_judged_and_the_rest_is_said(table):
     rows = grid((32, 64), (0.1, 0.2), (1,)) + grid((32, 64, 128), (0.1, 0.2), (0.5,)) + grid((256,), (0.1,), (4,))
     found = table("width,lr,clip,loss", rows)
     assert sorted({p.size for p in found.points}) == [32, 64, 128] and len(found.points) == 6
-    assert found.notes[-1] == ("6 of 11 runs are judged, those at clip 0.5; the others are left aside")
+    assert found.notes[-1] == ("6 of 11 runs are judged, those at clip 0.5; the others are not used")
 
 
 def test_no_two_sizes_alike_are_refused(table):

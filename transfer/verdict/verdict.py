@@ -113,9 +113,9 @@ def examine(
 ) -> DetailedVerdict:  # fmt: skip
     """The same as `judge`, with the extrapolation the verdict rests on."""
     sizes = sorted({p.size for p in points})
-    problems = [] if points else ["no runs: give at least two sizes of four values each"]
+    problems = [] if points else ["no runs: give at least two sizes with four values each"]
     if draws < MIN_DRAWS:
-        problems.append(f"draws = {draws}: at least {MIN_DRAWS} are wanted")
+        problems.append(f"draws = {draws}: must be at least {MIN_DRAWS}")
     if points and question.transferred_log2 is None and question.base_size not in sizes:
         listed = ", ".join(map(str, sizes))
         advice = "run it, or give the value to transfer"
@@ -187,7 +187,7 @@ def _judge_optima(
         todo=[s for o, own in bad for s in mend(o, own, q, noise_known=known)],
     )
     value = at_target.transferred_log2 if at_target else None
-    judged.reasons += [] if len(found.optima) > 1 else [f"one {q.axis} only: drift needs two or more"]
+    judged.reasons += [] if len(found.optima) > 1 else [f"only one {q.axis}: a drift needs at least two"]
     given = q.transferred_log2 is not None or any(o.size == q.base_size for o in found.optima)
     judged.reasons += [] if given else [f"{say.base(q)} gives no value to transfer"]
     if at_target and value is not None:
