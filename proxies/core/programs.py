@@ -95,7 +95,7 @@ class Command:
         checks.done()
 
     def reaches(self, placeholder: str) -> bool:
-        """Whether the trainer is told this value: a search over what it is not told has no effect."""
+        """Whether the trainer receives this value: a search over one that it does not receive has no effect."""
         return not {placeholder, "run_json"}.isdisjoint(_names(self.template))
 
 

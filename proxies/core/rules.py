@@ -116,7 +116,7 @@ Decayed = Literal["matrices", "two_dimensional", "all"]
 EmbeddingRate = Literal["constant", "inverse_root"]
 EpsScaling = Literal["unscaled", "hidden", "blocks", "all", "completedp"]
 Moments = Literal["fixed", "scaled"]
-"""Answers of a `Parametrization`; what each means is said there."""
+"""The choices of a `Parametrization`, whose fields explain each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

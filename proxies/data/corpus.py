@@ -52,8 +52,8 @@ def tokenize(
         end_id: of pre-tokenized files, the id that ends a document.
         validation_fraction: share of the documents that is held out.
         weights: share of each source in training; None: its share of the training tokens.
-        progress: told now and then.
-        say: told what was recognised, and what became of the documents.
+        progress: called now and then with the work done so far.
+        say: called with a line on what was recognised, and on what became of the documents.
 
     Raises:
         DataError: nothing readable, a corpus already there that is another one, a source of fewer than two documents,

@@ -40,7 +40,7 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReaderOptions:
-    """What a reader must be told."""
+    """What a reader needs to know."""
 
     text_key: str
     """Key of a jsonl object, or column of a parquet file, that holds the text."""

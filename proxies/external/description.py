@@ -49,7 +49,7 @@ def describe(build: Build, spec: RunSpec) -> Description:
     """Describe the factory's model of a run.
 
     Raises:
-        FactoryError: everything that stands in the way of training it under the run's parametrization.
+        FactoryError: everything that prevents training it under the run's parametrization.
         SpecError: scaled betas that leave [0, 1).
     """
     roles, problems = _roles(build, spec)

@@ -66,7 +66,7 @@ class RedactedLog:
             self._write(held)
 
     def _write(self, lines: bytes) -> None:
-        """Whole lines, redacted; on a full disk they are lost, and the command goes on."""
+        """Whole lines, redacted; on a full disk they are lost, and the command continues."""
         with contextlib.suppress(OSError):
             self._file.write(b"\n".join(self._clean(line) for line in lines.split(b"\n")))
 

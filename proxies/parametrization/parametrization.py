@@ -1,5 +1,5 @@
 """Parametrizations as plain numbers: per parameter an init std, a learning rate, a weight decay, an eps; and forward
-multipliers. The only door to `mup`, whose infinite dimensions are the source of the width multipliers.
+multipliers. The only module that imports `mup`, whose infinite dimensions are the source of the width multipliers.
 
 The rules are data (`proxies.core.rules`); here they meet a model's parameters. `mup` gives what mup 1.0.0 gives, tensor
 by tensor (tested). At the base shape every parametrization is the same function. What is handed on is these numbers,

@@ -42,7 +42,7 @@ NUM_WARMUPS = 3
 
 
 class NoGpuError(ValueError):
-    """Steps are to be recorded, and there is no GPU here: no attempt of this study can mend that."""
+    """Steps are to be recorded, and there is no GPU here: no further attempt of this study can help."""
 
     refuses_study = True
 

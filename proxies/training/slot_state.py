@@ -33,7 +33,7 @@ _LOSSES, _NORMS = "loss_nats", "grad_norm"
 
 
 class StateError(ValueError):
-    """A state that cannot be written, or that a run cannot go on from. The message says why."""
+    """A state that cannot be written, or that a run cannot resume from. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def store(folder: Path, state: SlotState) -> Path:
 
 
 def newest(folder: Path, run_id: str, found: Mapping[str, str], notes: list[str]) -> SlotState | None:
-    """The newest good state of a run, or None: it starts over. What is not good is put aside, and `notes` are told.
+    """The newest good state of a run, or None: it starts over. A bad one is put aside, with a note in `notes`.
 
     Args:
         folder: where the states of the run lie.

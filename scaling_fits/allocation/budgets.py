@@ -1,4 +1,4 @@
-"""From GPU-hours, dollars or a deadline to FLOPs, with what was assumed on the way said aloud.
+"""From GPU-hours, dollars or a deadline to FLOPs, with every assumption stated.
 
 FLOPs = GPUs * seconds * peak * MFU: the share of the peak (dense, no sparsity) that a training run reaches.
 """
@@ -30,7 +30,7 @@ class BudgetMachine:
     """A second, dense BF16."""
     mfu: Assumption
     price_usd: Assumption | None
-    """Of one for an hour; None when nobody said."""
+    """Of one for an hour; None if not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +65,12 @@ class BudgetRequest:
 
     @property
     def needs_machine(self) -> bool:
-        """Whether no FLOPs can be told without an accelerator."""
+        """Whether FLOPs cannot be computed without an accelerator."""
         return self.flops is None or self.deadline_days is not None
 
     @property
     def needs_price(self) -> bool:
-        """Whether no FLOPs can be told without a price."""
+        """Whether FLOPs cannot be computed without a price."""
         return self.usd is not None
 
 

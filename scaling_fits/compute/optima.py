@@ -27,7 +27,7 @@ _FAR = 30.0  # times the largest budget
 
 
 class OptimaError(ValueError):
-    """A question that no fit of this room takes, or data that hold none. `problems` lists everything that is wrong."""
+    """A question that no fit here answers, or data without an optimum. `problems` lists everything that is wrong."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)

@@ -11,7 +11,7 @@ Bayesian Data Analysis, third edition, sections 2.6 and 3.2):
     scale^2 = c (v0 + sum z^2 / c) / (v0 + n) * t(v0 + n)^2 / q^2,    c = q^2 / t(v0)^2,
 
 q and t(.) the upper ends of the interval's level of the normal and of Student's law. Without a miss it is 1: a fit's
-own back-test stands. With many it goes to the root mean square of z. One miss moves it little, unless it is large.
+own back-test counts. With many it goes to the root mean square of z. One miss moves it little, unless it is large.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ForecastOutcome:
     def z(self) -> float:
         """The miss in standard deviations of the forecast, in log loss; above 0 where the loss came out higher.
 
-        Each arm of the interval is its own sd times the normal's quantile at the level.
+        Each side of the interval is its own sd times the normal's quantile at the level.
         """
         from scipy.special import ndtri
 
@@ -135,7 +135,7 @@ class ForecastOutcome:
 
 
 def interval_scale(misses: Sequence[float], level: float) -> float:
-    """What to multiply both arms of the next interval by, in log loss.
+    """The factor for both sides of the next interval, in log loss.
 
     Args:
         misses: z of every earlier forecast, by the interval that its own fit gave before any such scale.

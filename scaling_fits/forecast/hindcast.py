@@ -1,4 +1,4 @@
-"""Hindcasts: what would these runs, without their largest, have said about the largest?
+"""Hindcasts: what would these runs, without the largest, have predicted for the largest?
 
 A bootstrap of one law answers "had I drawn other runs", and not "is this the law": on public tasks its nominal
 90 % interval covers half. Held-out budgets answer the second. They weigh the laws against each other and say how

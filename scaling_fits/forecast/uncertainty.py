@@ -121,7 +121,7 @@ class FittedRuns:
         return any(len(fit.draws) for fit, weight in zip(self.members, self.weights, strict=True) if weight > 0)
 
     def require(self) -> None:
-        """Refuse to go on without an identified law.
+        """Refuse to continue without an identified law.
 
         Raises:
             CannotTellError: with the reasons.

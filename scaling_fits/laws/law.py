@@ -37,7 +37,7 @@ _LOOSE_SAID = "other parameters fit these runs as well: too few different sizes 
 
 
 class LawError(ValueError):
-    """A question no law of this room answers: an unknown form, or a size that is not positive."""
+    """A question that no law answers: an unknown form, or a size that is not positive."""
 
 
 class CannotTellError(ValueError):
@@ -165,14 +165,14 @@ def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
 
 def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
-    wanted = SHAPES[form].dim
+    size = SHAPES[form].dim
     reasons: list[str] = []
-    if table.num_runs <= wanted:
-        reasons.append(f"{table.num_runs} runs for the {wanted} parameters of {form}: at least {wanted + 1} are wanted")
+    if table.num_runs <= size:
+        reasons.append(f"{table.num_runs} runs for the {size} parameters of {form}: there must be at least {size + 1}")
     logs = np.stack([np.log(table.params), np.log(table.tokens)])
     places = len(np.unique(logs, axis=1).T)
-    if places < wanted < table.num_runs:
-        reasons.append(f"{places} different pairs of size and tokens for the {wanted} parameters of {form}: add others")
+    if places < size < table.num_runs:
+        reasons.append(f"{places} different pairs of size and tokens for the {size} parameters of {form}: add others")
     centred = logs - logs.mean(axis=1, keepdims=True)
     spread = np.abs(centred).max(axis=1)
     if np.ptp(np.log(table.loss)) < _SAME_LOSS:

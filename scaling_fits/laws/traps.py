@@ -1,4 +1,4 @@
-"""What is odd about a table of runs, though every cell of it is a number: said as warnings, never mended in silence.
+"""What is odd about a table of runs, though every cell of it is a number: warned of, never corrected silently.
 
 Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv 2203.15556, section
 3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that are not 6 * N * D, runs entered twice,

@@ -1,6 +1,6 @@
-"""The nodes of a Ray cluster: is its head there, what room have they for workers, can they run the study?
+"""The nodes of a Ray cluster: does its head answer, how many workers fit, can they run the study?
 
-Ray itself comes in as an argument, from its one door (`sweeps.ray.pool`).
+Ray itself comes in as an argument, from the only module that imports it (`sweeps.ray.pool`).
 """
 
 from __future__ import annotations

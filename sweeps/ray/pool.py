@@ -1,4 +1,4 @@
-"""A pool of Ray actors, on a cluster of our own or on one that exists. The only door to Ray.
+"""A pool of Ray actors, on a cluster of our own or on one that exists. The only module that imports Ray.
 
 Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again. Every wait has a
 deadline. A worker that dies is a report; when Ray itself is gone (its head, or the node that this driver is on), that
@@ -93,7 +93,7 @@ def dealt(
             if left and room[node] and (counts[index] + 1) * place.gpu_share <= part + 1e-9:
                 counts[index], room[node], left = counts[index] + 1, room[node] - 1, left - 1
         if left == before:
-            raise ValueError(f"there is no room for {left} of {num_workers} workers")
+            raise ValueError(f"{left} of {num_workers} workers do not fit on the cluster's nodes")
     several = {node for node, has in resources.items() if len(devices(has)) > 1}
     return [
         (node, max(count * place.gpu_share, _APART if node in several and part == 1 else 0.0), count)
@@ -163,7 +163,7 @@ class RayPool:
         A start of our own that fails is tried once more.
 
         Args:
-            num_workers: each its own process; 0: as many as there is room for now.
+            num_workers: each its own process; 0: as many as fit now.
             host_factory: makes a worker's host; picklable.
             place: whose cluster, and what a worker takes of it.
             node_check: asked on every node of a cluster that is not our own.
@@ -171,7 +171,7 @@ class RayPool:
 
         Raises:
             PoolDead: Ray or a worker did not start.
-            ClusterUnfit: the cluster cannot be joined, has no room, or has nodes that cannot run the study.
+            ClusterUnfit: the cluster cannot be joined, is too small or full, or has nodes that cannot run the study.
         """
         import ray
 

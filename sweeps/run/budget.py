@@ -1,4 +1,4 @@
-"""Hard caps on what a study may spend, held against what its ledger says was spent.
+"""Hard caps on what a study may spend, compared with what its ledger says was spent.
 
 Runs and FLOPs are known before a run starts: none starts that would pass the cap. Hours, device-hours and dollars are
 known only as they pass: at the cap the driver saves what is in flight and stops, as it does when interrupted.

@@ -62,7 +62,7 @@ def drive(
         num_slots_for: K of a run's bank; part of the run's numerics.
         bank_key_for: what runs must share to share a bank (shape, parametrization, numerics ...).
         steps_per_call: optimizer steps between reports of a worker.
-        max_attempts: after as many losses a run is recorded as failed; the others go on.
+        max_attempts: after as many losses a run is recorded as failed; the others continue.
         hang_seconds: a worker that has not reported for so long is given up, mostly sooner: `sweeps.run.crew`.
         grace_seconds: for workers to save, once a stop was asked for.
         progress: called whenever a worker has reported or was given up.
@@ -75,7 +75,7 @@ def drive(
         BudgetSpent: a run was refused, and those in flight then have ended.
         SourceStuck: the source waits for what is not running.
         RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
-        PoolDead, DiskFull, StaleDriver: as named; what was recorded stands.
+        PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
     """
     crew, backlog = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock), Backlog(num_slots_for)
     driver = Driver(

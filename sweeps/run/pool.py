@@ -160,7 +160,7 @@ class Report(HostAnswer):
     log_tail: str = ""
     """The last lines of what the worker printed before an `error`, as `proxies.core.failures.log_tail` cuts them."""
     refused: bool = False
-    """The error says of itself, by `refuses_study = True`, that no attempt can mend it."""
+    """The error says of itself, by `refuses_study = True`, that no further attempt can help."""
 
 
 def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:

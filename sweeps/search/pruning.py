@@ -62,7 +62,7 @@ def verdict(
     seen: Sequence[EarlierTrial],
     num_startup: int,
 ) -> str:
-    """Empty if the run goes on; else why not, in a sentence.
+    """Empty if the run continues; else why not, in a sentence.
 
     Args:
         space: the axes, as they are now.
@@ -86,7 +86,7 @@ def verdict(
 
 
 def told_nats(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[EarlierTrial]) -> float:
-    """What a sampler is told, in nats, of a trial that was given up after `losses_nats`."""
+    """The loss, in nats, given to a sampler for a trial that was given up after `losses_nats`."""
     found = _predicted(space, point, losses_nats, seen)
     if found is None:
         return smoothed(losses_nats, len(losses_nats))

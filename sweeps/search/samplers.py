@@ -1,4 +1,6 @@
-"""Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows. The door to Optuna.
+"""Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows.
+
+The only module that imports Optuna.
 
 `SAMPLERS`, below, is the registry: plans, validation, views and the reference pages read it. To add a sampler is to
 write its class, and its entry.

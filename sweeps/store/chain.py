@@ -94,7 +94,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
     Raises:
         LedgerCorrupt: this is no SQLite file.
-        SweepError: it cannot be opened, or there is no room for the copy.
+        SweepError: it cannot be opened, or the disk is too full for the copy.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -55,7 +55,7 @@ def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Pat
     A `fork` record (the parent's folder and head) comes before what is taken over, so that it names its origin.
 
     Raises:
-        DiskFull, StaleDriver: as named; what was recorded stands.
+        DiskFull, StaleDriver: as named; what was recorded is kept.
     """
     ended = [run for run in parent.runs() if run.result.status in _ENDED_WELL]
     wanted = [run for run in ended if run.spec.id not in ledger.results()]

@@ -155,7 +155,7 @@ def repair(study_dir: Path, plan: Mapping[str, Json] | None = None) -> Repaired 
         StudyHeld: a driver has it.
         LedgerTooNew, LedgerTooOld: another version wrote it; it may be sound.
         LedgerCorrupt: not even record 0 can be proven, or a record that is proven is none of this version's.
-        DiskFull: there is no room for a second copy; the ledger is as before.
+        DiskFull: the disk is too full for a second copy; the ledger is as before.
         SweepError: the disk does not give the file.
     """
     path = study_dir / LEDGER_NAME

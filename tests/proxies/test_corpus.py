@@ -284,7 +284,7 @@ def test_files_of_somebody_else_are_not_overwritten(texts, tmp_path):
     out.mkdir()
     (out / "notes.md").write_text("mine")
     (out / "train-00000.bin").write_bytes(b"mine")
-    assert "holds no manifest.json but train-00000.bin, which would be overwritten" in refusal([texts], out)
+    assert "has no manifest.json but has train-00000.bin, which would be overwritten" in refusal([texts], out)
     (out / "train-00000.bin").unlink()
     tokenize([texts], out)
     assert (out / "notes.md").read_text() == "mine"

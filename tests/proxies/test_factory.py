@@ -201,7 +201,7 @@ PLANTED = [
     (cases.unseeded, "head.weight from different values"),
     (cases.tied_by_hand, "the output multiplier 0.25 cannot be applied"),
     (cases.frozen_head, "head.weight is frozen"),
-    (cases.unused, "spare.weight, spare.bias: no part"),
+    (cases.unused, "spare.weight, spare.bias: does not affect"),
     (cases.fails, "factory_cases.py, line"),
     (cases.fails, "no recipe for width 128"),
     (lambda shape, size: None, "build(shape, forward)"),

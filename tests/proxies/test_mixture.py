@@ -37,8 +37,8 @@ def test_weight_zero_has_no_turn_and_the_smallest_has():
 def test_every_problem_of_weights_is_said_at_once():
     problems = weight_problems(("web", "code"), {"wbe": 1.0, "web": -1.0, "math": float("nan")})
     assert problems == [
-        "no source is named 'wbe': there are web, code",
-        "no source is named 'math': there are web, code",
+        "no source is named 'wbe': the sources are web, code",
+        "no source is named 'math': the sources are web, code",
         "source 'code' has no weight: give each source one",
         "weight of 'web' is -1.0: must be a finite number, at least 0",
         "weight of 'math' is nan: must be a finite number, at least 0",

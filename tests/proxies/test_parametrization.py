@@ -151,6 +151,6 @@ def test_sizes_that_cannot_be_compared_are_all_named():
 def test_a_base_of_another_model_is_refused_with_the_run():
     gpt2 = FAMILIES["gpt2"]
     other = dataclasses.replace(gpt2, tied=True, qk_norm=True, seq_len=24)
-    with pytest.raises(SpecError, match="shape and base_shape differ in tied, qk_norm, seq_len: width"):
+    with pytest.raises(SpecError, match="shape and base_shape differ in tied, qk_norm, seq_len: only width"):
         spec_of(grown(gpt2, heads=2), other)
     assert spec_of(BASE, dataclasses.replace(BASE, seq_len=6))  # no parameter of this family has that dimension

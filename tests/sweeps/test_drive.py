@@ -122,9 +122,7 @@ def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(
     with pytest.raises(RunsFail) as caught:
         study.drive(specs)
     assert "lost 3 times, the last: your code failed: it went wrong" in str(caught.value)
-    assert "What to do: fix it, then run the same command again\n  | loading\n  | model.py, line 3" in str(
-        caught.value
-    )
+    assert "What to do: fix it, then run the same command again\n  | loading\n  | model.py, line 3" in str(caught.value)
     assert len(failing.calls) == 3 and study.ledger.results() == {}
     scripted(study, lambda pool, call, number: error("user_code") if number < 2 else pool.ends())
     assert dict(study.drive(specs)) == expected(specs), "what was mended gets all its attempts"

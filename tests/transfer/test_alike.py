@@ -37,7 +37,7 @@ def test_what_changes_with_the_size_goes_along_and_is_said(table):
     found = table("width,params,depth,wd,lr,loss", rows, axis="width")
     assert len(found.points) == 6
     assert "those at depth 2" in found.notes[-2]
-    assert found.notes[-1].startswith("along with the width goes params, wd: ")
+    assert found.notes[-1].startswith("params, wd changes together with width: ")
 
 
 def test_a_whole_family_grows_in_parameters(table):

@@ -15,7 +15,7 @@ from transfer.regret.bounded_regret import BoundedRegret
 from transfer.regret.regret import AtTarget, estimate
 
 MOST_SEEDS = 64
-"""At one size: where these do not suffice, something else is wanted."""
+"""At one size: where these do not suffice, more runs alone do not help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ def cheapest(
     Args:
         offers: Sizes that were run, two or more.
         extras: Sizes that were not; at most one of them is bought.
-        narrowing: The standard deviation that is wanted, as a share of today's.
+        narrowing: The standard deviation to reach, as a share of today's.
         scatter: Standard deviation of each size about the line, which no seed averages away.
         budget: In base runs.
     """
@@ -236,7 +236,7 @@ def sharpen_optima(
     """The cheapest runs that narrow the interval of the target's optimum enough to decide, if estimates stay.
 
     Args:
-        points: All runs of the arm.
+        points: All runs of the condition.
         optima: The usable optima, those of `at_target`.
         q: What is asked; the target's own size is never suggested.
         at_target: The extrapolation, with a value to transfer.
@@ -265,7 +265,7 @@ def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question
     Seeds are bought at the transferred value, at the ends of those tried and at the best of them.
 
     Args:
-        points: All runs of the arm.
+        points: All runs of the condition.
         bounded: What they gave.
         q: What is asked; the target's own size is never suggested.
     """

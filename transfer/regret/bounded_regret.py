@@ -1,6 +1,6 @@
 """What a value costs against the best of the values tried, where a hyperparameter need not have an optimum at all.
 
-Of clipping or warmup, less is often as good: the valley is flat, or falls on to the edge, and an optimum cannot be
+Of clipping or warmup, less is often as good: the basin is flat, or falls on to the edge, and an optimum cannot be
 extrapolated. The loss can (`transfer.regret.loss_curve`), and says what each of the values tried would gain at the
 target.
 """

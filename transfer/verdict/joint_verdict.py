@@ -1,7 +1,7 @@
 """The learning rate at a target that is larger in several ways at once: wider, deeper, longer, in larger batches.
 
 Each axis was measured by itself, at the base of all others. What follows takes their shifts in octaves as adding
-up, and their changes of the valley's curvature as multiplying, which is what power laws do; no run tests it.
+up, and their changes of the basin's curvature as multiplying, which is what power laws do; no run tests it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from transfer.verdict.verdict import Verdict
 MIN_OPTIMA = 3
 """Two lie on a line whatever they are."""
 TOLERANCE_OCTAVES = 0.5
-"""An offset under half an octave costs about 0.01 nats or less in the valleys we know (0.06 nats / octave**2)."""
+"""An offset under half an octave costs about 0.01 nats or less in the basins we know (0.06 nats / octave**2)."""
 ROUNDING_OCTAVES = 0.01
 """Optima closer than this are one grid point, written with other digits."""
 USUAL_STEP_OCTAVES = 1.0
