@@ -190,7 +190,7 @@ def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
 
 
 def test_banks_that_cannot_be_are_refused(subject, store):
-    with pytest.raises(NoGpuError, match="give one with cluster.worker_gpus") as error:
+    with pytest.raises(NoGpuError, match="needs a GPU, and none is visible") as error:
         Bank(WIDE, subject.batch_tokens, Numerics(cuda_graphs=True), store, device="cpu")
     assert error.value.refuses_study, "else the rest of the study would be recorded as failed, run by run"
     with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):

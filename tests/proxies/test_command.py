@@ -79,8 +79,8 @@ DIVERGED = {
     "a bare nan": ('train(last=3)\nLOG.write(\'{"step": 4, "train_loss": nan}\\n\')', "train_loss is NaN at step 4", 3),
     "inf": ("log(step=1, train_loss='inf')\nsys.exit(3)", "train_loss is inf at step 1", 0),
     "validation": ("train()\nlog(step=N, val_loss=float('nan'))", "val_loss is NaN at step 6", 6),
-    "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)", "is above 6.545 nats", 4),
-    "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "is above 6.545 nats", 6),
+    "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)", "loss 6.6 at step", 4),
+    "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "loss 6.6 at step", 6),
 }
 
 

@@ -210,7 +210,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(texts, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", opened)
     said = refusal([texts], tmp_path / "out")
-    assert "train-00000.bin cannot be written: No space left on device" in said and "make room" in said
+    assert "train-00000.bin cannot be written: No space left on device" in said and "free some space" in said
     assert not (tmp_path / "out").exists()
 
 
