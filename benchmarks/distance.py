@@ -240,7 +240,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--modes", help=f"Some of: {', '.join(MODES)}.")
     parser.add_argument("--widths", default="32,64,128,256")
-    parser.add_argument("--quick", action="store_true", help="One round, a tenth of the steps, as the plan stands.")
+    parser.add_argument(
+        "--quick", action="store_true", help="One round, a tenth of the steps, with the plan unchanged."
+    )
     asked = parser.parse_args(arguments)
     share, num_rounds = (0.1, 1) if asked.quick else (1.0, asked.rounds)
     modes = asked.modes.split(",") if asked.modes else list(MODES)[: 1 if asked.quick else None]

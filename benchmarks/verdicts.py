@@ -1,5 +1,4 @@
 """How often the transfer verdict is right, wrong or open, and how good its intervals are, on planted valleys.
-
     python benchmarks/verdicts.py --json benchmarks/results/verdicts.json
 
 Runs are drawn from valleys with a known optimum per size, drift and regret at the target (tests/transfer/
@@ -133,7 +132,7 @@ def header(title: str) -> str:
 
 def main() -> None:
     """Measure, print the tables, write the JSON."""
-    parser = argparse.ArgumentParser(description="Calibration of the transfer verdict on planted valleys.")
+    parser = argparse.ArgumentParser(description="Calibration of the transfer verdict on planted learning-rate curves.")
     parser.add_argument("--json", type=Path, help="JSON file to write.")
     parser.add_argument("--num", type=int, default=60, help="Worlds drawn for each number.")
     parser.add_argument("--quick", action="store_true", help="A tenth of them.")

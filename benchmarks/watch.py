@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/watch.py --json benchmarks/results/watch.json
 
 The runs are recorded ones (`watch_curves.py`): a ladder of 32 rungs, and 24 healthy runs twice as long as its longest.
-The band is what `freeze` would have foretold of them, from four ladders, each the rungs but one of each size.
+The band is what `freeze` would have predicted of them, from four ladders, each the rungs but one of each size.
 
 1. False alarms: each recorded run, and healthy runs resampled from them (one's slow departure from the mean curve, the
    quick noise of others in blocks), are judged again and again while they grow. Told: the share in which an alert was

@@ -29,7 +29,7 @@ _KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
     "forerun.compute_fit/1": ComputeFit,
     "forerun.hyperparameter_fit/1": HyperparameterFit,
 }
-_AGAIN = "fit again, or take the file from where it was made"
+_AGAIN = "fit again, or copy the file again from where it was made"
 
 Fit = FittedRuns | ComputeFit | HyperparameterFit
 
@@ -68,19 +68,19 @@ def read(path: Path) -> dict[str, Json]:
     except OSError as error:
         raise FitFileError(f"{path} cannot be read: {error.strerror}") from error
     except canon.CanonError as error:
-        raise FitFileError(f"{path} is no fit ({error}): `forerun fit RUNS --out {path}` writes one") from error
+        raise FitFileError(f"{path} is not a fit ({error}): `forerun fit RUNS --out {path}` writes one") from error
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(kind, str) or not kind.startswith("forerun.fit_file/"):
-        raise FitFileError(f"{path}: this is no fit: `forerun fit RUNS --out {path}` writes one")
+        raise FitFileError(f"{path}: this is not a fit: `forerun fit RUNS --out {path}` writes one")
     if kind != FILE_KIND:
         raise FitFileError(
-            f"{path} is of another version ({kind}; this one reads {FILE_KIND}): `forerun fit RUNS --out {path}` "
+            f"{path} is from another version ({kind}; this one reads {FILE_KIND}): `forerun fit RUNS --out {path}` "
             "makes it anew"
         )
     fit, digest = data.get("fit"), data.get("digest")
     if set(data) != {"kind", "digest", "fit"} or not isinstance(fit, dict):
-        raise FitTamperedError(f"{path} was changed since it was written: it holds {', '.join(sorted(data))}, and a "
-                               f"fit file kind, digest and fit; {_AGAIN}")  # fmt: skip
+        raise FitTamperedError(f"{path} was changed since it was written: it holds {', '.join(sorted(data))}, but a "
+                               f"fit file holds kind, digest and fit; {_AGAIN}")  # fmt: skip
     if actual != digest:
         raise FitTamperedError(f"{path} was changed since it was written: its content has the digest "
                                f"{actual[:16]}..., the file says {str(digest)[:16]}...; {_AGAIN}")  # fmt: skip
@@ -116,7 +116,7 @@ def with_template(data: Json) -> tuple[Fit, Template | None]:
         FitFileError: no fit, or one of another version.
     """
     if not isinstance(data, dict) or data.get("kind") not in (_LAW_KIND, *_KINDS):
-        raise FitFileError("this is no fit of this version: `forerun fit RUNS --out FIT` writes one")
+        raise FitFileError("this is not a fit of this version: `forerun fit RUNS --out FIT` writes one")
     body = {name: value for name, value in data.items() if name != "kind"}
     try:
         if data["kind"] != _LAW_KIND:

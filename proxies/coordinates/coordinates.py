@@ -38,8 +38,8 @@ from proxies.training.solo import Solo
 from proxies.training.trainable_model import BuiltModel
 
 _ATTENTION = (
-    "attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim), or by less, where 1 / head_dim "
-    "is wanted (random queries and keys hide it at first; trained ones align)"
+    "attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim), or by less, and must be scaled "
+    "by 1 / head_dim (random queries and keys hide this at first; trained ones align)"
 )
 _LATER = (
     "its own first update keeps its size: look at the multipliers before it, and whether a scheduler overwrites the "
@@ -98,7 +98,7 @@ def notes_of(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
             "so their scale is not checked"
         )
     if layers and not any(layer.role == "readout" for layer in layers):
-        notes.append("no module was seen that gives the logits: the readout is not checked")
+        notes.append("no module was seen to return the logits: the readout is not checked")
     return tuple(notes)
 
 
@@ -173,7 +173,7 @@ def check_coordinates(
     mistakes = []
     if lost:
         which = f"width {lost[0].shape.width} ({lost[0].shape.num_layers} layers, seed {lost[0].seed})"
-        mistakes.append(f"{which} left the finite numbers at step {lost[1]}")
+        mistakes.append(f"{which} became NaN or infinite at step {lost[1]}")
     layers = attributed([judged(m, setting) for m in _measured(found)] if len(found) > 1 else [], setting)
     return CoordinateCheck(
         parametrization=str(first.parametrization),

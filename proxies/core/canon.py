@@ -1,4 +1,4 @@
-"""Canonical JSON and content ids: one value, one text, one sha256. Standard library only.
+"""Canonical JSON and content ids: one value has one text and one sha256. Standard library only.
 
 Two records are the same exactly when their canonical texts are the same bytes. Keys are sorted, there is no
 white space, floats are written in Python's shortest round-trip form, and `1` and `1.0` are different values.
@@ -21,9 +21,9 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 ID_LENGTH = 64  # hex digits of a sha256
 SHARED = {"shared": True}
-"""Metadata of a field which is the same in many records: read from JSON, equal values are one object, decoded once."""
+"""Metadata of a field that is the same in many records: equal values read from JSON are decoded once, as one object."""
 _MOST_SHARED = 1000
-"""Of such objects; beyond, they are decoded anew."""
+"""The most such objects kept; beyond it, all are forgotten and decoded anew."""
 
 
 class CanonError(ValueError):
@@ -35,13 +35,13 @@ def canonical(value: object) -> str:
 
     Raises:
         CanonError: NaN, an infinity, a key that is not a string, a text UTF-8 cannot write, or a type JSON does not
-            know; the message names the path to it. Or it is nested some hundred levels deep.
+            know, with its path in the message; or a value nested some hundred levels deep.
     """
     try:
         plain = to_json(value)
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except RecursionError:
-        raise CanonError("it is nested too deeply: no record is") from None
+        raise CanonError("it is nested too deeply for a record") from None
 
 
 def content_id(value: object) -> str:
@@ -137,7 +137,7 @@ def _text(value: str, path: str) -> str:
         if not value.isascii():
             value.encode()
     except UnicodeEncodeError as error:
-        raise CanonError(f"{path} holds half a surrogate pair, which no UTF-8 text can: {error.reason}") from None
+        raise CanonError(f"{path} holds half a surrogate pair, which UTF-8 cannot encode: {error.reason}") from None
     return str.__str__(value)  # not str(): an enumeration prints its name
 
 
@@ -160,12 +160,12 @@ def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     seen = dict(pairs)
     if len(seen) != len(pairs):
         names = [name for name, _ in pairs]
-        raise CanonError(f"the key {next(n for n in names if names.count(n) > 1)!r} is there twice")
+        raise CanonError(f"the key {next(n for n in names if names.count(n) > 1)!r} appears twice")
     return seen
 
 
 def _refuse(token: str) -> typing.NoReturn:
-    raise CanonError(f"{token} is not a number a record may hold")
+    raise CanonError(f"{token} is not allowed: a record's numbers must be finite")
 
 
 def _finite(token: str) -> float:
@@ -179,10 +179,10 @@ _Record = typing.TypeVar("_Record")
 def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
     """Build the record `kind` from JSON data, strictly: every field there, none unknown, each of its type.
 
-    An int is accepted where a float is wanted, and becomes one. Records validate themselves on top.
+    An int is accepted in place of a float, and becomes one. Records then validate themselves.
 
     Raises:
-        CanonError: what is missing, unknown or of another type, with its path.
+        CanonError: what is missing, unknown or of the wrong type, with its path.
     """
     return typing.cast(_Record, _decode(kind, value, path))
 
@@ -203,20 +203,20 @@ def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
         return _decode(inner, value, path)
     if origin is typing.Literal:
         if value not in args or isinstance(value, bool):
-            raise CanonError(f"{path} is {value!r}: one of {', '.join(map(repr, args))} is wanted")
+            raise CanonError(f"{path} is {value!r}: must be one of {', '.join(map(repr, args))}")
         return value
     if origin is tuple:
         return _decode_tuple(args, value, path)
     if origin is dict:
         if not isinstance(value, dict):
-            raise CanonError(f"{path} is a {type(value).__name__}: an object is wanted")
+            raise CanonError(f"{path} is a {type(value).__name__}: must be an object")
         return {key: _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int:
         return _float(value, path)
     if kind is object:
         return value
     name = getattr(kind, "__name__", str(kind))
-    raise CanonError(f"{path} is {value!r} ({type(value).__name__}): {name} is wanted")
+    raise CanonError(f"{path} is {value!r} ({type(value).__name__}): must be {name}")
 
 
 def _float(value: int, path: str) -> float:
@@ -228,18 +228,18 @@ def _float(value: int, path: str) -> float:
 
 def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
-        raise CanonError(f"{path} is a {type(value).__name__}: a list is wanted")
+        raise CanonError(f"{path} is a {type(value).__name__}: must be a list")
     if len(args) == 2 and args[1] is Ellipsis:
         return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if len(args) != len(value):
-        raise CanonError(f"{path} has {len(value)} items: {len(args)} are wanted")
+        raise CanonError(f"{path} has {len(value)} items: must have {len(args)}")
     pairs = zip(args, value, strict=True)
     return tuple(_decode(a, item, f"{path}[{i}]") for i, (a, item) in enumerate(pairs))
 
 
 def _decode_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, dict):
-        raise CanonError(f"{path} is a {type(value).__name__}: an object ({kind.__name__}) is wanted")
+        raise CanonError(f"{path} is a {type(value).__name__}: must be an object ({kind.__name__})")
     fields = _fields(kind)
     missing = [f.name for f in fields if f.name not in value]
     unknown = value.keys() - {f.name for f in fields}

@@ -1,4 +1,4 @@
-"""How every record checks itself: all that is wrong, said at once. Standard library only."""
+"""How every record checks itself: it reports everything that is wrong at once. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 class SpecError(ValueError):
-    """A record that does not hold together. `problems` lists everything that is wrong with it."""
+    """A record with invalid values. `problems` lists everything that is wrong with it."""
 
     def __init__(self, record: str, problems: list[str]) -> None:
         self.problems = problems
@@ -14,7 +14,7 @@ class SpecError(ValueError):
 
 
 class Checks:
-    """Collects what is wrong with a record, so that all of it is said at once. For every room's records."""
+    """Collects what is wrong with a record, so that all of it is reported at once."""
 
     def __init__(self, record: object) -> None:
         self.record = record
@@ -25,7 +25,7 @@ class Checks:
         for name in names:
             value = getattr(self.record, name)
             if type(value) is not int or value < least:
-                self.problems.append(f"{name} = {value!r}: a whole number >= {least} is wanted")
+                self.problems.append(f"{name} = {value!r}: must be a whole number, at least {least}")
 
     def number(self, name: str, *, above: float | None = None, least: float | None = None,
                below: float | None = None, most: float | None = None) -> None:  # fmt: skip
@@ -47,30 +47,24 @@ class Checks:
             # 1 and 1.0 are one number to a caller but two content ids: a record holds the float it declares.
             object.__setattr__(self.record, name, value)
         else:
-            wanted = [
-                text
-                for bound, text in (
-                    (above, f"> {above}"), (least, f">= {least}"), (below, f"< {below}"), (most, f"<= {most}"),
-                )
-                if bound is not None
-            ]  # fmt: skip
-            bounds = " and ".join(wanted)
-            self.problems.append(f"{name} = {given!r}: a finite number {bounds} is wanted".replace("  ", " "))
+            limits = (("above", above), ("at least", least), ("below", below), ("at most", most))
+            bounds = " and ".join(f"{word} {bound}" for word, bound in limits if bound is not None)
+            self.problems.append(f"{name} = {given!r}: must be a finite number" + (f", {bounds}" if bounds else ""))
 
     def one_of(self, name: str, choices: tuple[str, ...]) -> None:
         """A field that must be one of some words."""
         value = getattr(self.record, name)
         if value not in choices:
-            self.problems.append(f"{name} = {value!r}: one of {', '.join(choices)} is wanted")
+            self.problems.append(f"{name} = {value!r}: must be one of {', '.join(choices)}")
 
     def that(self, holds: bool, problem: str) -> None:
-        """Any condition, with what to say if it does not hold."""
+        """Any condition, with the message for when it does not hold."""
         if not holds:
             self.problems.append(problem)
 
     @property
     def fine(self) -> bool:
-        """Whether nothing is wrong so far: what depends on several fields is checked then."""
+        """Whether nothing is wrong so far, so that checks across several fields make sense."""
         return not self.problems
 
     def done(self) -> None:

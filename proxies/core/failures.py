@@ -27,51 +27,51 @@ class FailureKind:
     """What one cause means."""
 
     words: str
-    """As people say it."""
+    """The cause in plain words."""
     advice: str
-    """What to do, of a proxy that failed."""
+    """What to do when a proxy run failed."""
     launch_advice: str = ""
-    """What to do, of a main run, where it is something else."""
+    """What to do when the main run failed, if that differs."""
     exit_code: int = 1
-    """Of a launch that gave up: the machine's fault is bad input, what a restart may mend is interrupted, resumable."""
+    """Of a launch that gave up: 2 (bad input) if the machine must be fixed, 130 (resumable) if a restart may help."""
     passes: bool = False
-    """It may be gone by itself a little later: the same step twice proves nothing."""
+    """It may go away by itself a little later: failing at the same step twice proves nothing."""
 
 
 CAUSES: dict[Cause, FailureKind] = {
     "out_of_memory": FailureKind(
         "out of memory", "give it more memory, fewer workers beside it (cluster.num_workers), or a smaller model",
-        "freeze with launch.microbatch_sequences smaller, launch.activation_checkpointing, or more ranks", exit_code=2,
+        "freeze with a smaller launch.microbatch_sequences, launch.activation_checkpointing or more ranks", exit_code=2,
     ),
     "no_device": FailureKind(
         "a GPU is missing or lost",
-        "`forerun doctor` and `nvidia-smi` show what is there; take the node out, or free the device", exit_code=2,
+        "see what `forerun doctor` and `nvidia-smi` show; leave the node out, or free the device", exit_code=2,
     ),
     "disk_full": FailureKind(
-        "the disk is full", "free space, then give the same command again",
-        "free space; the last good checkpoint is untouched", exit_code=2,
+        "the disk is full", "free some space, then run the same command again",
+        "free some space; the last good checkpoint is untouched", exit_code=2,
     ),
     "port": FailureKind(
         "the ranks did not meet", "name a free port and a host that every node reaches (--rdzv-endpoint HOST:PORT)",
         exit_code=2, passes=True,
     ),
-    "crashed": FailureKind("crashed", "what it printed last says where, in native code as a rule"),
+    "crashed": FailureKind("crashed", "its last lines of output show where, usually in native code"),
     "lost_worker": FailureKind(
-        "worker lost", "the system's log (dmesg, or the scheduler's) says who ended its process"
+        "worker lost", "the system log (dmesg, or the scheduler's log) shows what ended its process"
     ),
     "killed": FailureKind(
-        "killed from outside", "the system's log (dmesg, or the scheduler's) says who ended its process",
+        "killed from outside", "the system log (dmesg, or the scheduler's log) shows what ended its process",
         exit_code=130, passes=True,
     ),
-    "preempted": FailureKind("pre-empted", "nothing to mend: it resumes from its last checkpoint"),
+    "preempted": FailureKind("pre-empted", "nothing to fix: it resumes from its last checkpoint"),
     "hung": FailureKind(
         "hung", "look for a deadlock, a dead network disk or a stuck device",
-        "the stacks in the log say where each rank waits: a dead link, a stuck device, a deadlock, a slow disk",
+        "the stacks in the log show where each rank waits: a dead link, a stuck device, a deadlock or a slow disk",
         exit_code=130, passes=True,
     ),
-    "bad_data": FailureKind("bad data", "mend the corpus, then give the same command again"),
-    "user_code": FailureKind("your code failed", "mend it, then give the same command again"),
-    "error": FailureKind("error", "what it printed last may say more", "the last lines of the log say more"),
+    "bad_data": FailureKind("bad data", "fix the corpus, then run the same command again"),
+    "user_code": FailureKind("your code failed", "fix it, then run the same command again"),
+    "error": FailureKind("error", "its last lines of output may show more", "the last lines of the log show more"),
 }  # fmt: skip
 """In order: where several ranks of one worker fail, the first of these counts."""
 

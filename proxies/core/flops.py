@@ -80,7 +80,7 @@ def flops_per_token(shape: Shape, convention: Convention = "causal") -> int:
     if convention == "chinchilla":
         softmax = 3 * shape.num_heads * shape.seq_len
         return 6 * (params.hidden + table + table) + square + 3 * shape.num_layers * softmax
-    raise ValueError(f"convention = {convention!r}: one of {', '.join(CONVENTIONS)} is wanted")
+    raise ValueError(f"convention = {convention!r}: must be one of {', '.join(CONVENTIONS)}")
 
 
 def six_nd(params: float, tokens: float) -> float:

@@ -109,7 +109,7 @@ class Hyperparameter:
         """Octaves of a value; of a complement those of 1 - value. Raises ValueError where it has no logarithm."""
         scale = 1 - value if self.scale == "log2_complement" else value
         if not 0 < scale < math.inf:
-            raise ValueError(f"{self.name} = {value}: it has no octaves")
+            raise ValueError(f"{self.name} = {value}: this value has no octaves")
         return math.log2(scale)
 
     def from_log2(self, log2_value: float, digits: int = 0) -> float:

@@ -1,4 +1,4 @@
-"""The registry of optimizers: what each is told of a parameter, and what it keeps of it. Standard library only.
+"""The registry of optimizers: what each needs to know of a parameter, and its state. Standard library only.
 
 `proxies.model.optimizer` has their rules; groups in a frozen config, proofs and explanations read the names from here.
 """
@@ -16,7 +16,7 @@ OptimizerName = Literal["adamw"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupNumbers:
-    """What an optimizer is told of parameters that share it all. Absolute numbers: nothing is left to multiply."""
+    """An optimizer's settings for parameters that share them all. Absolute numbers: nothing is left to multiply."""
 
     learning_rate: float
     """At the schedule's peak."""

@@ -1,4 +1,4 @@
-"""Somebody else's code as part of a run: a model factory, or a whole trainer. Standard library only."""
+"""The user's own code as part of a run: a model factory, or a whole trainer. Standard library only."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Factory:
     def __post_init__(self) -> None:
         checks = Checks(self)
         fine = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.target)
-        checks.that(bool(fine), f"target = {self.target!r}: package.module:function is wanted")
-        checks.that(len(self.source_sha256) == 64, f"source_sha256 = {self.source_sha256!r} is no sha256")
+        checks.that(bool(fine), f"target = {self.target!r}: must be package.module:function")
+        checks.that(len(self.source_sha256) == 64, f"source_sha256 = {self.source_sha256!r} is not a sha256")
         checks.done()
 
 
 PLACEHOLDERS = {
     **{HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning for name in HPARAMS},
-    "num_steps": "optimizer steps", "warmup_steps": "of them", "decay_steps": "of them (wsd)",
+    "num_steps": "optimizer steps", "warmup_steps": "warmup steps among them", "decay_steps": "decay steps (wsd)",
     "schedule": "cosine, linear, wsd or constant", "final_fraction": "last learning rate over the peak",
     "num_layers": "blocks", "width": "d_model", "num_heads": "query heads", "num_kv_heads": "key and value heads",
     "head_dim": "width of a head", "ffn_width": "feed-forward width", "vocab_size": "tokens known",
@@ -43,20 +43,20 @@ PLACEHOLDERS = {
     "base_width": "width the hyperparameters are set at", "base_num_layers": "blocks of the base shape",
     "width_multiplier": "width / base_width", "parametrization": "its name",
     "batch_tokens": "tokens per step", "batch_sequences": "sequences per step",
-    "batch_warmup_steps": "steps before the batch is full", "batch_warmup_stages": "of equal growth; 1 is none",
-    "seed": "of weights and data order",
-    "run_dir": "an empty folder for this run", "run_json": "the file in it that says all of this, and the whole spec",
+    "batch_warmup_steps": "steps before the batch is full", "batch_warmup_stages": "equal stages; 1: no warmup",
+    "seed": "seed of weights and data order",
+    "run_dir": "an empty folder for this run", "run_json": "the file in it with all these values and the spec",
     "data": "the corpus folder",
 }  # fmt: skip
 """What a command template may name."""
 
 NEEDED = {
     "lr": "the search cannot reach the trainer",
-    "width": "nothing grows",
+    "width": "the model would not grow",
     "num_steps": "the trainer cannot know when to end",
     "seed": "repetitions would all be the same run, and every interval too narrow",
 }
-"""What a template must name (or {run_json}, which says everything), and why."""
+"""What a template must name (or {run_json}, which holds everything), and why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +91,11 @@ class Command:
             key for key in (self.step_key, self.train_loss_key, self.validation_loss_key, self.grad_norm_key) if key
         ]
         twice = sorted({key for key in keys if keys.count(key) > 1})
-        checks.that(not twice, f"{', '.join(map(repr, twice))}: one key cannot be two metrics")
+        checks.that(not twice, f"{', '.join(map(repr, twice))}: two metrics must not share one key")
         checks.done()
 
     def reaches(self, placeholder: str) -> bool:
-        """Whether the trainer is told this value: a search over what it is not told has no effect."""
+        """Whether the trainer receives this value: a search over one that it does not receive has no effect."""
         return not {placeholder, "run_json"}.isdisjoint(_names(self.template))
 
 
@@ -106,13 +106,13 @@ def template_problems(template: str) -> list[str]:
     try:
         fields = [(f, spec, how) for _, f, spec, how in string.Formatter().parse(template) if f is not None]
     except ValueError as error:
-        return [f"{template!r} does not parse ({error}); a brace of its own is written twice"]
+        return [f"{template!r} does not parse ({error}): write a literal brace twice"]
     problems = []
     for name, spec, how in fields:
         if name not in PLACEHOLDERS:
             near = difflib.get_close_matches(name, PLACEHOLDERS, n=1)
-            meant = f"did you mean {{{near[0]}}}?" if near else f"one of {', '.join(PLACEHOLDERS)}"
-            problems.append(f"{{{name}}} is unknown: {meant} (a brace of its own is written twice)")
+            meant = f"did you mean {{{near[0]}}}?" if near else f"must be one of {', '.join(PLACEHOLDERS)}"
+            problems.append(f"{{{name}}} is unknown: {meant} (write a literal brace twice)")
         elif spec or how:
             problems.append(f"{{{name}}} has a format, which would change the value: write {{{name}}}")
     return problems

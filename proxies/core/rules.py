@@ -68,7 +68,7 @@ class Powers:
         except OverflowError:
             factor = math.inf
         if not 0 < factor < math.inf:
-            raise SpecError("Ratios", [f"{self} of {ratios} is {factor}: ratios nearer to 1 are wanted"])
+            raise SpecError("Ratios", [f"{self} of {ratios} is {factor}: choose ratios nearer to 1"])
         return factor
 
     def times(self, other: Powers) -> Powers:
@@ -116,7 +116,7 @@ Decayed = Literal["matrices", "two_dimensional", "all"]
 EmbeddingRate = Literal["constant", "inverse_root"]
 EpsScaling = Literal["unscaled", "hidden", "blocks", "all", "completedp"]
 Moments = Literal["fixed", "scaled"]
-"""Answers of a `Parametrization`; what each means is said there."""
+"""The choices of a `Parametrization`, whose fields explain each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +178,10 @@ class Parametrization:
             ("embedding_rate", ("constant",)),
             ("eps", ("unscaled",) if self.depth_alpha is None else CHOICES["eps"]),
         ):
-            said = f"{name} = {getattr(self, name)!r}: {self.name} has no width rule to scale with: {' or '.join(fine)}"
-            checks.that(getattr(self, name) in fine, f"{said} is wanted")
+            problem = (
+                f"{name} = {getattr(self, name)!r}: {self.name} has no width rule, so it must be {' or '.join(fine)}"
+            )
+            checks.that(getattr(self, name) in fine, problem)
 
     @property
     def needs_tokens(self) -> bool:
@@ -264,7 +266,9 @@ def named(name: str, **changes: object) -> Parametrization:
     """
     choices = [field.name for field in dataclasses.fields(Parametrization) if field.name != "name"]
     problems = [] if name in PRESETS else [f"parametrization = {name!r}: {_one_of(name, NAMES)}"]
-    problems += [f"{change} is no choice: {_one_of(change, choices)}" for change in changes if change not in choices]
+    problems += [
+        f"{change} is not an option: {_one_of(change, choices)}" for change in changes if change not in choices
+    ]
     known = {change: value for change, value in changes.items() if change in choices}
     try:
         found = dataclasses.replace(PRESETS.get(name, _MUP), **known)  # type: ignore[arg-type]
@@ -277,7 +281,7 @@ def named(name: str, **changes: object) -> Parametrization:
 
 def _one_of(word: str, words: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(word), list(words), n=1)
-    return f"did you mean {near[0]}?" if near else f"one of {', '.join(words)} is wanted"
+    return f"did you mean {near[0]}?" if near else f"must be one of {', '.join(words)}"
 
 
 def kind_rule(parametrization: Parametrization, kind: Kind) -> KindRule:
@@ -374,9 +378,9 @@ def scaled(parametrization: Parametrization, name: str, value: float, ratios: Ra
         return value * factor
     found = value if factor == 1 else 1 - (1 - value) * factor
     if not 0 <= found < 1:
-        said = f"1 - {name} times m_B / m_D = {factor:.4g} gives {name} = {found:.4g}, outside [0, 1)"
+        problem = f"1 - {name} times m_B / m_D = {factor:.4g} gives {name} = {found:.4g}, outside [0, 1)"
         way = "a smaller batch, a longer run" if factor > 1 else "a larger batch, a shorter run"
-        raise SpecError("Parametrization", [f"{said}: use {way}, or moments = fixed"])
+        raise SpecError("Parametrization", [f"{problem}: use {way}, or moments = fixed"])
     return found
 
 
@@ -416,8 +420,8 @@ def refusals(parametrization: Parametrization, ratios: Ratios, hparams: Hparams,
     problems = []
     if tied and parametrization.output == "absorbed":
         problems.append(
-            f"tied = True under {parametrization}: a matrix shared with the embedding has no init and rate of its own "
-            "to absorb the readout's 1 / m_N: output = multiplier is wanted"
+            f"tied = True under {parametrization}: output must be multiplier, because a matrix shared with the "
+            "embedding has no init and rate of its own to absorb the readout's 1 / m_N"
         )
     try:
         moments(parametrization, ratios, hparams)

@@ -50,16 +50,16 @@ class Schedule:
                 f"warmup_steps = {self.warmup_steps} and decay_steps = {self.decay_steps} "
                 f"exceed num_steps = {self.num_steps}",
             )
-            wanted = "some" if self.kind == "wsd" else "none"
+            needed = "at least 1" if self.kind == "wsd" else "0"
             checks.that(
                 (self.kind == "wsd") == (self.decay_steps > 0),
-                f"decay_steps = {self.decay_steps}: `{self.kind}` needs {wanted}",
+                f"decay_steps = {self.decay_steps}: must be {needed} for `{self.kind}`",
             )
             steps, stages = self.batch_warmup_steps, self.batch_warmup_stages
             checks.that(
                 (steps == 0) == (stages == 1) and stages <= steps + 1 and steps <= self.num_steps,
-                f"batch_warmup_steps = {steps} with batch_warmup_stages = {stages}: 0 and 1, or 2 or more stages and "
-                f"at least as many steps less one, at most num_steps = {self.num_steps}",
+                f"batch_warmup_steps = {steps} with batch_warmup_stages = {stages}: must be 0 steps and 1 stage, or at "
+                f"least 2 stages and from stages - 1 to num_steps = {self.num_steps} steps",
             )
         checks.done()
 

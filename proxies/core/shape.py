@@ -42,9 +42,9 @@ class Shape:
         checks.one_of("family", ("llama", "gpt2"))
         for name in ("tied", "qk_norm"):
             value = getattr(self, name)
-            checks.that(type(value) is bool, f"{name} = {value!r}: true or false is wanted")
+            checks.that(type(value) is bool, f"{name} = {value!r}: must be true or false")
         if checks.fine:
-            deepest = f"num_layers = {self.num_layers}: at most {MAX_LAYERS} are wanted"
+            deepest = f"num_layers = {self.num_layers}: must be at most {MAX_LAYERS}"
             checks.that(self.num_layers <= MAX_LAYERS, deepest)
             for name in ("width", "ffn_width", "vocab_size", "seq_len"):
                 size = getattr(self, name)
@@ -53,7 +53,7 @@ class Shape:
             checks.that(self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}")
             checks.that(heads % kv_heads == 0, f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}")
         if checks.fine and self.family == "llama":
-            odd = f"head_dim = {self.head_dim} is odd: rotary positions turn pairs"
+            odd = f"head_dim = {self.head_dim} is odd: must be even, because rotary positions rotate pairs"
             checks.that(self.head_dim % 2 == 0, odd)
         checks.done()
 
@@ -75,7 +75,7 @@ class Shape:
         """
         checks = Checks(self)
         whole = width > 0 and width % self.head_dim == 0
-        checks.that(whole, f"width = {width} is no multiple of the head dim {self.head_dim}")
+        checks.that(whole, f"width = {width} is not a multiple of the head dim {self.head_dim}")
         checks.that(self.ffn_width * width % self.width == 0,
                     f"width = {width} gives the FFN width {self.ffn_width * width / self.width:g}: "
                     "choose a ratio that stays whole")  # fmt: skip

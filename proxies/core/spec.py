@@ -30,7 +30,7 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 
 MAX_SEED = 2**31 - 1
 DIVERGED_ABOVE_NATS = 1.0
-"""Over ln(vocabulary), the loss of knowing nothing, a run past its warmup counts as diverged."""
+"""A run past its warmup counts as diverged when its loss is this far above ln(vocabulary), that of a uniform guess."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Numerics:
             checks.whole("microbatch_tokens")
         if self.num_slots != 1:
             alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(self, n)]
-            checks.that(not alone, f"num_slots = {self.num_slots}: {', '.join(alone)} wants one trial at a time")
+            checks.that(not alone, f"num_slots = {self.num_slots}: {', '.join(alone)} needs one trial at a time")
         checks.done()
 
 
@@ -110,18 +110,18 @@ class RunSpec(_KeepsId):
             checks.whole("base_batch_tokens", "base_num_tokens")
         elif base != (None, None):
             checks.that(False, f"base tokens = {base}: {self.parametrization} does not scale with them")
-        checks.that(self.factory is None or self.command is None, "factory and command: one or the other")
+        checks.that(self.factory is None or self.command is None, "factory and command: give only one of them")
         own = "a factory's model" if self.factory is not None else "a command" if self.command is not None else ""
         several = f"num_slots = {self.numerics.num_slots}: {own} trains one trial at a time"
         checks.that(not own or self.numerics.num_slots == 1, several)
-        recomputes = f"activation_checkpointing: {own} does that itself, or not at all"
+        recomputes = f"activation_checkpointing: {own} must do that itself"
         checks.that(not own or not self.numerics.activation_checkpointing, recomputes)
         if checks.fine:
             self._check_batch(checks)
             fixed = ("family", "vocab_size", "tied", "qk_norm", *(("seq_len",) if self.shape.family == "gpt2" else ()))
             unlike = [name for name in fixed if getattr(self.shape, name) != getattr(self.base_shape, name)]
-            said = f"shape and base_shape differ in {', '.join(unlike)}: width (and depth) are what scales"
-            checks.that(not unlike, said)
+            problem = f"shape and base_shape differ in {', '.join(unlike)}: only width and depth may differ"
+            checks.that(not unlike, problem)
         if checks.fine:
             checks.problems += refusals(self.parametrization, self.ratios, self.hparams, tied=self.shape.tied)
         checks.done()
@@ -130,17 +130,17 @@ class RunSpec(_KeepsId):
         seq_len, stages = self.shape.seq_len, self.schedule.batch_warmup_stages
         checks.that(
             self.batch_tokens % (seq_len * stages) == 0,
-            f"batch_tokens = {self.batch_tokens} is no multiple of seq_len = {seq_len}"
+            f"batch_tokens = {self.batch_tokens} is not a multiple of seq_len = {seq_len}"
             + (f" times batch_warmup_stages = {stages}" if stages > 1 else ""),
         )
         checks.that(
             stages == 1 or self.numerics.num_slots == 1,
-            f"num_slots = {self.numerics.num_slots}: batch warmup wants one trial at a time",
+            f"num_slots = {self.numerics.num_slots}: batch warmup needs one trial at a time",
         )
         micro, smallest = self.numerics.microbatch_tokens, self.batch_tokens // stages
         checks.that(
             micro is None or (micro % seq_len == 0 and smallest % micro == 0),
-            f"microbatch_tokens = {micro}: whole sequences of {seq_len}, dividing {smallest}, are wanted",
+            f"microbatch_tokens = {micro}: must be a multiple of seq_len = {seq_len} that divides {smallest}",
         )
 
     @property
@@ -233,10 +233,10 @@ class RunResult:
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("status", ("finished", "diverged", "pruned", "failed"))
-        checks.that(len(self.id) == canon.ID_LENGTH, f"id = {self.id!r} is no sha256")
+        checks.that(len(self.id) == canon.ID_LENGTH, f"id = {self.id!r} is not a sha256")
         checks.that(
             (self.loss_nats is not None) == (self.status == "finished"),
-            f"status = {self.status} with loss_nats = {self.loss_nats}: finished runs, and only they, have one",
+            f"status = {self.status} with loss_nats = {self.loss_nats}: only a finished run has a loss",
         )
         for name in ("loss_nats", "last_train_loss_nats"):
             if getattr(self, name) is not None:

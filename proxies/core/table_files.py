@@ -52,7 +52,7 @@ def read_cells(path: Path, columns: Collection[str] | None = None) -> Cells:
     if suffix not in readers:
         raise FormatError(
             path,
-            f"cannot be read: the suffix {path.suffix!r} is unknown: a table of runs is one of {', '.join(readers)}",
+            f"cannot be read: the suffix {path.suffix!r} is unknown: must be one of {', '.join(readers)}",
         )
     try:
         return readers[suffix](path)
@@ -73,7 +73,7 @@ def _read_csv(path: Path) -> Cells:
                 if not cells:
                     continue
                 if len(cells) > len(columns):
-                    problems.append(f"row {reader.line_num} has {len(cells)} cells: {len(columns)} are wanted")
+                    problems.append(f"row {reader.line_num} has {len(cells)} cells: must have {len(columns)}")
                 rows.append((reader.line_num, dict(zip(columns, map(_read_number, cells), strict=False))))
         except csv.Error as error:
             raise FormatError(path, f"cannot be read: row {reader.line_num}: {error}") from error
@@ -109,7 +109,7 @@ def _read_jsonl(path: Path) -> Cells:
             problems.append(f"row {line} is not JSON: {error}")
             continue
         if not isinstance(record, dict):
-            problems.append(f"row {line} is a {type(record).__name__}: an object is wanted")
+            problems.append(f"row {line} is a {type(record).__name__}: must be an object")
             continue
         if isinstance(record, _RepeatedKeys):
             problems.append(f"row {line} has a key twice: remove one")
@@ -126,7 +126,7 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Cells:
             names = list(file.schema_arrow.names)
             table = file.read(columns=None if columns is None else [name for name in names if name in columns])
     except (pa.ArrowException, OverflowError) as error:
-        raise FormatError(path, f"is no Parquet file: {error}") from error
+        raise FormatError(path, f"is not a Parquet file: {error}") from error
     values = [column.to_pylist() for column in table.columns]  # by place: Arrow's records refuse a name twice
     rows = [
         (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))

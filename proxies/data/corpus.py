@@ -52,8 +52,8 @@ def tokenize(
         end_id: of pre-tokenized files, the id that ends a document.
         validation_fraction: share of the documents that is held out.
         weights: share of each source in training; None: its share of the training tokens.
-        progress: told now and then.
-        say: told what was recognised, and what became of the documents.
+        progress: called now and then with the work done so far.
+        say: called with a line on what was recognised, and on what became of the documents.
 
     Raises:
         DataError: nothing readable, a corpus already there that is another one, a source of fewer than two documents,
@@ -86,25 +86,25 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
     say(f"{name}: {told(files)}; {num_bytes:,} bytes")
     if found.not_read:
         kinds = ", ".join(f"{one.num_files} {one.suffix or 'without suffix'}" for one in found.not_read)
-        say(f"{name}: not read: {kinds}; --suffix takes more of them")
+        say(f"{name}: not read: {kinds}; --suffix adds suffixes to read")
     if not files:
         raise DataError(
-            f"source {name!r}: 0 documents with text found: in folders, files ending in {', '.join(suffixes)} are "
-            "taken; --suffix names others, also .bin"
+            f"source {name!r}: 0 documents with text found: of folders, files ending in {', '.join(suffixes)} are "
+            "read; --suffix names others, also .bin"
         )
     return files
 
 
 def _check(named: Mapping[str, list[Path]], validation_fraction: float, weights: Mapping[str, float] | None) -> None:
     problems = [
-        f"{name!r} is no name of a source: letters, digits, _ and - are wanted"
+        f"{name!r} is not a valid source name: use letters, digits, _ and - only"
         for name in named
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name)
     ]
     if not any(named.values()):
-        problems.append("no source was named: files or folders are wanted")
+        problems.append("no source was named: name at least one file or folder")
     if not 0 < validation_fraction < 1:
-        problems.append(f"validation_fraction = {validation_fraction}: between 0 and 1 is wanted")
+        problems.append(f"validation_fraction = {validation_fraction}: must be above 0 and below 1")
     if weights is not None:
         problems += weight_problems(tuple(named), weights)
     if problems:
@@ -121,7 +121,7 @@ def _vocabulary(
     if unnamed and texts:
         raise DataError(
             f"{ids[0].path} holds ids, {texts[0].path} text: give the ids' own tokenizer with --tokenizer, or "
-            "tokenize them apart"
+            "tokenize them separately"
         )
     if unnamed:
         size, end = vocabulary_of(ids, vocab_size, end_id)

@@ -59,7 +59,7 @@ def _checked(file: SourceFile, text: bytes) -> bytes:
         text.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{file.path} is no text in UTF-8: it holds 0x{text[error.start]:02x} after "
+            f"{file.path} is not UTF-8 text: it holds 0x{text[error.start]:02x} after "
             f"{text[max(0, error.start - 20) : error.start].decode(errors='replace')!r}: convert it, or leave it out"
         ) from error
     return text
@@ -91,14 +91,14 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str) -> bytes
     try:
         value = canon.parse(line)
     except canon.CanonError as error:
-        raise DataError(f"{where}: {error} (one object per line is wanted)") from error
+        raise DataError(f"{where}: {error} (each line must be one object)") from error
     text = value.get(text_key, 0) if isinstance(value, dict) else 0
     if text is not None and not isinstance(text, str):
-        raise DataError(f"{where}: an object with a string `{text_key}` is wanted (--text-key names another key)")
+        raise DataError(f"{where}: must be an object with a string `{text_key}` (--text-key names another key)")
     try:
         return (text or "").encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: `{text_key}` holds half a surrogate pair, which no UTF-8 text can") from None
+        raise DataError(f"{where}: `{text_key}` holds half a surrogate pair, which UTF-8 cannot encode") from None
 
 
 def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
@@ -112,14 +112,14 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
         with pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=_CHUNK_BYTES) as table:
             columns = table.schema_arrow.names
             if columns.count(reading.text_key) != 1:
-                said = f"{file.path} has no column {reading.text_key!r}"
-                raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
+                problem = f"{file.path} has no column {reading.text_key!r}"
+                raise DataError(f"{problem}: name one of {', '.join(columns)} with --text-key")
             for batch in table.iter_batches(batch_size=_ROWS, columns=[reading.text_key], use_threads=False):
                 for value in batch.column(0).to_pylist():
                     text = value.encode() if isinstance(value, str) else b"" if value is None else value
                     if not isinstance(text, bytes):
-                        said = f"{file.path} column {reading.text_key!r} holds {value!r:.40}, no text"
-                        raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
+                        problem = f"{file.path} column {reading.text_key!r} holds {value!r:.40}, not text"
+                        raise DataError(f"{problem}: name one of {', '.join(columns)} with --text-key")
                     yield _checked(file, text)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file.path} cannot be read as parquet: {_first_line(error)}") from error
@@ -229,8 +229,8 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         taken.take_all(files)
         if len(taken.fresh) < 2:
             raise DataError(
-                f"source {name!r}: {len(taken.fresh)} new documents with text found: at least 2 are needed, one to "
-                "train on and one to hold out"
+                f"source {name!r}: {len(taken.fresh)} new documents with text found: there must be at "
+                "least 2, one to train on and one to hold out"
             )
         if all(taken.num_documents.values()):
             return taken.source(name)

@@ -40,7 +40,7 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReaderOptions:
-    """What a reader must be told."""
+    """What a reader needs to know."""
 
     text_key: str
     """Key of a jsonl object, or column of a parquet file, that holds the text."""
@@ -75,7 +75,7 @@ def find_files(
         out: where the corpus will lie.
 
     Raises:
-        DataError: every path that is no file or folder, and every file that cannot be read or is not what its name
+        DataError: every path that is not a file or folder, and every file that cannot be read or is not what its name
             says.
     """
     found: list[SourceFile] = []
@@ -138,7 +138,7 @@ def recognise(path: Path) -> SourceFile:
         DataError: it cannot be read, is not what its name says, or is of a kind that holds no corpus.
     """
     if not path.is_file():
-        raise DataError(f"{path} is no file or folder")
+        raise DataError(f"{path} is not a file or folder")
     try:
         with path.open("rb") as file:
             start = file.read(4)
@@ -148,13 +148,17 @@ def recognise(path: Path) -> SourceFile:
     compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
     named = _COMPRESSED_SUFFIXES.get(path.suffix)
     if named and named != compression:
-        raise DataError(f"{path} is named {path.suffix} but does not begin as {named} does: it is cut off or misnamed")
+        raise DataError(
+            f"{path} is named {path.suffix} but does not begin as {named} does: it is truncated or misnamed"
+        )
     inner = path.stem if named else path.name
     magic = struct.unpack("<i", start)[0] if len(start) == 4 else 0
     if start == b"PAR1":
         kind = "parquet"
     elif inner.endswith(".parquet"):
-        raise DataError(f"{path} is named .parquet but does not begin as parquet does: it is empty, cut or misnamed")
+        raise DataError(
+            f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated or misnamed"
+        )
     elif inner.endswith(".bin"):
         kind = _recognise_bin(path, magic, compression)
     else:

@@ -28,15 +28,17 @@ class _Fork:
 
 def weight_problems(names: Sequence[str], weights: Mapping[str, float]) -> list[str]:
     """All that is wrong with weights for the sources of these names."""
-    problems = [f"no source is named {name!r}: there are {', '.join(names)}" for name in weights if name not in names]
+    problems = [
+        f"no source is named {name!r}: the sources are {', '.join(names)}" for name in weights if name not in names
+    ]
     problems += [f"source {name!r} has no weight: give each source one" for name in names if name not in weights]
     problems += [
-        f"weight of {name!r} is {weight!r}: a finite number >= 0 is wanted"
+        f"weight of {name!r} is {weight!r}: must be a finite number, at least 0"
         for name, weight in weights.items()
         if isinstance(weight, bool) or not (isinstance(weight, int | float) and 0 <= weight < math.inf)
     ]
     if not problems and not 0 < math.fsum(weights.values()) < math.inf:
-        problems.append("the weights add up to nothing a share can be taken of: one above zero is wanted")
+        problems.append("the weights add up to 0 or to infinity: at least one must be above 0, and their sum finite")
     return problems
 
 

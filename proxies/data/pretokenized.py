@@ -35,10 +35,10 @@ def vocabulary_of(files: Sequence[SourceFile], vocab_size: int | None, end_id: i
         bare = [file for file in files if file.format == "nanogpt"]
         if bare and not implied:
             raise DataError(
-                f"{bare[0].path} holds ids and no word of their vocabulary: say --vocab-size (50257 for GPT-2's)"
+                f"{bare[0].path} holds ids and does not state its vocabulary: give --vocab-size (50257 for GPT-2)"
             )
         if len(implied) > 1:
-            raise DataError(f"{files[0].path} and others are of GPT-2 and of Llama 3: tokenize them apart")
+            raise DataError(f"{files[0].path} and others hold ids of both GPT-2 and Llama 3: tokenize them separately")
         vocab_size = next(iter(implied))[0]
     if end_id is None:
         ends = {end for _, end in implied} or {_GPT2_END_ID}
@@ -60,8 +60,8 @@ def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None
         limit = int(np.iinfo(file.ids_dtype or "uint32").max) + 1
         if vocab_size > limit:
             problems.append(
-                f"{file.path} holds {file.ids_dtype} ids, {limit} at most: a vocabulary of {vocab_size} does not fit, "
-                "so another --vocab-size, or another file, is meant"
+                f"{file.path} holds {file.ids_dtype} ids, {limit} at most: a vocabulary of {vocab_size} does not fit; "
+                "correct --vocab-size, or name another file"
             )
     if problems:
         raise DataError(*problems)
@@ -74,7 +74,7 @@ def read_nanogpt(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
         DataError: half an id at the end, or an id outside the vocabulary.
     """
     if file.num_bytes % 2:
-        raise DataError(f"{file.path} has {file.num_bytes:,} bytes, no whole number of uint16 ids: it is cut off")
+        raise DataError(f"{file.path} has {file.num_bytes:,} bytes, not a whole number of uint16 ids: it is truncated")
     yield from _read_ids(file, reading, "<u2", 0)
 
 
@@ -88,17 +88,19 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     with file.path.open("rb") as stream:
         header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
-        raise DataError(f"{file.path} has {len(header)} bytes, llm.c's header alone has {_HEADER_BYTES}: it is cut off")
+        raise DataError(
+            f"{file.path} has {len(header)} bytes, llm.c's header alone has {_HEADER_BYTES}: it is truncated"
+        )
     magic, version, num_tokens = (int(number) for number in np.frombuffer(header, dtype="<i4")[:3])
     dtype = np.dtype(LLMC_MAGICS[magic]).newbyteorder("<")
-    wanted = {2: 1, 4: 7}[dtype.itemsize]
-    if version != wanted:
-        raise DataError(f"{file.path} is of llm.c's version {version}, {wanted} is read for magic {magic}")
+    readable = {2: 1, 4: 7}[dtype.itemsize]
+    if version != readable:
+        raise DataError(f"{file.path} has llm.c's version {version}: for magic {magic} it must be {readable}")
     num_bytes = _HEADER_BYTES + num_tokens * dtype.itemsize
     if num_bytes != file.num_bytes:
         raise DataError(
             f"{file.path} has {file.num_bytes:,} bytes, its header says {num_tokens:,} ids, which take {num_bytes:,}: "
-            "it is cut off or was added to"
+            "it is truncated, or something was appended"
         )
     yield from _read_ids(file, reading, dtype.str, _HEADER_BYTES)
 
@@ -111,7 +113,7 @@ def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: str, start: int) 
             place = int(np.argmax(ids >= reading.vocab_size))
             raise DataError(
                 f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the vocabulary of "
-                f"{reading.vocab_size}: another --vocab-size is meant, or the file is damaged or of another kind"
+                f"{reading.vocab_size}: correct --vocab-size, or the file is damaged or of another format"
             )
         position += len(ids)
         pending = np.concatenate([pending, ids])

@@ -103,7 +103,7 @@ def _writing(path: Path) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DataError(
             f"{path} cannot be written: {error.strerror}; nothing of this corpus was kept: "
-            f"{'make room, or ' if full else ''}name another --out, and run the command again"
+            f"{'free some space, or ' if full else ''}name another --out, and run the command again"
         ) from error
 
 
@@ -151,7 +151,7 @@ def _check_out(out: Path) -> None:
         names = [*(f"*{split}-[0-9][0-9][0-9][0-9][0-9].bin" for split in ("train", "validation")), TOKENIZER_FILE]
         if strangers := sorted(file.name for name in names for file in out.glob(name)):
             raise DataError(
-                f"{out} holds no {MANIFEST} but {strangers[0]}, which would be overwritten: name another --out"
+                f"{out} has no {MANIFEST} but has {strangers[0]}, which would be overwritten: name another --out"
             )
 
 
@@ -164,7 +164,7 @@ def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None
     known = (out / MANIFEST).exists()
     if known and read_manifest(out).data_id != manifest.data_id:
         raise DataError(
-            f"{out} holds another corpus, which runs may be built on: name another --out, or remove the folder"
+            f"{out} holds another corpus, which runs may depend on: name another --out, or remove the folder"
         )
     targets = {file: out / file.name for file in sorted(folder.iterdir())}
     try:

@@ -54,20 +54,20 @@ class FileTokenizer:
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
         except Exception as error:  # `tokenizers` raises nothing more specific
-            said = str(error).partition("\n")[0]
-            raise DataError(f"{file} is no tokenizer.json of Hugging Face's tokenizers: {said}") from error
+            reason = str(error).partition("\n")[0]
+            raise DataError(f"{file} is not a tokenizer.json of Hugging Face's tokenizers: {reason}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise DataError(f"{file} knows no tokens")
+            raise DataError(f"{file} has no tokens")
         self.vocab_size = max(vocabulary.values()) + 1
-        wanted = END_TOKENS if end_token is None else (end_token,)
-        known = next((token for token in wanted if token in vocabulary), None)
+        choices = END_TOKENS if end_token is None else (end_token,)
+        known = next((token for token in choices if token in vocabulary), None)
         if known is None:
             raise DataError(
-                f"{file} knows no token {' or '.join(wanted)}: say with --end-token which of its tokens ends a document"
+                f"{file} has no token {' or '.join(choices)}: name with --end-token the token that ends a document"
             )
         self.end_id = vocabulary[known]
 

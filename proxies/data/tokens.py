@@ -57,7 +57,7 @@ class Shard:
     def __post_init__(self) -> None:
         checks = Checks(self)
         plain = re.fullmatch(r"[\w-]+\.bin", self.file) is not None
-        checks.that(plain, f"file = {self.file!r}: the name of a .bin file in the corpus folder is wanted")
+        checks.that(plain, f"file = {self.file!r}: must be the name of a .bin file in the corpus folder")
         checks.whole("num_tokens", "max_id", least=0)
         checks.done()
 
@@ -105,12 +105,12 @@ class Manifest:
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.that(
-            self.schema_version == SCHEMA_VERSION, f"schema_version = {self.schema_version}: {SCHEMA_VERSION} is read"
+            self.schema_version == SCHEMA_VERSION, f"schema_version = {self.schema_version}: must be {SCHEMA_VERSION}"
         )
         checks.whole("vocab_size")
-        checks.that(bool(self.sources), "sources is empty: one at least is wanted")
+        checks.that(bool(self.sources), "sources is empty: there must be at least one")
         names = self.names
-        checks.that(len(set(names)) == len(names), f"sources are {', '.join(names)}: a name is there twice")
+        checks.that(len(set(names)) == len(names), f"sources are {', '.join(names)}: a name appears twice")
         if checks.fine:
             limit = int(np.iinfo(self.dtype).max) + 1
             checks.that(
@@ -125,7 +125,7 @@ class Manifest:
             least = max(256 if self.tokenizer == "bytes" else 2, largest + 1)
             checks.that(
                 self.vocab_size >= least,
-                f"vocab_size = {self.vocab_size}: at least {least} is wanted, for {self.tokenizer} up to {largest}",
+                f"vocab_size = {self.vocab_size}: must be at least {least} ({self.tokenizer}, largest id {largest})",
             )
             checks.problems += weight_problems(names, {source.name: source.weight for source in self.sources})
         checks.done()
@@ -201,8 +201,8 @@ def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
     """What is wrong with a shard's file before it is read, after the file's name; empty where nothing is."""
     if not path.is_file():
         return "is missing"
-    wanted, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
-    return "" if found and found == wanted else f"has {found} bytes, the manifest says {wanted}"
+    expected, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
+    return "" if found and found == expected else f"has {found} bytes, the manifest says {expected}"
 
 
 def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
@@ -212,7 +212,7 @@ def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
     if not path.is_file():
         return [f"{TOKENIZER_FILE} is missing"]
     if f"sha256:{canon.file_sha256(path)}" != tokenizer:
-        return [f"{TOKENIZER_FILE} does not have the manifest's hash: it is another tokenizer, or was edited"]
+        return [f"{TOKENIZER_FILE} does not match the manifest's hash: it is another tokenizer, or was edited"]
     return []
 
 
@@ -255,7 +255,7 @@ class TokenStore:
         if self._trusted:
             return tokens
         if canon.file_sha256(path) != shard.sha256:
-            problems.append(f"{shard.file} does not have the manifest's hash: its content changed")
+            problems.append(f"{shard.file} does not match the manifest's hash: its content changed")
         return tokens
 
     def num_windows(self, split: Split, seq_len: int) -> int:
@@ -303,7 +303,7 @@ class TokenStore:
         num_windows = self.num_windows("validation", seq_len)
         if num_windows < num_sequences:
             raise DataError(
-                f"the validation split holds {num_windows} windows of {seq_len} tokens, {num_sequences} are wanted"
+                f"the validation split holds {num_windows} windows of {seq_len} tokens: {num_sequences} are needed"
             )
         source_B, index_B = self._mixture.draw(0, num_sequences)
         batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)

@@ -28,9 +28,9 @@ from proxies.external.supervised_command import SupervisedCommand
 
 
 def trouble(spec: RunSpec, logged: LoggedMetrics, *, ended: bool) -> tuple[int, str] | None:
-    """Where and why a run has diverged: a loss that is no number, or worse than knowing nothing after the warmup.
+    """Where and why a run has diverged: a loss that is NaN, or after the warmup worse than a uniform guess.
 
-    Of the validation losses the last alone is held against the ceiling, once the run has `ended`.
+    Only the last validation loss is compared with the ceiling, once the run has `ended`.
     """
     ceiling = math.log(spec.shape.vocab_size) + DIVERGED_ABOVE_NATS
     last = max(logged.validation_loss, default=None)
@@ -38,7 +38,7 @@ def trouble(spec: RunSpec, logged: LoggedMetrics, *, ended: bool) -> tuple[int, 
     above += [(last, logged.validation_loss[last])] if ended and last is not None else []
     found = [logged.bad] if logged.bad else []
     found += [
-        (step, f"loss {loss:.6g} over {ceiling:.3f} nats, that of knowing nothing and more, at step {step}")
+        (step, f"loss {loss:.6g} at step {step} is above {ceiling:.3f} nats, worse than a uniform guess")
         for step, loss in above
         if loss > ceiling and step > spec.schedule.warmup_steps + 1
     ]
@@ -73,20 +73,20 @@ def judge(
 
 def _incomplete(spec: RunSpec, logged: LoggedMetrics) -> str:
     """What a run that finished would have logged, and this one did not."""
-    command, wanted = spec.command, spec.schedule.num_steps
+    command, num_steps = spec.command, spec.schedule.num_steps
     assert command is not None
     for key, series in (
         (command.train_loss_key, logged.train_loss),
         (command.validation_loss_key, logged.validation_loss),
     ):
         if not series:
-            return f"it ended well (exit code 0) but logged no {key!r}"
+            return f"it ended with exit code 0 but logged no {key!r}"
     last, judged = logged.last_step or 0, max(logged.validation_loss)
-    if last < wanted - 1:
-        return f"it ended well (exit code 0) at step {last}, and {wanted} steps were asked for"
-    if judged < wanted - 1:
+    if last < num_steps - 1:
+        return f"it ended with exit code 0 at step {last} of {num_steps}"
+    if judged < num_steps - 1:
         name = command.validation_loss_key
-        return f"its last {name!r} is of step {judged}: one of step {wanted}, at the end, is wanted"
+        return f"its last {name!r} is of step {judged}: it must also log one at the end, at step {num_steps}"
     return ""
 
 
@@ -318,7 +318,9 @@ def _fill(word: str, values: dict[str, canon.Json]) -> str:
     try:
         return word.format_map(texts)
     except KeyError as error:
-        raise CommandError(f"the command names {{{error.args[0]}}}, and the plan has no corpus: data.path") from error
+        raise CommandError(
+            f"the command names {{{error.args[0]}}}, but the plan has no corpus: set data.path"
+        ) from error
 
 
 def find_program(name: str, code_dir: Path) -> Path:
@@ -330,7 +332,7 @@ def find_program(name: str, code_dir: Path) -> Path:
     found = shutil.which((code_dir / name).absolute() if "/" in name else name)
     if found is None:
         where = f"at {code_dir / name}" if "/" in name else "on the PATH"
-        raise CommandError(f"the program {name!r} is not {where}, or may not be run")
+        raise CommandError(f"the program {name!r} is not {where}, or is not executable")
     return Path(found)
 
 

@@ -202,7 +202,9 @@ def construct(
         said = f"fails at width {shape.width} with {shape.num_layers} layers: {quoted(error)}"
         raise FactoryError(target, [said]) from error
     if not isinstance(module, nn.Module):
-        raise FactoryError(target, [f"returns a {type(module).__name__} at width {shape.width}: no torch.nn.Module"])
+        raise FactoryError(
+            target, [f"returns a {type(module).__name__} at width {shape.width}: must be a torch.nn.Module"]
+        )
     return module
 
 

@@ -49,7 +49,7 @@ def describe(build: Build, spec: RunSpec) -> Description:
     """Describe the factory's model of a run.
 
     Raises:
-        FactoryError: everything that stands in the way of training it under the run's parametrization.
+        FactoryError: everything that prevents training it under the run's parametrization.
         SpecError: scaled betas that leave [0, 1).
     """
     roles, problems = _roles(build, spec)
@@ -57,7 +57,7 @@ def describe(build: Build, spec: RunSpec) -> Description:
     at_base = spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else here
     groups = dict.fromkeys(role.group for role in roles.parameters)
     problems += [
-        f"{group} is not at the base depth: keep the blocks, and only them, in an nn.ModuleList"
+        f"{group} is missing at the base depth: keep the blocks, and nothing else, in an nn.ModuleList"
         for group in groups
         if group not in at_base
     ]
@@ -116,8 +116,8 @@ def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: For
     if forward.residual != 1 and not takes_forward(build):
         problems.append(
             f"{spec.parametrization} multiplies the branches by {forward.residual:.4g} at {spec.shape.num_layers} "
-            f"layers (base {spec.base_shape.num_layers}), which only the model can do: build(shape, forward) is "
-            "wanted, and forward.residual applied"
+            f"layers (base {spec.base_shape.num_layers}), which only the model can do: the factory must be "
+            "build(shape, forward), and the model must apply forward.residual"
         )
     if forward.embedding != 1 and (roles.unscaled_embeddings or not roles.embeddings):
         what = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
@@ -128,7 +128,7 @@ def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: For
     if absorbed and not any(role.kind == "readout" for role in roles.parameters):
         problems.append(
             f"{spec.parametrization} puts the output multiplier into the readout's init and rate, and the model has no "
-            'readout of its own (is it tied?): output = "multiplier" is wanted'
+            'readout of its own (is it tied?): set output = "multiplier"'
         )
     if forward.output != 1 and not roles.readouts:
         problems.append(

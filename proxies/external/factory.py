@@ -57,7 +57,7 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
 
     Raises:
         FactoryChangedError: the source is not the one the run names.
-        FactoryError: everything that stands in the way of training it.
+        FactoryError: everything that prevents training it.
         ValueError: the run names no factory.
     """
     if spec.factory is None:

@@ -66,7 +66,7 @@ class RedactedLog:
             self._write(held)
 
     def _write(self, lines: bytes) -> None:
-        """Whole lines, redacted; on a full disk they are lost, and the command goes on."""
+        """Whole lines, redacted; on a full disk they are lost, and the command continues."""
         with contextlib.suppress(OSError):
             self._file.write(b"\n".join(self._clean(line) for line in lines.split(b"\n")))
 
@@ -85,5 +85,5 @@ def log_end(log: Path) -> str:
             text = file.read().decode("utf-8", errors="replace")
         lines = ["".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()]
         if lines := [line for line in lines if line.strip()][-_NUM_LINES:]:
-            return f"; {LOG_FILE} ends: " + " | ".join(lines)
+            return f"; {LOG_FILE} ends with: " + " | ".join(lines)
     return f"; {LOG_FILE} is empty"

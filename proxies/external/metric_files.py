@@ -33,7 +33,7 @@ class JsonLines(Rows):
         *lines, self._pending = self._pending.split(b"\n")
         rows += [row for line in lines if (row := self._row(line))]
         if len(self._pending) > MAX_PENDING_BYTES:
-            raise MetricsError(f"no end of line within {MAX_PENDING_BYTES} bytes: this is no JSONL file")
+            raise MetricsError(f"no end of line within {MAX_PENDING_BYTES} bytes: this is not a JSONL file")
 
     def end(self) -> list[dict[str, object]]:
         """See `Rows`: the last line, if it is whole but for its end."""
@@ -46,7 +46,7 @@ class JsonLines(Rows):
         found = _parsed(line.decode("utf-8", errors="replace"))
         if not isinstance(found, dict):
             self._num_odd += 1
-            self.complaint = f"{self._num_odd} lines are no JSON objects"
+            self.complaint = f"{self._num_odd} lines are not JSON objects"
             return {}
         flat = _flat(found)
         if len(self.names) < MAX_NAMES:
@@ -169,7 +169,7 @@ def _scalar(tensor: bytes, name: str) -> float:
         raise MetricsError(f"{name} is a tensor of type {kind}: log it as a float32 or float64 scalar")
     values = wire.floats(numbers, 4 if kind == _FLOAT else 8)
     if len(values) != 1:
-        raise MetricsError(f"{name} is a tensor of {len(values)} numbers: a scalar is wanted")
+        raise MetricsError(f"{name} is a tensor of {len(values)} numbers: must be a scalar")
     return values[0]
 
 
@@ -283,7 +283,7 @@ class MetricFiles:
             if not math.isfinite(value):
                 logged.bad = logged.bad or (step, f"{key} is {'NaN' if math.isnan(value) else value} at step {step}")
             elif value < 0:
-                raise MetricsError(f"{key} is {value:g} at step {step}: a loss in nats per token is not below 0")
+                raise MetricsError(f"{key} is {value:g} at step {step}: a loss in nats per token must be at least 0")
             else:
                 series[step] = value
         norm = _number(row.get(command.grad_norm_key), command.grad_norm_key, step)

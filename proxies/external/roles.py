@@ -121,7 +121,9 @@ def _draws(module: nn.Module, again: nn.Module) -> list[str]:
     """The same seed must give the same weights."""
     first, second = dict(module.named_parameters()), dict(again.named_parameters())
     unlike = [name for name in first if name not in second or not torch.equal(first[name], second[name])]
-    said = f"starts {_some(unlike)} from other values at every call: draw from torch's generator, which is seeded"
+    said = (
+        f"starts {_some(unlike)} from different values at every call: draw them from torch's generator, which is seeded"
+    )
     return [said] if unlike else []
 
 
@@ -140,7 +142,7 @@ def _passes(module: nn.Module, shape: Shape) -> list[str]:
                 return [f"its model's logits are not finite at width {shape.width}, before any step"]
             logits_BTV.square().mean().backward()  # type: ignore[no-untyped-call]
             unreached = [name for name, parameter in module.named_parameters() if parameter.grad is None]
-            said = f"{_some(unreached)}: no part in the logits, so no gradient: remove it"
+            said = f"{_some(unreached)}: does not affect the logits, so it gets no gradient: remove it"
             with torch.no_grad():
                 return _repeats(module, ids_BT, logits_BTV) + ([said] if unreached else [])
         except Exception as error:
@@ -149,12 +151,12 @@ def _passes(module: nn.Module, shape: Shape) -> list[str]:
 
 def _repeats(module: nn.Module, ids_BT: Tensor, logits_BTV: Tensor) -> list[str]:
     if not torch.equal(logits_of(module, ids_BT), logits_BTV):
-        return ["its model gives other logits at every call, as dropout does: set what draws at random to zero"]
+        return ["its model gives different logits at every call, as with dropout: set its random parts to zero"]
     changed_BT = ids_BT.clone()
     changed_BT[:, -1] = (changed_BT[:, -1] + 1) % (int(ids_BT.max()) + 1)
     early_BTV = logits_of(module, changed_BT)[:, :-1]
     close = torch.allclose(early_BTV, logits_BTV[:, :-1], rtol=1e-3, atol=1e-5)
-    return [] if close else ["its model looks ahead: logits change with a later token; it needs a causal mask"]
+    return [] if close else ["its model looks ahead: logits change with a later token; add a causal mask"]
 
 
 def _some(names: list[str]) -> str:
@@ -212,8 +214,8 @@ def roles_of(build: Build, shape: Shape, base: Shape) -> Roles:
     multipliers: dict[str, tuple[float, int]] = {}
     if at_base == at_delta:
         problems.append(
-            f"no parameter grows from width {base.width} to {delta.width}: base and delta are one model, so nothing "
-            "could be scaled (does the factory read shape.width?)"
+            f"no parameter grows from width {base.width} to {delta.width}: base and delta are the same model, so "
+            "nothing could be scaled (does the factory read shape.width?)"
         )
     else:
         try:
@@ -238,9 +240,9 @@ def _parameter_problems(module: nn.Module) -> list[str]:
         if not parameter.requires_grad:
             problems.append(f"{name} is frozen (requires_grad = False): make it a buffer")
         elif sum(size > 1 for size in parameter.shape) > 2:
-            said = f"{name} has the dimensions {list(parameter.shape)}"
+            problem = f"{name} has the dimensions {list(parameter.shape)}"
             problems.append(
-                f"{said}: there are rules for vectors and matrices only (no convolution, no stacked experts)"
+                f"{problem}: there are rules for vectors and matrices only (no convolution, no stacked experts)"
             )
     return problems
 
@@ -320,7 +322,7 @@ class _Finder:
         fixed = [dim for dim, grown in zip(size, grows, strict=True) if not grown]
         if group_of(name, self._blocks) != name or self._vocab_size in fixed or not any(grows):
             self.problems.append(
-                f"{name} {list(size)}: whether it is an embedding, a readout or hidden does not show; keep it in an "
-                "nn.Embedding or nn.Linear that is called"
+                f"{name} {list(size)}: cannot tell whether it is an embedding, a readout or hidden; keep it in an "
+                "nn.Embedding or nn.Linear that the model calls"
             )
         return "embedding"

@@ -31,14 +31,14 @@ class WandbRun(Rows):
             try:
                 rows += [row for number, part in wire.fields(record) if number == 2 and (row := self._row(part))]
             except (wire.WireError, ValueError, RecursionError) as error:
-                raise MetricsError(f"a record before byte {self._at} is no W&B record: {error}") from error
+                raise MetricsError(f"a record before byte {self._at} is not a W&B record: {error}") from error
 
     def _records(self) -> Iterator[bytes]:
         """The records that are whole by now."""
         used, data = 0, self._pending
         if self._at == 0 and len(data) >= _HEADER_BYTES:
             if not data.startswith(_MAGIC):
-                raise MetricsError("this is no W&B run: it does not begin as one")
+                raise MetricsError("this is not a W&B run: it does not begin like one")
             used = _HEADER_BYTES
         while self._at or used:
             left = _BLOCK_BYTES - (self._at + used) % _BLOCK_BYTES
@@ -90,5 +90,5 @@ class WandbRun(Rows):
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise wire.WireError("a number where a message is wanted")
+        raise wire.WireError("a number in place of a message")
     return value

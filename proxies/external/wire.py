@@ -66,5 +66,5 @@ def floats(data: bytes, size: int) -> tuple[float, ...]:
         WireError: the length is no multiple.
     """
     if len(data) % size:
-        raise WireError(f"{len(data)} bytes are no floats of {size}")
+        raise WireError(f"{len(data)} bytes are not floats of {size}")
     return struct.unpack(f"<{len(data) // size}{'f' if size == 4 else 'd'}", data)

@@ -428,7 +428,7 @@ class Decoder(nn.Module):
             ValueError: the sequences are not of the shape's length.
         """
         if ids_KBT.shape[-1] != self.shape.seq_len:
-            raise ValueError(f"sequences of {ids_KBT.shape[-1]} tokens: the model's have {self.shape.seq_len}")
+            raise ValueError(f"sequences of {ids_KBT.shape[-1]} tokens: must have {self.shape.seq_len}")
         x_KND = self.tok_embeddings(ids_KBT.flatten(-2))
         if self.pos_embeddings is not None:
             x_KND = self.pos_embeddings(x_KND)

@@ -161,7 +161,7 @@ def restore_moments(
         key, _, parameter_name = name.removeprefix(MOMENTS).partition(".")
         parameter = parameters.get(parameter_name)
         if parameter is None or value.shape not in (parameter.shape, torch.Size()):
-            raise ValueError(f"{name} of shape {tuple(value.shape)} is of no parameter of this model")
+            raise ValueError(f"{name} of shape {tuple(value.shape)} belongs to no parameter of this model")
         # The count of steps stays on the CPU, as torch itself keeps it.
         optimizer.state[parameter][key] = value.to(parameter.device if value.dim() else "cpu", copy=True)
 

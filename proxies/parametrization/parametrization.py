@@ -1,6 +1,6 @@
 """Parametrizations as plain numbers: per parameter an init std, a learning rate, a weight decay, an eps; and forward
-multipliers. The only door to `mup`, whose infinite dimensions are the source of the width multipliers. Numbers alone
-load no torch.
+multipliers. The only module that imports `mup`, whose infinite dimensions are the source of the width multipliers.
+Numbers alone load no torch.
 
 The rules are data (`proxies.core.rules`); here they meet a model's parameters. `mup` gives what mup 1.0.0 gives, tensor
 by tensor (tested). At the base shape every parametrization is the same function. What is handed on is these numbers,
@@ -98,8 +98,8 @@ def _incomparable(
     known = dict.fromkeys((*sizes, *base, *delta))
     problems = [f"{name} is not in all of model, base and delta" for name in known if name not in shared]
     if shared and all(base[name] == delta[name] for name in shared):
-        said = "base and delta are of equal width: nothing would count as infinite, and nothing would scale"
-        return [*problems, f"{said}; a delta that differs from the base in every dimension that grows is wanted"]
+        said = "base and delta are of equal width, so nothing would scale"
+        return [*problems, f"{said}; delta must differ from the base in every dimension that grows"]
     for name in shared:
         if len({len(sizes[name]), len(base[name]), len(delta[name])}) > 1:
             problems.append(f"{name} has {len(sizes[name])} dimensions, {len(base[name])} at the base and "

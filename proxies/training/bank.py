@@ -42,7 +42,7 @@ NUM_WARMUPS = 3
 
 
 class NoGpuError(ValueError):
-    """Steps are to be recorded, and there is no GPU here: no attempt of this study can mend that."""
+    """Steps are to be recorded, and there is no GPU here: no further attempt of this study can help."""
 
     refuses_study = True
 
@@ -148,7 +148,7 @@ class Bank:
         if (spec.shape, spec.batch_sequences, spec.numerics, spec.data_id) != mine:
             raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
         if spec.factory or spec.command or spec.schedule.batch_warmup_steps:
-            raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup wants one trial at a time")
+            raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup needs one trial at a time")
         run = RunProgress(spec, num_microbatches=self._num_microbatches)
         if state is not None:
             run = resumed(spec, state, self.optimizer.state(index), self._num_microbatches)
@@ -315,13 +315,13 @@ def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.d
     alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(numerics, n)]
     vocab_size = store.manifest.vocab_size
     refusals = {
-        f"{', '.join(alone)}: a trial alone does that, not a bank": not alone,
+        f"{', '.join(alone)}: only a single trial can do that, not a bank": not alone,
         f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}": shape.vocab_size >= vocab_size,
     }
     if problems := [problem for problem, holds in refusals.items() if not holds]:
         raise ValueError("; ".join(problems))
     if numerics.cuda_graphs and device.type != "cuda":
-        raise NoGpuError("cuda_graphs: a CPU records no steps, and no GPU is seen here: cluster.worker_gpus gives one")
+        raise NoGpuError("cuda_graphs: needs a GPU, and none is visible here: give one with cluster.worker_gpus")
 
 
 def _compile(model: Decoder, backend: str) -> None:

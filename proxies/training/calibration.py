@@ -39,7 +39,7 @@ class CalibrationProbe:
     spec: RunSpec
     """A run of the shape and batch, whose numerics each mode replaces."""
     modes: tuple[Numerics, ...]
-    """The first is what the others are held against."""
+    """The first is what the others are compared with."""
     seconds: float
     """For all rounds together, building and compiling not counted."""
     worker_cpus: float = 1.0
@@ -71,7 +71,7 @@ class Rate:
         for name in ("first_seconds", "again_seconds"):
             checks.number(name, least=0)
         checks.whole("peak_bytes", least=0)
-        checks.that(all(0 < rate < 1e12 for rate in self.trial_steps_per_second), "a rate is not positive")
+        checks.that(all(0 < rate < 1e12 for rate in self.trial_steps_per_second), "a rate must be positive")
         checks.done()
 
 
@@ -129,7 +129,7 @@ def measure(
         clock: seconds.
 
     Raises:
-        Exception: whatever the first mode raises: nothing can be held against it then.
+        Exception: whatever the first mode raises: nothing can be compared with it then.
     """
     device.forget()
     free_bytes = device.free_bytes()

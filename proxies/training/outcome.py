@@ -89,7 +89,7 @@ class RunProgress:
             return f"loss or gradient not finite at step {self.step + 1}"
         loss, ceiling = self.losses_nats[-1], math.log(self.spec.shape.vocab_size) + diverged_above_nats
         if self.step > self.spec.schedule.warmup_steps + 1 and loss > ceiling:
-            return f"loss {loss:.6g} over {ceiling:.3f} nats, that of knowing nothing and more, at step {self.step}"
+            return f"loss {loss:.6g} at step {self.step} is above {ceiling:.3f} nats, worse than a uniform guess"
         return ""
 
     def advance(

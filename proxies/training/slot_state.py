@@ -33,7 +33,7 @@ _LOSSES, _NORMS = "loss_nats", "grad_norm"
 
 
 class StateError(ValueError):
-    """A state that cannot be written, or that a run cannot go on from. The message says why."""
+    """A state that cannot be written, or that a run cannot resume from. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def store(folder: Path, state: SlotState) -> Path:
 
 
 def newest(folder: Path, run_id: str, found: Mapping[str, str], notes: list[str]) -> SlotState | None:
-    """The newest good state of a run, or None: it starts over. What is not good is put aside, and `notes` are told.
+    """The newest good state of a run, or None: it starts over. A bad one is put aside, with a note in `notes`.
 
     Args:
         folder: where the states of the run lie.
@@ -179,14 +179,14 @@ def _newest_first(folder: Path) -> list[Path]:
 def _verified(path: Path, run_id: str, found: Mapping[str, str]) -> SlotState:
     """The state in a file. Raises StateError, OSError, SafetensorError, CanonError or SpecError."""
     if path.name.rpartition("-")[2].partition(".")[0] != canon.file_sha256(path):
-        raise StateError("it is damaged: its bytes do not have its hash")
+        raise StateError("it is damaged: its bytes do not match its hash")
     with safetensors.safe_open(path, framework="pt") as file:
         header = canon.decode(Header, canon.parse((file.metadata() or {}).get("header", "null")))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if header.schema_version != SCHEMA_VERSION:
-        raise StateError(f"it has schema {header.schema_version}, this version knows {SCHEMA_VERSION}")
+        raise StateError(f"it has schema {header.schema_version}, this version reads {SCHEMA_VERSION}")
     if header.run_id != run_id:
-        raise StateError(f"it is of run {header.run_id[:12]}")
+        raise StateError(f"it belongs to run {header.run_id[:12]}")
     if other := [f"{key} {header.environment.get(key)}" for key in found if found[key] != header.environment.get(key)]:
         raise StateError(f"it was written under {', '.join(other)}")
     return SlotState(header=header, tensors=tensors)

@@ -142,7 +142,7 @@ class Solo:
         manifest = self._store.manifest
         refusals = {
             f"slot {index} is taken": index == 0 and self._trial is None,
-            f"run {spec.id[:12]} is of another corpus": spec.data_id == manifest.data_id,
+            f"run {spec.id[:12]} uses another corpus": spec.data_id == manifest.data_id,
             f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
                 spec.shape.vocab_size >= manifest.vocab_size
             ),

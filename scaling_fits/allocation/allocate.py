@@ -41,8 +41,8 @@ _LEAN = 2.0
 
 
 _NO_SIZE = (
-    f"the best size is not determined: by the laws and refits it may be anything over a factor of {WIDEST_SIZE:g} or "
-    "more: add runs of other tokens per parameter, at larger budgets"
+    f"the best size is not determined: laws and refits disagree by a factor of {WIDEST_SIZE:g} or more: add runs with "
+    "other tokens per parameter, at larger budgets"
 )
 
 
@@ -133,12 +133,12 @@ def no_number(fitted: FittedRuns, what: str) -> CannotTellError:
 def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: float) -> None:
     if all(1 <= size <= LARGEST for size in (params, tokens)):
         return
-    said = f"a budget of {spending.flops:.4g} FLOPs pays for {params:.3g} parameters on {tokens:.3g} tokens"
+    run = f"a budget of {spending.flops:.4g} FLOPs pays for {params:.3g} parameters on {tokens:.3g} tokens"
     chooser = fitted.chooser
     if chooser.status != "converged":
-        reasons = f"by a fit that is {chooser.status} {said}: it tells no size", *chooser.warnings
+        reasons = f"{run}, by a fit that is {chooser.status} and determines no size", *chooser.warnings
         raise CannotTellError(reasons)
-    raise NoRunError(f"{said}: no run")
+    raise NoRunError(f"{run}: both must be from 1 to {LARGEST:g}")
 
 
 def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:

@@ -1,4 +1,4 @@
-"""From GPU-hours, dollars or a deadline to FLOPs, with what was assumed on the way said aloud.
+"""From GPU-hours, dollars or a deadline to FLOPs, with every assumption stated.
 
 FLOPs = GPUs * seconds * peak * MFU: the share of the peak (dense, no sparsity) that a training run reaches.
 """
@@ -30,7 +30,7 @@ class BudgetMachine:
     """A second, dense BF16."""
     mfu: Assumption
     price_usd: Assumption | None
-    """Of one for an hour; None when nobody said."""
+    """Of one for an hour; None if not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,23 +54,23 @@ class BudgetRequest:
                 checks.number(name, least=least, most=most)
         if self.num_gpus is not None:
             whole = type(self.num_gpus) is int and 1 <= self.num_gpus <= 10**8
-            checks.that(whole, f"num_gpus = {self.num_gpus!r}: a whole number >= 1 and <= 1e8 is wanted")
+            checks.that(whole, f"num_gpus = {self.num_gpus!r}: must be a whole number from 1 to 1e8")
         given = [name for name in ("flops", "gpu_hours", "usd") if getattr(self, name) is not None]
-        checks.that(len(given) < 2, f"{' and '.join(given)}: one budget is wanted")
+        checks.that(len(given) < 2, f"{' and '.join(given)}: give only one budget")
         checks.that(bool(given) or self.deadline_days is not None,
-                    "no budget: flops, gpu_hours, usd or deadline_days is wanted")  # fmt: skip
+                    "no budget: give flops, gpu_hours, usd or deadline_days")  # fmt: skip
         checks.that(self.deadline_days is None or self.num_gpus is not None,
-                    "deadline_days wants num_gpus: how many run until then")  # fmt: skip
+                    "deadline_days needs num_gpus: how many run until then")  # fmt: skip
         checks.done()
 
     @property
     def needs_machine(self) -> bool:
-        """Whether no FLOPs can be told without an accelerator."""
+        """Whether FLOPs cannot be computed without an accelerator."""
         return self.flops is None or self.deadline_days is not None
 
     @property
     def needs_price(self) -> bool:
-        """Whether no FLOPs can be told without a price."""
+        """Whether FLOPs cannot be computed without a price."""
         return self.usd is not None
 
 

@@ -28,7 +28,7 @@ SAFE_EPOCHS = 4.0
 """Up to here repeated tokens are all but as good as fresh ones (the same paper)."""
 SOURCE = (
     "arXiv 2305.16264 (R* = 15.39 for tokens, 5.31 for parameters, 19.5 tokens per parameter): borrowed, "
-    "not measured on these runs; the intervals do not hold their doubt"
+    "not measured on these runs; the intervals leave out their uncertainty"
 )
 
 
@@ -76,7 +76,9 @@ def limit_warnings(limit: DataLimit) -> tuple[str, ...]:
     """What to know of a choice under a limit."""
     warnings = []
     if limit.epochs > 1:
-        warnings.append(f"tokens are seen {limit.epochs:.3g} times; their worth is after {SOURCE}")
+        warnings.append(
+            f"tokens are seen {limit.epochs:.3g} times; what a repeated token is worth is taken from {SOURCE}"
+        )
     if limit.epochs > SAFE_EPOCHS:
         warnings.append(
             f"{limit.epochs:.3g} epochs: beyond {SAFE_EPOCHS:g} a repeated token is worth less and less; "

@@ -137,7 +137,9 @@ def choose_shape(request: ShapeRequest) -> ShapeChoice:
     frame, assumed = _of_template(request, request.template) if request.template else _filled(request)
     found = [option for depth in _depths(request, frame) for option in _nearest(request, frame, depth)]
     if not found:
-        raise ShapeError(f"no width keeps heads, degree {request.degree} and tiles whole")
+        raise ShapeError(
+            f"no width divides into heads, tensor-parallel degree {request.degree} and tiles: choose another degree"
+        )
     best = min(found, key=lambda option: _distance(option, frame))
     if frame.group is None:
         assumed = *assumed, f"{best.shape.num_heads // best.shape.num_kv_heads} query heads per key-value head"
@@ -170,8 +172,8 @@ def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
     padded = _up(vocab, 128 * degree)
     head_dim = next(size for least, size in _HEAD_DIMS if width >= least)
     tile = 128 if width >= _LARGE else 16
-    said = {
-        f"vocabulary {vocab}: the largest common one whose tables take a quarter or less": request.vocab_size is None,
+    notes = {
+        f"vocabulary {vocab}: the largest common one whose tables take at most a quarter": request.vocab_size is None,
         f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
         f"head dim {head_dim}": True,
         f"feed-forward width {_FFN:g} times the width": True,
@@ -181,7 +183,7 @@ def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
         head_dim=head_dim, group=None, ffn_ratio=_FFN, vocab_size=padded,
         width_step=math.lcm(tile, head_dim * degree), ffn_step=math.lcm(2 * tile, tile * degree), template=None,
     )  # fmt: skip
-    return frame, tuple(text for text, assumed in said.items() if assumed)
+    return frame, tuple(text for text, assumed in notes.items() if assumed)
 
 
 def _ideal_width(params: float) -> float:

@@ -127,7 +127,7 @@ def _cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cell], li
                 points=np.log2(np.stack([columns[axis][keep] for axis in axes], axis=1)) if axes else np.empty((0, 0)),
                 y=np.log(table.loss[keep]), weight=table.weight[keep] / table.weight[keep].mean(),
             ))  # fmt: skip
-    text = f"{halved} cells have two values only on one axis: the better one's runs were used, and the other's left out"
+    text = f"{halved} cells have only two values on one axis: the runs of the better one were used, the others left out"
     return cells, [text] if halved else []
 
 
@@ -136,8 +136,8 @@ def _refused_early(cell: _Cell) -> tuple[CellStatus, str] | None:
         return "too_few", f"fewer than {_LEAST_VALUES} values of {' and of '.join(AXES)}: run more of them"
     more = cell.num_coefficients + 1 - len(cell.y)
     if more > 0 or int(np.linalg.matrix_rank(cell.design)) < cell.num_coefficients:
-        return "too_few", (f"{len(cell.y)} runs for the {cell.num_coefficients} numbers of a valley in "
-                           f"{' and '.join(cell.axes)}: add {max(more, 1)} or more, off their lines")  # fmt: skip
+        return "too_few", (f"{len(cell.y)} runs for the {cell.num_coefficients} coefficients of a curve in "
+                           f"{' and '.join(cell.axes)}: add {max(more, 1)} or more, not on their line")  # fmt: skip
     for axis, values in zip(cell.axes, cell.points.T, strict=True):
         best = values[cell.y.argmin()]
         if best in (values.min(), values.max()):
@@ -262,7 +262,7 @@ def fit_runs_law(
     problems = option_problems(bootstrap, level, seed)
     names = {axis: next((name for name in COLUMNS[axis] if name in table.extra), None) for axis in COLUMNS}
     if names[form] is None:
-        problems.append(f"no column {' or '.join(map(repr, COLUMNS[form]))}: the runs' {form} is wanted")
+        problems.append(f"no column {' or '.join(map(repr, COLUMNS[form]))}: the table must have the runs' {form}")
     columns = {axis: table.extra[name] for axis, name in names.items() if name is not None}
     problems += [problem for axis, name in names.items() if name for problem in _bad_cells(table, name, columns[axis])]
     if problems:
@@ -280,8 +280,8 @@ def fit_runs_law(
 def _bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
     lines = table.lines or tuple(range(len(column)))
     return [
-        f"row {lines[i]}, column {name!r}: {'missing' if math.isnan(column[i]) else f'{column[i]:g}'}: a number > 0 is"
-        " wanted"
+        f"row {lines[i]}, column {name!r}: {'missing' if math.isnan(column[i]) else f'{column[i]:g}'}: must be a number"
+        " above 0"
         for i in np.flatnonzero(~(column > 0))
     ]
 
@@ -295,10 +295,10 @@ def _law_of(form: Hyperparameter, cells: list[CellOptimum]) -> tuple[PowerLaw | 
         if form not in cell.values
     ]
     design, inputs, why = _design_of(used)
-    wanted = len(inputs) + 2
-    if not inputs or len(used) < wanted:
+    least = len(inputs) + 2
+    if not inputs or len(used) < least:
         missing = f"{len(used)} of {len(cells)} cells have an optimum of {form}"
-        warnings.append(f"{missing}: {why[0] if why and not inputs else f'at least {wanted} are wanted for a law in '}"
+        warnings.append(f"{missing}: {why[0] if why and not inputs else f'at least {least} are needed for a law in '}"
                         f"{' and '.join(inputs)}; run cells at other N and D")  # fmt: skip
         return None, "none", warnings
     logs = np.log([cell.values[form] for cell in used])
@@ -310,7 +310,7 @@ def _design_of(used: list[CellOptimum]) -> tuple[Design, dict[str, Floats], list
     """What the cells vary, the law's inputs by that, and what is left out."""
     params, tokens = (np.array([getattr(cell, name) for cell in used]) for name in ("params", "tokens"))
     if len(used) < 2:
-        return "none", {}, ["one cell draws no law"]
+        return "none", {}, ["one cell does not make a law"]
     n, d = np.log(params) - np.log(params).mean(), np.log(tokens) - np.log(tokens).mean()
     varied = np.ptp(n) > _LEAST_SPREAD, np.ptp(d) > _LEAST_SPREAD
     if not any(varied):
@@ -321,7 +321,7 @@ def _design_of(used: list[CellOptimum]) -> tuple[Design, dict[str, Floats], list
         return "tokens", {"tokens": tokens}, [f"all cells have N = {params[0]:.3g}: the exponent of N is left out"]
     off = d - n * (n @ d) / (n @ n)
     if math.sqrt(float((off**2).mean())) < _LEAST_APART:
-        why = "N and D grow in step over the cells: the one exponent is of N with D in step"
+        why = "N and D grow together over the cells: the one exponent is of N with D growing along"
         return "ratio", {"params": params}, [why]
     return "both", {"params": params, "tokens": tokens}, []
 
@@ -365,8 +365,10 @@ def _refuse_outside(fit: HyperparameterFit, sizes: dict[str, float]) -> None:
     asked = value(left_out, sizes)
     if not min(known) / _NEAR <= asked <= max(known) * _NEAR:
         off = max(asked / max(known), min(known) / asked)
-        reason = f"the cells do not say how {fit.form} moves with {left_out}, and this one is off theirs by a factor of"
-        raise CannotTellError((f"{reason} {off:.3g}: run cells that vary it",))
+        reason = (
+            f"the cells do not show how {fit.form} changes with {left_out}, and this size is off theirs by a factor of"
+        )
+        raise CannotTellError((f"{reason} {off:.3g}: run cells that vary {left_out}",))
 
 
 def fit_body(fit: HyperparameterFit) -> dict[str, Json]:

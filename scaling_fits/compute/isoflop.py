@@ -78,8 +78,8 @@ def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed:
     laws: dict[str, PowerLaw] = {}
     inflation = Inflation()
     if len(kept) < _LEAST_OPTIMA:
-        warnings.append(f"{len(kept)} of {len(budgets)} budgets have an optimum: at least {_LEAST_OPTIMA} "
-                        "are wanted, of 5 sizes or more each, on both sides of the best")  # fmt: skip
+        warnings.append(f"{len(kept)} of {len(budgets)} budgets have an optimum: there must be at least "
+                        f"{_LEAST_OPTIMA}, each with at least 5 sizes, on both sides of the best")  # fmt: skip
     else:
         laws = _laws(kept)
         inflation = _hindcast(kept, level) if bootstrap else inflation
@@ -111,8 +111,8 @@ def _budgets(table: RunTable) -> list[_Budget]:
 
 def _budget_warnings(budgets: list[_Budget]) -> list[str]:
     return [
-        f"budget {budget.flops:.3g}: its runs' FLOPs differ by a factor of {budget.spread:.3g}, which tilts the valley"
-        " (one budget is wanted within a few percent, or a column `budget` that says which runs belong together)"
+        f"budget {budget.flops:.3g}: its runs' FLOPs differ by a factor of {budget.spread:.3g}, which tilts the curve"
+        " (keep a budget's runs within a few percent, or add a column `budget` that says which runs belong together)"
         for budget in budgets
         if budget.spread > _WIDEST
     ]
@@ -123,9 +123,9 @@ def _refused_early(budget: _Budget) -> tuple[CellStatus, str] | None:
     sizes, least = np.exp(budget.runs.sizes), isoflop_curves.LEAST_SIZES
     if len(sizes) < least:
         more = least - len(sizes)
-        return "too_few", f"{len(sizes)} of the {least} sizes wanted: add {more} more"
+        return "too_few", f"{len(sizes)} of the {least} sizes needed: add {more} more"
     if budget.table.budget is None and budget.spread > _WIDEST:
-        return "no_valley", "FLOPs run on without a gap: give a column `budget`"
+        return "no_valley", "no gap in FLOPs separates the budgets: give a column `budget`"
     lowest = int(budget.runs.size_means.argmin())
     return ("edge", _add(sizes, low=lowest == 0)) if lowest in (0, len(sizes) - 1) else None
 

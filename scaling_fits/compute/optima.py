@@ -27,7 +27,7 @@ _FAR = 30.0  # times the largest budget
 
 
 class OptimaError(ValueError):
-    """A question that no fit of this room takes, or data that hold none. `problems` lists everything that is wrong."""
+    """A question that no fit here answers, or data without an optimum. `problems` lists everything that is wrong."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -132,7 +132,7 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
         CannotTellError: the runs identify no law.
     """
     if not 0 < flops < math.inf:
-        raise LawError(f"flops = {flops}: a finite number > 0 is wanted")
+        raise LawError(f"flops = {flops}: must be a finite number above 0")
     if fit.params_law is None or fit.tokens_law is None:
         raise CannotTellError(fit.warnings)
     extrapolation = flops / fit.largest_flops

@@ -102,12 +102,12 @@ def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: 
     """
     num_points, size = len(log_values), len(inputs) + 1
     if num_points <= size:
-        raise PowerLawError(f"{num_points} points for {size} coefficients: at least {size + 1} are wanted")
+        raise PowerLawError(f"{num_points} points for {size} coefficients: there must be at least {size + 1}")
     logs = np.log(np.stack(list(inputs.values()), axis=1)) if inputs else np.empty((num_points, 0))
     centre = logs.mean(axis=0)
     design = np.concatenate([np.ones((num_points, 1)), logs - centre], axis=1)
     if inputs and np.linalg.svd(logs - centre, compute_uv=False)[-1] < 1e-6:
-        raise PowerLawError(f"{' and '.join(inputs)} do not vary apart: their exponents are not identified")
+        raise PowerLawError(f"{' and '.join(inputs)} do not vary independently: their exponents are not identified")
     variances = np.maximum(log_variances, _LEAST_VARIANCE)
     freedom = num_points - size
     tau_squared = _paule_mandel(design, log_values, variances, freedom)

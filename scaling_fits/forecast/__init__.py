@@ -3,5 +3,5 @@
 Enters:   fitted laws.
 Leaves:   losses, exponents and sizes with intervals; whether a forecast is conclusive.
 Promises: intervals are calibrated on public scaling runs (`benchmarks/backtests.py`).
-Refuses:  nothing: what is not determined is told as that.
+Refuses:  nothing: it states what is not determined.
 """

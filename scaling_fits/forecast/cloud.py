@@ -40,7 +40,7 @@ def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFi
     unconverged = int((~found.converged).sum())
     warnings = fit.warnings
     if unconverged > _UNSETTLED * num_draws:
-        warnings += (f"{fit.form}: {unconverged} of {num_draws} bootstrap refits stopped before they settled",)
+        warnings += (f"{fit.form}: {unconverged} of {num_draws} bootstrap refits stopped before they converged",)
     return dataclasses.replace(fit, draws=found.theta, num_unconverged=unconverged, warnings=warnings)
 
 

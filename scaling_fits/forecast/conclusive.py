@@ -11,7 +11,7 @@ Bayesian Data Analysis, third edition, sections 2.6 and 3.2):
     scale^2 = c (v0 + sum z^2 / c) / (v0 + n) * t(v0 + n)^2 / q^2,    c = q^2 / t(v0)^2,
 
 q and t(.) the upper ends of the interval's level of the normal and of Student's law. Without a miss it is 1: a fit's
-own back-test stands. With many it goes to the root mean square of z. One miss moves it little, unless it is large.
+own back-test counts. With many it goes to the root mean square of z. One miss moves it little, unless it is large.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns
 
 INCONCLUSIVE = "the forecast is inconclusive"
-"""How the warning begins that is said before a number."""
+"""The start of the warning that is shown before a number."""
 
 FARTHEST_REACH = 100.0
 """Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with errors of 4 to 6 %."""
@@ -45,36 +45,36 @@ PRIOR_RUNS = 8
 
 
 def fit_doubts(fit: FittedRuns) -> tuple[str, ...]:
-    """Why no forecast by this fit is conclusive; empty where its law converged and foretold the largest runs."""
+    """Why no forecast by this fit is conclusive; empty where its law converged and predicted the largest runs."""
     if fit.status != "converged":
         return (f"{fit.status}: {'; '.join(fit.warnings)}",)
     if fit.backtest is None:
-        return ("too few rungs to hold the largest one out",)
-    said, wrong = backtested(fit.backtest, fit.level)
-    return (", ".join(said),) if wrong else ()
+        return ("too few rungs to hold out the largest one",)
+    findings, wrong = backtested(fit.backtest, fit.level)
+    return (", ".join(findings),) if wrong else ()
 
 
 def backtested(backtest: Backtest, level: float) -> tuple[list[str], bool]:
-    """What the held-out rungs say, and whether it is against the fit: too far off, or too few inside."""
+    """What the held-out rungs show, and whether it speaks against the fit: too far off, or too few inside."""
     from scipy.special import bdtr
 
     num_runs, covered = len(backtest.runs), backtest.num_covered or 0
     # As few as chance would allow once in twenty times, if the intervals were right.
     least = next((least for least in range(1, num_runs + 1) if bdtr(least, num_runs, level) >= 0.05), 1)
-    said = [
-        f"largest rungs held out ({num_runs}) predicted with {backtest.largest_error:.2%} error at most",
+    findings = [
+        f"largest rungs held out ({num_runs}) predicted with at most {backtest.largest_error:.2%} error",
         f"{covered} of {num_runs} inside the {level:.0%} interval"
         + ("" if backtest.num_covered is not None else " (there is none without refits)"),
     ]
-    return said, covered < least or backtest.largest_error > LARGEST_ERROR
+    return findings, covered < least or backtest.largest_error > LARGEST_ERROR
 
 
 def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapolation: float) -> tuple[str, ...]:
-    """Why a conclusive fit may say little of a run so far out, or of one whose loss has so wide an interval."""
+    """Why a conclusive fit may say little about a run so far out, or one whose loss has so wide an interval."""
     doubts = []
     if extrapolation > FARTHEST_REACH:
         reach = f"target at {extrapolation:.3g} times the largest rung's FLOPs"
-        doubts.append(f"{reach}: beyond {FARTHEST_REACH:g} no back-test speaks, add larger rungs")
+        doubts.append(f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs")
     if interval is not None:
         half = (interval[1] - interval[0]) / 2 / loss_nats
         if half > WIDEST_HALF:
@@ -89,7 +89,7 @@ def inconclusive(doubts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def first_and_rest(warnings: Json) -> tuple[list[str], list[Json]]:
-    """What must be said before a number, and the warnings that may follow it; `warnings` as of the JSON."""
+    """The warnings to show before a number, and those that may follow it; `warnings` as of the JSON."""
     every = warnings if isinstance(warnings, list) else []
     first = [warning for warning in every if isinstance(warning, str) and warning.startswith(INCONCLUSIVE)]
     return first, [warning for warning in every if warning not in first]
@@ -97,7 +97,7 @@ def first_and_rest(warnings: Json) -> tuple[list[str], list[Json]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastOutcome:
-    """A forecast of one run, and what the run came to. Losses in nats per token."""
+    """A forecast of one run, and the run's actual loss. Losses in nats per token."""
 
     predicted_nats: float
     low_nats: float
@@ -113,19 +113,19 @@ class ForecastOutcome:
         if checks.fine:
             ends = f"[{self.low_nats!r}, {self.high_nats!r}]"
             inside = self.low_nats < self.predicted_nats < self.high_nats
-            checks.that(inside, f"predicted_nats = {self.predicted_nats!r}: not between its ends {ends}")
+            checks.that(inside, f"predicted_nats = {self.predicted_nats!r}: must lie between its ends {ends}")
         checks.done()
 
     @property
     def covered(self) -> bool:
-        """Whether the interval held what came."""
+        """Whether the actual loss is inside the interval."""
         return self.low_nats <= self.actual_nats <= self.high_nats
 
     @property
     def z(self) -> float:
         """The miss in standard deviations of the forecast, in log loss; above 0 where the loss came out higher.
 
-        Each arm of the interval is its own sd times the normal's quantile at the level.
+        Each side of the interval is its own sd times the normal's quantile at the level.
         """
         from scipy.special import ndtri
 
@@ -135,7 +135,7 @@ class ForecastOutcome:
 
 
 def interval_scale(misses: Sequence[float], level: float) -> float:
-    """What to multiply both arms of the next interval by, in log loss.
+    """The factor for both sides of the next interval, in log loss.
 
     Args:
         misses: z of every earlier forecast, by the interval that its own fit gave before any such scale.

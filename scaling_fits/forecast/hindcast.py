@@ -1,4 +1,4 @@
-"""Hindcasts: what would these runs, without their largest, have said about the largest?
+"""Hindcasts: what would these runs, without the largest, have predicted for the largest?
 
 A bootstrap of one law answers "had I drawn other runs", and not "is this the law": on public tasks its nominal
 90 % interval covers half. Held-out budgets answer the second. They weigh the laws against each other and say how
@@ -37,8 +37,8 @@ _MOST_STEPS = 150  # of a cut's search: only a law at a bound takes more, and up
 _STRANGE = 4.0
 _TENFOLD = math.log(10.0)
 _NO_BACKTEST = (
-    "no back-test: without the largest rung too few runs are left; weights of the laws and their error are what "
-    "public families say, not these runs"
+    "no back-test: without the largest rung too few runs are left; the weights of the laws and their error come from "
+    "public families of runs, not from these runs"
 )
 
 
@@ -159,7 +159,7 @@ def hindcast(
     inflation = _inflation(cuts, pool, level, seed) if num_draws else 1.0
     if inflation > _STRANGE:
         warnings = (
-            f"held-out budgets stretch intervals {inflation:.1f} times beyond refits and noise: no law fits these",
+            f"held-out budgets widen intervals {inflation:.1f} times beyond refits and noise: no law fits these runs",
             *warnings,
         )
     backtest = _backtest(cuts[0], pool, level, seed)
@@ -189,15 +189,15 @@ def _trend_said(found: Trend | None, form: str) -> tuple[str, ...]:
     if found is None or found.size == 0:
         return ()
     way = "above" if found.slope > 0 else "below"
-    told = (
+    text = (
         f"the largest runs (6ND from {found.from_flops:.2g}) lie {way} the {form} law, by "
         f"{found.slope * _TENFOLD:+.2%} of the loss per tenfold FLOPs (sd {found.sd * _TENFOLD:.2%}): "
     )
     if found.slope > 0:
-        told += "intervals from there on are wider for it; check the batch and the rate of those runs"
+        text += "intervals beyond are wider because of it; check the batch and the rate of those runs"
     else:
-        told += "predictions are lowered for it"
-    return (told,)
+        text += "predictions are lowered because of it"
+    return (text,)
 
 
 def _keeps(table: RunTable) -> list[tuple[int, NDArray[np.bool_], NDArray[np.bool_]]]:

@@ -1,4 +1,4 @@
-"""How training loss will run down to its predicted end: the band a main run is held against while it trains.
+"""How training loss will run down to its predicted end: the band a main run is compared with while it trains.
 
 Runs of one recipe trace nearly one curve once loss is taken over its end and steps over their number (arXiv 2507.02119
 calls it supercollapse). What is left moves slowly with size, so at each share f of the run
@@ -6,7 +6,7 @@ calls it supercollapse). What is left moves slowly with size, so at each share f
     log(training loss at f / final loss) = a_f + b_f log(D / D*) + c_f log(N / N*) + error,
 
 least squares over the ladder's runs, D* and N* the main run's: a_f is its curve, with a Student interval for one new
-run. A line in log D is not the truth either: the longest runs are foretold from the shorter ones, and what that misses
+run. A line in log D is not the truth either: the longest runs are predicted from the shorter ones, and what that misses
 by, about f, grows with the extrapolation as the laws' own error does (`pooling.reach`). It and the interval of the
 final loss are added in squares. Training loss at f is a mean over steps within 15 % of f.
 

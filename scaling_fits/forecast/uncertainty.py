@@ -121,7 +121,7 @@ class FittedRuns:
         return any(len(fit.draws) for fit, weight in zip(self.members, self.weights, strict=True) if weight > 0)
 
     def require(self) -> None:
-        """Refuse to go on without an identified law.
+        """Refuse to continue without an identified law.
 
         Raises:
             CannotTellError: with the reasons.
@@ -163,7 +163,7 @@ def fit_runs(
     Raises:
         LawError: an unknown form, a negative number of refits or seed, or a level outside (0, 1).
     """
-    problems = [] if form in FORM_CHOICES else [f"form = {form!r}: one of {', '.join(FORM_CHOICES)} is wanted"]
+    problems = [] if form in FORM_CHOICES else [f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}"]
     if problems := problems + option_problems(bootstrap, level, seed):
         raise LawError("; ".join(problems))
     table = table.distinct()
@@ -232,12 +232,12 @@ def _outliers_said(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
     places = places[np.argsort(-np.abs(missed[places]))]
     named = listed([table.name(place) for place in places])
-    told = (
-        f"{named} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise takes a run (the "
-        f"furthest by {math.expm1(missed[places[0]]):+.1%} in loss): the fit leans on such runs little, and intervals "
-        "have the noise of the others; see whether they were made like the others"
+    text = (
+        f"{named} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise explains (the "
+        f"furthest by {math.expm1(missed[places[0]]):+.1%} in loss): the fit gives these runs little weight, intervals "
+        "use the noise of the others; check that they were trained like the others"
     )
-    return (told,)
+    return (text,)
 
 
 def _span(table: RunTable) -> FittedRange:
@@ -297,7 +297,7 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         extrapolation=extrapolation,
         doubts=fit_doubts(fitted) + reach_doubts(math.exp(centre), interval, extrapolation),
         warnings=tuple(
-            f"{name} lie {times[0]:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
+            f"{name} lie {times[0]:.3g} times beyond the fitted runs: intervals were back-tested up to {FAR:g} times"
             for name, times in beyond.items()
             if times[0] > FAR
         ),

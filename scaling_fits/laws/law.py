@@ -37,7 +37,7 @@ _LOOSE_SAID = "other parameters fit these runs as well: too few different sizes 
 
 
 class LawError(ValueError):
-    """A question no law of this room answers: an unknown form, or a size that is not positive."""
+    """A question that no law answers: an unknown form, or a size that is not positive."""
 
 
 class CannotTellError(ValueError):
@@ -60,7 +60,7 @@ def check_size(**values: float) -> None:
         LawError: naming every such value.
     """
     problems = [
-        f"{name} = {value:g}: a number from 1 to {LARGEST:g} is wanted"
+        f"{name} = {value:g}: must be a number from 1 to {LARGEST:g}"
         for name, value in values.items()
         if not 1 <= value <= LARGEST
     ]
@@ -72,11 +72,11 @@ def option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
     """What is wrong with the options that every fit takes."""
     problems = []
     if not 0 <= bootstrap <= MAX_BOOTSTRAP:
-        problems.append(f"bootstrap = {bootstrap}: 0 to {MAX_BOOTSTRAP} refits are wanted")
+        problems.append(f"bootstrap = {bootstrap}: must be from 0 to {MAX_BOOTSTRAP} refits")
     if not 0.01 <= level <= 0.999:
-        problems.append(f"level = {level}: a number between 0 and 1 is wanted, 0.01 to 0.999")
+        problems.append(f"level = {level}: must be a number from 0.01 to 0.999")
     if seed < 0:
-        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
+        problems.append(f"seed = {seed}: must be a whole number, at least 0")
     return problems
 
 
@@ -165,14 +165,14 @@ def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
 
 def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
-    wanted = SHAPES[form].dim
+    size = SHAPES[form].dim
     reasons: list[str] = []
-    if table.num_runs <= wanted:
-        reasons.append(f"{table.num_runs} runs for the {wanted} parameters of {form}: at least {wanted + 1} are wanted")
+    if table.num_runs <= size:
+        reasons.append(f"{table.num_runs} runs for the {size} parameters of {form}: there must be at least {size + 1}")
     logs = np.stack([np.log(table.params), np.log(table.tokens)])
     places = len(np.unique(logs, axis=1).T)
-    if places < wanted < table.num_runs:
-        reasons.append(f"{places} different pairs of size and tokens for the {wanted} parameters of {form}: add others")
+    if places < size < table.num_runs:
+        reasons.append(f"{places} different pairs of size and tokens for the {size} parameters of {form}: add others")
     centred = logs - logs.mean(axis=1, keepdims=True)
     spread = np.abs(centred).max(axis=1)
     if np.ptp(np.log(table.loss)) < _SAME_LOSS:
@@ -210,7 +210,7 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
         return _unidentified(table, form, (_LOOSE_SAID,))
     if not solutions.converged[best]:
         status = "degenerate" if status == "converged" else status
-        warnings.append("the search stopped before it settled: the optimum lies in a flat valley")
+        warnings.append("the search stopped before it converged: the optimum lies in a flat region")
     return LawFit(
         form=form,
         status=status,
@@ -313,6 +313,6 @@ def _judge(theta: Floats, points: Points, shape: FormShape, residual_sd: float) 
     for name, n, d in (("params", zeros, points.d), ("tokens", points.n, zeros)):
         effect = np.sqrt(((solver.log_loss(theta[None, :], n, d) - at_hand) ** 2).mean())
         if effect <= 2 * residual_sd / np.sqrt(len(n)):
-            strange.append(f"the effect of {name} is below the noise: its exponent means nothing")
+            strange.append(f"the effect of {name} is below the noise: its exponent is not determined")
     status: FitStatus = "degenerate" if strange else "at_bound" if hit else "converged"
     return status, strange + hit

@@ -1,9 +1,9 @@
 """Tables of runs: `.csv`, `.parquet` or `.jsonl` in, checked arrays out.
 
-Columns `params` (N), `tokens` (D) and `loss` (nats per token) are wanted; `flops` (default 6 * N * D), `budget`,
+Columns `params` (N), `tokens` (D) and `loss` (nats per token) must be there; `flops` (default 6 * N * D), `budget`,
 `weight` and `seed` are optional, and any others may be asked for by name; the rest are only looked at for what
 `traps` knows. A run whose loss is not finite is set aside with its row and the reason; every other bad cell is a
-mistake in the table, and all of them are told at once. Everything is counted in floats: 6 * N * D of whole numbers
+mistake in the table, and all of them are reported at once. Everything is counted in floats: 6 * N * D of whole numbers
 overflows 64 bits from 1.5e18 on.
 """
 
@@ -35,7 +35,7 @@ _LIMITS = {
 
 
 class TableError(ValueError):
-    """A table that cannot be fitted as it stands. `problems` lists everything that is wrong with it."""
+    """A table that cannot be fitted as it is. `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -116,7 +116,7 @@ class RunTable:
         return dataclasses.replace(self.rows(kept), dropped=self.dropped, warnings=self.warnings)
 
     def rows(self, keep: NDArray[np.bool_]) -> RunTable:
-        """The runs where `keep` is true; of such a part nothing is dropped and no warning is said again."""
+        """The runs where `keep` is true; of such a part nothing is dropped and no warning is repeated."""
         columns = {name: getattr(self, name) for name in (*_WANTED, *_OPTIONAL)}
         return dataclasses.replace(
             self,
@@ -205,7 +205,7 @@ def _judged(cells: Cells, source: dict[str, str]) -> tuple[Rows, list[DroppedRow
     for line, record in cells.rows:
         values = {name: _number(record.get(column)) for name, column in source.items()}
         bad = [
-            f"row {line}, column {column!r}: {_shown(record.get(column))}: a number {_limit(name)} is wanted"
+            f"row {line}, column {column!r}: {_shown(record.get(column))}: must be a number {_limit(name)}"
             for name, column in source.items()
             if not _good(name, values[name])
         ]
@@ -222,7 +222,7 @@ def _extra_column(rows: Sequence[tuple[int, dict[str, object]]], name: str, prob
     """An optional column; adds what is wrong with it to `problems`."""
     values = [(line, cell, _number(cell)) for line, record in rows if (cell := record.get(name)) not in (None, "")]
     problems += [
-        f"row {line}, column {name!r}: {cell!r}: a finite number is wanted"
+        f"row {line}, column {name!r}: {cell!r}: must be a finite number"
         for line, cell, number in values
         if number is None or not math.isfinite(number)
     ]

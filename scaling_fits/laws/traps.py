@@ -1,4 +1,4 @@
-"""What is odd about a table of runs, though every cell of it is a number: said as warnings, never mended in silence.
+"""What is odd about a table of runs, though every cell of it is a number: warned of, never corrected silently.
 
 Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv 2203.15556, section
 3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that are not 6 * N * D, runs entered twice,
@@ -76,7 +76,7 @@ def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
     return (
         f"the median run has {float(np.median(n)):.4g} parameters and {float(np.median(ratio)):.3g} tokens for each, "
         f"where runs have {_LEAST_PARAMS:,.0f} whole parameters or more and {least:g} to {most:g} tokens for each: "
-        "columns in another unit (billions, steps), or swapped? what is fitted to them answers in their units"
+        "are columns in another unit (billions, steps), or swapped? the fit answers in the units of its columns"
     )
 
 
@@ -86,8 +86,8 @@ def _loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
     if not high:
         return None
     return (
-        f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than guessing evenly among "
-        "163,000 tokens: a perplexity (take its log), or a run that diverged (leave it out)?"
+        f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than a uniform guess among "
+        "163,000 tokens: is it a perplexity (take its log), or a run that diverged (leave it out)?"
     )
 
 
@@ -99,8 +99,9 @@ def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
     if low >= 1 / _FLOPS_APART and high <= _FLOPS_APART:
         return None
     return (
-        f"column 'flops' is {low:.3g} to {high:.3g} times 6 * N * D: another unit, or attention, embeddings or "
-        "recomputing counted on one side only? hold-outs go by the column, sizes and tokens to buy by 6 * N * D"
+        f"column 'flops' is {low:.3g} to {high:.3g} times 6 * N * D: is it in another unit, or are attention, "
+        "embeddings or recomputing counted in only one of them? hold-outs use the column, recommended sizes and tokens "
+        "use 6 * N * D"
     )
 
 
@@ -132,8 +133,8 @@ def _unfinished(records: Sequence[Record], lines: Sequence[int]) -> str | None:
     if not short:
         return None
     return (
-        f"{rows_text(short)}: read before the end of the schedule: a run that ends there would do better, so the fit "
-        "takes length for worth more than it is; leave such rows out"
+        f"{rows_text(short)}: read before the end of the schedule: a run whose schedule ends there would reach a lower "
+        "loss, so the fit overestimates what more steps are worth; leave such rows out"
     )
 
 
@@ -163,10 +164,10 @@ def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str |
     twice = [rows for rows in keys.values() if len(rows) > 1]
     if not twice:
         return None
-    rest = f" (and so do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
+    rest = f" (as do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
     return (
-        f"{rows_text(twice[0])} hold the same params, tokens and loss{rest}: taken for one run entered again, "
-        "which a fit counts once; add a seed column if they are several"
+        f"{rows_text(twice[0])} have the same params, tokens and loss{rest}: they are taken for one run entered "
+        "twice, and count once; add a seed column if they are different runs"
     )
 
 

@@ -1,6 +1,6 @@
-"""The nodes of a Ray cluster: is its head there, what room have they for workers, can they run the study?
+"""The nodes of a Ray cluster: does its head answer, how many workers fit, can they run the study?
 
-Ray itself comes in as an argument, from its one door (`sweeps.ray.pool`).
+Ray itself comes in as an argument, from the only module that imports it (`sweeps.ray.pool`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WorkerPlacement:
 
 
 def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
-    """Whether somebody listens at `host:port`."""
+    """Whether a server listens at `host:port`."""
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
@@ -79,16 +79,18 @@ def found_head(ray: Any, address: str) -> str:
     except (ConnectionError, ValueError, OSError) as error:
         raise ClusterUnfit(f"cluster.address = {address!r}: {str(error).splitlines()[0]}") from error
     if not answers(head):
-        raise ClusterUnfit(f"cluster.address = {address!r}: nobody answers at {head}")
+        raise ClusterUnfit(f"cluster.address = {address!r}: nothing answers at {head}: is the cluster running?")
     try:
         alive_nodes(ray._raylet.GcsClient(address=head))
     except ray.exceptions.AuthenticationError as error:
         raise ClusterUnfit(
-            f"cluster.address = {address!r}: {head} wants another token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
-            "or RAY_AUTH_TOKEN_PATH, as they were where the cluster was started"
+            f"cluster.address = {address!r}: {head} refuses this token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
+            "or RAY_AUTH_TOKEN_PATH, to the values with which the cluster was started"
         ) from error
     except ray.exceptions.RayError as error:
-        raise ClusterUnfit(f"cluster.address = {address!r}: {head} is no head of a Ray cluster ({error})") from error
+        raise ClusterUnfit(
+            f"cluster.address = {address!r}: {head} is not the head of a Ray cluster ({error})"
+        ) from error
     return head
 
 
@@ -187,8 +189,8 @@ def check_nodes(
             said = ray.get(reference, timeout=RPC_SECONDS)
         except ray.exceptions.RayError as error:
             last = [type(error).__name__, *(line.strip() for line in str(error).splitlines() if line.strip())][-1]
-            said = [f"our code does not run there: {last}"]
+            said = [f"forerun does not run there: {last}"]
         problems += [f"{asked[reference]}: {problem}" for problem in said]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in sorted(problems))
-        raise ClusterUnfit(f"{len(nodes)} nodes were asked whether they can run this study; what is wrong:{listed}")
+        raise ClusterUnfit(f"{len(nodes)} nodes were checked, and some cannot run this study:{listed}")

@@ -1,4 +1,4 @@
-"""A pool of Ray actors, on a cluster of our own or on one that exists. The only door to Ray.
+"""A pool of Ray actors, on a cluster of our own or on one that exists. The only module that imports Ray.
 
 Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again. Every wait has a
 deadline. A worker that dies is a report; when Ray itself is gone (its head, or the node that this driver is on), that
@@ -93,7 +93,7 @@ def dealt(
             if left and room[node] and (counts[index] + 1) * place.gpu_share <= part + 1e-9:
                 counts[index], room[node], left = counts[index] + 1, room[node] - 1, left - 1
         if left == before:
-            raise ValueError(f"there is no room for {left} of {num_workers} workers")
+            raise ValueError(f"{left} of {num_workers} workers do not fit on the cluster's nodes")
     several = {node for node, has in resources.items() if len(devices(has)) > 1}
     return [
         (node, max(count * place.gpu_share, _APART if node in several and part == 1 else 0.0), count)
@@ -146,7 +146,7 @@ _POLL_SECONDS = 0.02  # as long Ray's own handler of SIGTERM, which ends the pro
 _THREAD_SECONDS = 4.0  # for a connection to come about (1 s), or to fail once its head is gone
 _PROBE_SECONDS = 2.0  # Ray itself needs 10 to 15 s to tell that its node is dead
 _BUSY_HEAD_SECONDS = 30.0  # it lives, by its socket: on a machine with more to do than cores it was seen to take 5
-_RESUME = "What was recorded stands; run the same command again to resume"
+_RESUME = "Recorded results are kept; run the same command again to resume"
 _RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of a worker's log that are Ray's own
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -163,7 +163,7 @@ class RayPool:
         A start of our own that fails is tried once more.
 
         Args:
-            num_workers: each its own process; 0: as many as there is room for now.
+            num_workers: each its own process; 0: as many as fit now.
             host_factory: makes a worker's host; picklable.
             place: whose cluster, and what a worker takes of it.
             node_check: asked on every node of a cluster that is not our own.
@@ -171,7 +171,7 @@ class RayPool:
 
         Raises:
             PoolDead: Ray or a worker did not start.
-            ClusterUnfit: the cluster cannot be joined, has no room, or has nodes that cannot run the study.
+            ClusterUnfit: the cluster cannot be joined, is too small or full, or has nodes that cannot run the study.
         """
         import ray
 
@@ -215,13 +215,13 @@ class RayPool:
     def _failure(self, error: Exception) -> str:
         """Why Ray did not start, what it waited for, where that can be read, and what to do."""
         lines = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
-        said = f"Ray did not start: it waited for {self._patience.what}: {lines[0].strip()}"
+        problem = f"Ray did not start: it waited for {self._patience.what}: {lines[0].strip()}"
         with contextlib.suppress(OSError):
-            said += f" (the machine's load is {os.getloadavg()[0]:.0f} on {num_cores()} cores)"
+            problem += f" (the machine's load is {os.getloadavg()[0]:.0f} on {num_cores()} cores)"
             if self._head is not None:
-                said += f". Its log: {self._head.keep_log()}"
-        said += ". Try the same command again when the machine is less busy"
-        return f"{said}, or without Ray: `--set 'cluster.backend=\"inline\"'`"
+                problem += f". Its log: {self._head.keep_log()}"
+        problem += ". Run the same command again when the machine is less busy"
+        return f"{problem}, or without Ray: `--set 'cluster.backend=\"inline\"'`"
 
     def start(self, worker: int, call: HostCall) -> None:
         """See `Pool`."""
@@ -356,12 +356,12 @@ class RayPool:
             check_nodes(ray, nodes, node_check, environment, self._check_stop)
         total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
         self.num_workers = num_workers or room(free, place)
-        said = (
-            f"cluster.num_workers = {num_workers}: there is room for {room(total, place)} workers of {place}, "
-            f"for {room(free, place)} of them now. Free are:{described(free, nodes)}"
+        problem = (
+            f"cluster.num_workers = {num_workers}: {room(total, place)} workers of {place} fit, "
+            f"{room(free, place)} of them now. Free resources:{described(free, nodes)}"
         )
         if not 0 < self.num_workers <= room(total, place):
-            raise ClusterUnfit(said)
+            raise ClusterUnfit(problem)
         self.where = f"{self.num_workers} workers on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
         idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
         self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
@@ -372,15 +372,15 @@ class RayPool:
         there = free if room(free, place) >= self.num_workers else total
         self._actors = [None] * self.num_workers
         try:
-            self._patience.begin("room for its workers")
+            self._patience.begin("resources for its workers")
             self._spots: Spots = reserved(ray, there, place, self.num_workers, self._look)
             self._begin(list(range(self.num_workers)), self._check_stop)
             self._await_ready()
         except TimeoutError as error:  # Ray's own is one too
             if there is free:
                 raise
-            said += f"\nOthers hold the rest, and gave none back in {ray_start.IDLE_SECONDS:g} s"
-            raise ClusterUnfit(said) from error
+            problem += f"\nOther jobs hold the rest, and released nothing in {ray_start.IDLE_SECONDS:g} s"
+            raise ClusterUnfit(problem) from error
 
     def _begin(self, workers: list[int], check: Callable[[], None]) -> None:
         """Have Ray start the actors of `workers`: calls may follow at once, and wait for them."""
@@ -428,8 +428,8 @@ class RayPool:
             cause: Cause = "crashed" if crashed(log) else "lost_worker"
             if isinstance(error, exceptions.OutOfMemoryError):
                 cause = "out_of_memory"
-            said = f"worker lost ({type(error).__name__})"
-            return Report(worker=worker, error=said, cause=cause, log_tail=log_tail(log))
+            problem = f"worker lost ({type(error).__name__})"
+            return Report(worker=worker, error=problem, cause=cause, log_tail=log_tail(log))
 
     def _log(self, worker: int) -> str:
         """What a lost actor printed; empty if it was on another machine, or died before it said where."""

@@ -101,7 +101,7 @@ class Head:
         """Raises RuntimeError if it has ended, with the last line that it printed."""
         if self._kept.wait(0.0):
             said = [line.strip() for line in _lines(self._log) if line.strip()]
-            raise RuntimeError(f"its head ended with {self._kept.ended}: {said[-1] if said else 'it said nothing'}")
+            raise RuntimeError(f"its head ended with {self._kept.ended}: {said[-1] if said else 'it printed nothing'}")
 
     def size(self) -> int:
         """Return the size of all its files, their number counted in: it changes while Ray starts."""

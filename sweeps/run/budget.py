@@ -1,4 +1,4 @@
-"""Hard caps on what a study may spend, held against what its ledger says was spent.
+"""Hard caps on what a study may spend, compared with what its ledger says was spent.
 
 Runs and FLOPs are known before a run starts: none starts that would pass the cap. Hours, device-hours and dollars are
 known only as they pass: at the cap the driver saves what is in flight and stops, as it does when interrupted.
@@ -79,21 +79,25 @@ class StudyBudget:
         caps = self.caps
         self._count()
         if caps.num_runs is not None and self._num_runs + len(in_flight) >= caps.num_runs:
-            return _said("max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(in_flight)} are in flight")
+            return _reached(
+                "max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(in_flight)} are in flight"
+            )
         flops = self._flops + sum(run.flops for run in [*in_flight, spec])
         if caps.flops is not None and flops > caps.flops:
-            return _said("max_flops", caps.flops, f"{self._flops:.4g} are spent, and one run more makes {flops:.4g}")
+            return _reached(
+                "max_flops", caps.flops, f"{self._flops:.4g} are spent, and one more run would make {flops:.4g}"
+            )
         return ""
 
     def overrun(self) -> str:
         """Why the driver must stop now; empty while it may work."""
         caps, now = self.caps, self.spent()
         if caps.hours is not None and now.hours >= caps.hours:
-            return _said("max_hours", caps.hours, f"{now.hours:.4g} hours have passed")
+            return _reached("max_hours", caps.hours, f"{now.hours:.4g} hours have passed")
         if caps.device_hours is not None and now.device_hours >= caps.device_hours:
-            return _said("max_device_hours", caps.device_hours, f"{now.device_hours:.4g} device-hours are spent")
+            return _reached("max_device_hours", caps.device_hours, f"{now.device_hours:.4g} device-hours are spent")
         if caps.usd is not None and now.usd is not None and now.usd >= caps.usd:
-            return _said("max_usd", caps.usd, f"{now.usd:.4g} dollars are spent")
+            return _reached("max_usd", caps.usd, f"{now.usd:.4g} dollars are spent")
         return ""
 
     def _count(self) -> None:
@@ -141,5 +145,5 @@ def _spent(
     return Spent(num_runs=num_runs, flops=flops, hours=hours, device_hours=device_hours, usd=usd)
 
 
-def _said(key: str, cap: float, why: str) -> str:
-    return f"cluster.{key} = {cap:g} is reached: {why}. All is kept; with a higher cap the same command goes on"
+def _reached(key: str, cap: float, why: str) -> str:
+    return f"cluster.{key} = {cap:g} is reached: {why}. All results are kept; raise the cap and run the command again"

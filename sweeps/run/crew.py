@@ -134,8 +134,8 @@ class Crew:
             lease_seconds = self._leases.seconds(worker.kind)
             if worker.busy_since is not None and now - worker.busy_since > lease_seconds:
                 self._leases.missed(worker.kind)
-                said = f"no report for {lease_seconds:.3g} s"
-                reports.append(Report(worker=index, error=said, cause="hung"))
+                problem = f"no report for {lease_seconds:.3g} s"
+                reports.append(Report(worker=index, error=problem, cause="hung"))
         return reports
 
     def _forgive(self, away_seconds: float) -> None:

@@ -62,7 +62,7 @@ def drive(
         num_slots_for: K of a run's bank; part of the run's numerics.
         bank_key_for: what runs must share to share a bank (shape, parametrization, numerics ...).
         steps_per_call: optimizer steps between reports of a worker.
-        max_attempts: after as many losses a run is recorded as failed; the others go on.
+        max_attempts: after as many losses a run is recorded as failed; the others continue.
         hang_seconds: a worker that has not reported for so long is given up, mostly sooner: `sweeps.run.crew`.
         grace_seconds: for workers to save, once a stop was asked for.
         progress: called whenever a worker has reported or was given up.
@@ -75,7 +75,7 @@ def drive(
         BudgetSpent: a run was refused, and those in flight then have ended.
         SourceStuck: the source waits for what is not running.
         RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
-        PoolDead, DiskFull, StaleDriver: as named; what was recorded stands.
+        PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
     """
     crew, backlog = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock), Backlog(num_slots_for)
     driver = Driver(
@@ -95,7 +95,7 @@ def drive(
 
 
 POLL_SECONDS = 0.5  # how soon a stop is noticed while workers are busy
-_KEPT = "What has ended is recorded"
+_KEPT = "Ended runs are recorded"
 
 
 class Driver:
@@ -156,7 +156,7 @@ class Driver:
                 self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
                 attempt.rungs = () if self._source.pruner is None else self._source.pruner.rungs(run_id)
                 if self._judge(attempt).failed:
-                    self._give_up(attempt, "under drivers before this one")
+                    self._give_up(attempt, "under earlier drivers")
                 else:
                     self._backlog.add(attempt)
 
@@ -217,7 +217,7 @@ class Driver:
             result, curve = decoded(finished)
             mine = held is not None and held.run_id == result.id and bool(held.rungs)
             if result.status == "pruned" or (result.status == "finished" and mine):
-                raise canon.CanonError("it does not wait where it is to be looked at")
+                raise canon.CanonError("it did not pause at the step where it was to be judged")
         except (canon.CanonError, SpecError) as error:
             if held is not None:
                 del slots[finished.slot]
@@ -253,19 +253,19 @@ class Driver:
         """Give up on a worker: what it held is lost, and it starts afresh.
 
         Raises:
-            RunsFail: no attempt can mend it.
+            RunsFail: no further attempt can help.
         """
         cause = report.cause
         if report.refused:
-            raise RunsFail(f"{CAUSES[cause].words}: {error}. {_KEPT}; mend it, and the same command goes on")
+            raise RunsFail(f"{CAUSES[cause].words}: {error}. {_KEPT}; fix this, then run the same command to resume")
         stopping = self._should_stop()  # the signal may have ended both of us
         if cause == "lost_worker":
             killed_before, self._oom_kills = self._oom_kills, oom_kills()
             cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
         held = self._crew.dismiss(report.worker, restart=not stopping)
-        said = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {len(held)} runs"
+        problem = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {len(held)} runs"
         self._lost.append(
-            "\n  | ".join([f"{said}. What to do: {CAUSES[cause].advice}", *report.log_tail.splitlines()[-5:]])
+            "\n  | ".join([f"{problem}. What to do: {CAUSES[cause].advice}", *report.log_tail.splitlines()[-5:]])
         )
         loss = Loss(
             cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1
@@ -309,9 +309,8 @@ class Driver:
             return
         self._losses.pardon(reason)
         raise RunsFail(
-            f"run {attempt.run_id[:12]} was {reason}. No run of this study has ended well yet, so it was not recorded "
-            "as failed: mend what fails, and the same command begins again"
-            + "".join(f"\n{each}" for each in self._lost)
+            f"run {attempt.run_id[:12]} was {reason}. No run of this study has finished yet, so it was not recorded as "
+            "failed: fix the cause, then run the same command again" + "".join(f"\n{each}" for each in self._lost)
         )
 
     def _commit(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:

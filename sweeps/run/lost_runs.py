@@ -1,7 +1,7 @@
 """Executions that were lost, as the ledger has them: what a run's next attempt follows from, across drivers.
 
 Each is a record of kind `lost`, key `<run id>/<n>`. A `pardon` record says that the losses before it no longer count:
-nothing had ended well, and the user was asked to mend what fails.
+nothing had ended well, and the user was asked to fix the cause.
 
 Whoever is killed from outside is not to blame. So a loss counts against a run only for a cause of its own (an error,
 memory, a signal that its own code raised, silence), and only until the run has been saved at a later step; and none

@@ -72,7 +72,7 @@ def decoded(finished: Finished) -> tuple[RunResult, Curve]:
     result = canon.decode(RunResult, finished.result)
     curve = canon.decode(Curve, finished.curve)
     if canon.content_id(curve) != result.curve_id:
-        raise canon.CanonError(f"the curve is not the one the result names, {result.curve_id[:12]}")
+        raise canon.CanonError(f"the curve does not match the id in the result, {result.curve_id[:12]}")
     return result, curve
 
 
@@ -83,9 +83,9 @@ def decoded_pause(paused: Finished, run_id: str, num_steps: int) -> tuple[RunRes
         CanonError, SpecError: it is not what came of that run in so many steps.
     """
     result, curve = decoded(paused)
-    told = (result.id, result.status, result.num_steps, curve.steps)
-    if told != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
-        raise canon.CanonError(f"it is not what came of the run in {num_steps} steps")
+    found = (result.id, result.status, result.num_steps, curve.steps)
+    if found != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
+        raise canon.CanonError(f"it is not a record of this run after {num_steps} steps")
     return result, curve
 
 
@@ -160,7 +160,7 @@ class Report(HostAnswer):
     log_tail: str = ""
     """The last lines of what the worker printed before an `error`, as `proxies.core.failures.log_tail` cuts them."""
     refused: bool = False
-    """The error says of itself, by `refuses_study = True`, that no attempt can mend it."""
+    """The error says of itself, by `refuses_study = True`, that no further attempt can help."""
 
 
 def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:

@@ -51,11 +51,11 @@ def compare(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
     end_nats = None if losses[0] is None or losses[1] is None else abs(losses[0] - losses[1])
     bits = _promised(spec, first, again)
     outcome: Outcome = "differs" if bits else "cannot_tell"
-    reason = "the same bits are promised there" if bits else "the same bits are not promised there"
+    reason = "these two places promise bitwise identical results" if bits else "bitwise identity is not promised there"
     if _bits(first) == _bits(again):
         outcome, reason = "agrees", "bitwise identical"
     elif not bits and end_nats is not None and end_nats <= SEED_NATS:
-        outcome, reason = "agrees", f"{end_nats:.3g} nats apart, {reason}, and two seeds differ by {SEED_NATS:g}"
+        outcome, reason = "agrees", f"{end_nats:.3g} nats apart; {reason}, and two seeds differ by {SEED_NATS:g}"
     places = (first.environment, again.environment)
     return RerunVerdict(
         outcome=outcome, hosts=tuple(place.get(HOST, "") for place in places),
@@ -147,4 +147,4 @@ def _decoded(finished: Finished, run_id: str) -> RunResult | str:
     except (canon.CanonError, SpecError) as error:
         return f"its result is not valid: {error}"
     ended = result.id == run_id and result.status in ("finished", "diverged")
-    return result if ended else f"its result is not the run's: {result.id[:12]}, {result.status}"
+    return result if ended else f"its result belongs to another run, or did not end: {result.id[:12]}, {result.status}"

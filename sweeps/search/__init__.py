@@ -3,5 +3,5 @@
 Enters:   a space, points tried, their outcomes.
 Leaves:   the next point, or that there is none.
 Promises: each suggestion is a pure function of what is recorded.
-Refuses:  a space without room.
+Refuses:  an empty space.
 """

@@ -1,4 +1,4 @@
-"""What a run will end at, told from its losses so far and its point, by runs that finished.
+"""The final loss of a run, predicted from its losses so far and its point, by runs that finished.
 
 A Gaussian process: a linear trend plus a smooth rest over (point, training loss at this step). The point is in it as
 the loss alone misleads: before the schedule's decay a high rate, a long warmup or tight clipping is behind, and may end
@@ -55,7 +55,7 @@ class Forecast:
 
 
 def least_runs(num_features: int) -> int:
-    """Runs without which nothing is foretold, by features that differ: two for each number of the trend."""
+    """Runs without which nothing is predicted, by features that differ: two for each number of the trend."""
     return 2 * (num_features + 1)
 
 

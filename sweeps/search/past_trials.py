@@ -53,7 +53,7 @@ class PastTrials:
 
     def __post_init__(self) -> None:
         if self.parallelism < 1:
-            raise ValueError(f"parallelism = {self.parallelism}: parallelism >= 1 is wanted")
+            raise ValueError(f"parallelism = {self.parallelism}: must be at least 1")
 
     @property
     def index(self) -> int:
@@ -75,21 +75,23 @@ class PastTrials:
         """Add the next trial's point, as recorded; wherever it came from."""
         self.points.append(point)
 
-    def see(self, told: Mapping[int, float | None]) -> None:
-        """Take in the outcomes that the next suggestion sees; what was seen stays as it was told first.
+    def see(self, outcomes: Mapping[int, float | None]) -> None:
+        """Take in the outcomes that the next suggestion sees; an outcome seen once is never replaced.
 
         Raises:
             ValueError: one is missing, or not finite.
         """
         new = range(len(self.losses), self.num_seen)
-        if missing := [index for index in new if index not in told]:
+        if missing := [index for index in new if index not in outcomes]:
             raise ValueError(
                 f"suggestion {self.index} at parallelism {self.parallelism} needs the outcomes of trials {missing}"
             )
         for index in new:
-            loss = told[index]
+            loss = outcomes[index]
             if loss is not None and not math.isfinite(loss):
-                raise ValueError("a told loss is not finite: tell divergence as None")
+                raise ValueError(
+                    f"the loss of trial {index} is {loss}: it must be finite, or None if the trial diverged"
+                )
             self.losses.append(loss)
             bisect.insort(self.best, (math.inf if loss is None else loss, index))
             del self.best[NUM_BEST:]

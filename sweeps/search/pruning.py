@@ -62,7 +62,7 @@ def verdict(
     seen: Sequence[EarlierTrial],
     num_startup: int,
 ) -> str:
-    """Empty if the run goes on; else why not, in a sentence.
+    """Empty if the run continues; else why not, in a sentence.
 
     Args:
         space: the axes, as they are now.
@@ -79,14 +79,14 @@ def verdict(
     if found is None or (chance := found.chance_below(best + MARGIN_NATS)) >= LEAST_CHANCE:
         return ""
     return (
-        f"curve: at step {len(losses_nats)} of {num_steps} it is expected to end at {found.loss_nats:.4g} nats, "
-        f"the best so far at {best:.4g}: the chance to come within "
-        f"{MARGIN_NATS:g} of that is {chance:.2g}, under {LEAST_CHANCE:g}"
+        f"curve: at step {len(losses_nats)} of {num_steps} it is predicted to end at {found.loss_nats:.4g} nats, "
+        f"the best so far at {best:.4g}: the chance to end within "
+        f"{MARGIN_NATS:g} of the best is {chance:.2g}, below {LEAST_CHANCE:g}"
     )
 
 
 def told_nats(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[EarlierTrial]) -> float:
-    """What a sampler is told, in nats, of a trial that was given up after `losses_nats`."""
+    """The loss, in nats, given to a sampler for a trial that was given up after `losses_nats`."""
     found = _predicted(space, point, losses_nats, seen)
     if found is None:
         return smoothed(losses_nats, len(losses_nats))
@@ -160,7 +160,7 @@ class SearchPruner:
         self._trials.setdefault(run_id, _Trial(point=point, num_seen=num_seen, whole=whole))
 
     def take_in(self, point: Params, result: RunResult) -> float | None:
-        """Look at the next trial by index, which has ended; the loss that the sampler is told, None if it diverged.
+        """Take in the next trial by index, which has ended; return the loss given to the sampler, None if it diverged.
 
         Raises:
             CurveCorrupt: no decision can be what it would have been.
@@ -169,8 +169,8 @@ class SearchPruner:
             losses_nats = load_curve(self._study_dir, result).train_loss_nats
         except CurveCorrupt as error:
             raise CurveCorrupt(
-                f"{error}. What the search does next depends on it: without a copy, `forerun run PLAN --study ANOTHER "
-                f"--fork {self._study_dir}` keeps what ended, and runs this again"
+                f"{error}. The search needs it to continue: without a copy, `forerun run PLAN --study ANOTHER "
+                f"--fork {self._study_dir}` keeps the ended runs, and repeats this one"
             ) from error
         told = result.loss_nats
         if result.status == "pruned":

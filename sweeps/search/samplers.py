@@ -1,4 +1,6 @@
-"""Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows. The door to Optuna.
+"""Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows.
+
+The only module that imports Optuna.
 
 `SAMPLERS`, below, is the registry: plans, validation, views and the reference pages read it. To add a sampler is to
 write its class, and its entry.
@@ -138,7 +140,7 @@ SAMPLERS: dict[str, Sampler] = {
     sampler.name: sampler
     for sampler in (
         Sampler(name="tpe", begin=_Tpe, line="any space", learns=True),
-        Sampler(name="gp", begin=_Gp, line="trials are dear", learns=True),
+        Sampler(name="gp", begin=_Gp, line="for few, expensive trials", learns=True),
         Sampler(name="random", begin=_Random, line="by chance"),
     )
 }

@@ -32,7 +32,7 @@ class Search(PastTrials):
                 is what an earlier suggestion saw looked at again.
 
         Raises:
-            ValueError: an outcome that is wanted is missing.
+            ValueError: an outcome that is needed is missing.
         """
         sampler = SAMPLERS[self.sampler]
         if sampler.learns:

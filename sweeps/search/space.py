@@ -96,7 +96,10 @@ class SearchSpace:
     def __post_init__(self) -> None:
         checks = Checks(self)
         for axis in self.axes:
-            checks.that(axis.name in HYPERPARAMETERS, f"{axis.name} is no axis: {', '.join(HYPERPARAMETERS)}")
+            checks.that(
+                axis.name in HYPERPARAMETERS,
+                f"{axis.name} is not a hyperparameter: must be one of {', '.join(HYPERPARAMETERS)}",
+            )
             if axis.name in HYPERPARAMETERS:
                 checks.that(*_range_check(axis))
         checks.done()
@@ -179,8 +182,8 @@ def _range_check(axis: Axis) -> tuple[bool, str]:
     if fine:
         low, high = ends
         fine = low <= high and (low > 0 if above else low >= 0) and (high < 1 or above)
-    kind = "two finite numbers > 0" if above else "two finite numbers >= 0 and < 1"
-    said = f"{axis.name} = {ends or value!r}: [low, high], {kind}, low <= high, is wanted"
+    limits = "above 0" if above else "at least 0 and below 1"
+    problem = f"{axis.name} = {ends or value!r}: must be [low, high], two finite numbers {limits}, with low <= high"
     if axis.can_be_off and axis.name not in CAN_BE_OFF:
         return False, f"{axis.name} cannot be off: {', '.join(CAN_BE_OFF)} can"
-    return fine, said
+    return fine, problem

@@ -94,7 +94,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
     Raises:
         LedgerCorrupt: this is no SQLite file.
-        SweepError: it cannot be opened, or there is no room for the copy.
+        SweepError: it cannot be opened, or the disk is too full for the copy.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -170,7 +170,7 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
         head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
         if head != (first.seq - 1, first.prev_hash):
             raise StaleDriver(
-                f"record {first.seq} refused: another driver has taken this study over; leave it the study"
+                f"record {first.seq} refused: another driver has taken over this study; let that one finish"
             )
         for r in records:
             row = (r.seq, r.kind, r.key, r.text, r.prev_hash, r.hash)
@@ -181,13 +181,13 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
 def _check_schema(connection: sqlite3.Connection) -> None:
     version = cast(int, _pragma(connection, "user_version"))
     if _pragma(connection, "application_id") != APPLICATION_ID:
-        raise LedgerCorrupt("the header: this is no ledger of forerun")
+        raise LedgerCorrupt("the header: this is not a forerun ledger")
     found = dict(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
     if version > SCHEMA_VERSION and found != _SCHEMA:  # a number alone may be a flipped bit
-        raise LedgerTooNew(f"the ledger has schema {version}, this version knows {SCHEMA_VERSION}: update forerun")
+        raise LedgerTooNew(f"the ledger has schema {version}, this version reads {SCHEMA_VERSION}: update forerun")
     if version == 1 and found == _SCHEMA:
         raise LedgerTooOld(
-            "the ledger has schema 1, of before the first release: git commit 7aa3a7b of forerun reads it"
+            "the ledger has schema 1, from before the first release: git commit 7aa3a7b of forerun reads it"
         )
     if version != SCHEMA_VERSION or found != _SCHEMA:
         raise LedgerCorrupt("the schema is not what was written")
@@ -233,11 +233,11 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
     """SQLite's error as ours, by its primary result code."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_write(error)):
-        return DiskFull(f"{where} could not be written ({error}): free some space and resume; the rest stands")
+        return DiskFull(f"{where} could not be written ({error}): free some space and resume; earlier records are kept")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SweepError(
-            f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): another process is in the midst of a record; if "
-            "it is stopped, or on another machine, end it (driver.lock names the last driver), and try again"
+            f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): another process is writing a record; if it "
+            "is stopped, or on another machine, end it (driver.lock names the last driver), then try again"
         )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         return SweepError(f"the ledger cannot be opened ({error}): check the folder's permissions")

@@ -71,7 +71,7 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
         canon.make_folder(path.parent)
         canon.write_atomic(path, buffer.getvalue().to_pybytes())
     except OSError as error:
-        raise DiskFull(f"{path}: {error.strerror}: free some space and resume; what is recorded stands") from error
+        raise DiskFull(f"{path}: {error.strerror}: free some space and resume; recorded results are kept") from error
     return path
 
 
@@ -85,7 +85,7 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     import pyarrow.parquet
 
     path = curve_path(study_dir, result.id, pruned=result.status == "pruned")
-    advice = "restore it from a copy; the result itself stands in the ledger"
+    advice = "restore it from a copy; the result itself is still in the ledger"
     try:
         # Not `read_table`, which loads pyarrow's datasets and with them pandas, for seconds of every verb.
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -96,7 +96,7 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     except (OSError, ValueError, TypeError, IndexError, pyarrow.ArrowException, SpecError) as error:
         raise CurveCorrupt(f"{path} cannot be read ({error}): {advice}") from error
     if found != result.curve_id:
-        raise CurveCorrupt(f"{path} has content id {found[:12]}, its result {result.curve_id[:12]}: {advice}")
+        raise CurveCorrupt(f"{path} has content id {found[:12]}, but its result names {result.curve_id[:12]}: {advice}")
     return curve
 
 

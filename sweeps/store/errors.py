@@ -1,4 +1,4 @@
-"""What this room refuses, each by name: value, limit and what to do are in the message. Standard library only."""
+"""The errors of this package; each message has the value, the limit and what to do. Standard library only."""
 
 # ruff: noqa: N818  (they are named for what is the case, not `...Error`: the user reads them)
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class SweepError(ValueError):
-    """A sweep cannot go on, for a reason the user can act on. Nothing recorded is lost."""
+    """A sweep cannot continue, for a reason the user can act on. Nothing recorded is lost."""
 
 
 class StudyMissing(SweepError):
@@ -20,15 +20,15 @@ class LedgerCorrupt(SweepError):
 
 
 class LedgerLost(LedgerCorrupt):
-    """There is no ledger, or an empty one, although runs have left their curves: nothing is there to repair."""
+    """The ledger is missing or empty, although there are curves of runs: nothing can be repaired."""
 
 
 class LedgerTooNew(SweepError):
-    """The ledger has a schema that this version does not know."""
+    """The ledger has a newer schema than this version can read."""
 
 
 class LedgerTooOld(SweepError):
-    """The ledger has a schema of before the first release."""
+    """The ledger has a schema from before the first release."""
 
 
 class PlanChanged(SweepError):
@@ -39,13 +39,13 @@ class PlanChanged(SweepError):
         lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changes.items()]
         super().__init__(
             "the plan differs from the one this study was started with:\n" + "\n".join(lines) +
-            "\nput the old values back, or start a child study that takes over the finished runs: "
+            "\nrestore the old values, or start a child study that imports the finished runs: "
             f"forerun run PLAN --study ANOTHER --fork {study_dir}"
         )  # fmt: skip
 
 
 class ForkRefused(SweepError):
-    """The study named to import runs from has none that this one could use, or is this one."""
+    """The study to import runs from has none that this one could use, or is this study itself."""
 
 
 class StudyHeld(SweepError):
@@ -61,7 +61,7 @@ class DuplicateRecord(SweepError):
 
 
 class DiskFull(SweepError):
-    """A write did not fit (or the disk failed); what was recorded before stands."""
+    """A write did not fit (or the disk failed); everything recorded before is kept."""
 
 
 class CurveCorrupt(SweepError):
@@ -73,7 +73,7 @@ class PoolDead(SweepError):
 
 
 class ClusterUnfit(SweepError):
-    """The cluster that the plan names cannot be joined, has no room, or cannot run the study; each node is named."""
+    """The plan's cluster cannot be joined, has too few free resources, or cannot run the study; each node is named."""
 
 
 class BudgetSpent(SweepError):
@@ -85,4 +85,4 @@ class SourceStuck(SweepError):
 
 
 class RunsFail(SweepError):
-    """A run failed as often as it may, and nothing has ended yet: what fails is likely not that run."""
+    """A run failed as often as allowed before any run finished: the cause is probably not that run."""

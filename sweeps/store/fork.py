@@ -39,13 +39,13 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
         ForkRefused: the parent is the child, or its runs are of other data or of another meaning.
     """
     if _is_same(study_dir, parent_dir):
-        raise ForkRefused(f"--fork {parent_dir}: this is the study itself; name a new folder with --study")
+        raise ForkRefused(f"--fork {parent_dir}: this is the same study; name a new folder with --study")
     parent = Ledger.read(parent_dir)
     plan = parent.plan if isinstance(parent.plan, dict) else {}
     other = {key: (plan.get(key), value) for key, value in same.items() if plan.get(key) != value}
     if other:
         pairs = ", ".join(f"{key} is {old!r} there and {new!r} here" for key, (old, new) in other.items())
-        raise ForkRefused(f"--fork {parent_dir}: no run of it can be used: {pairs}; leave --fork away")
+        raise ForkRefused(f"--fork {parent_dir}: none of its runs can be used: {pairs}; run without --fork")
     return parent
 
 
@@ -55,7 +55,7 @@ def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Pat
     A `fork` record (the parent's folder and head) comes before what is taken over, so that it names its origin.
 
     Raises:
-        DiskFull, StaleDriver: as named; what was recorded stands.
+        DiskFull, StaleDriver: as named; what was recorded is kept.
     """
     ended = [run for run in parent.runs() if run.result.status in _ENDED_WELL]
     wanted = [run for run in ended if run.spec.id not in ledger.results()]

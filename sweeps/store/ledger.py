@@ -162,7 +162,7 @@ class Ledger:
                     _refuse_missing(study_dir, create=False)
                 records = chain.load(connection)
         if not records:
-            raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
+            raise StudyMissing(f"{study_dir} has no plan yet: try again in a moment")
         return cls(study_dir, records, None, None)
 
     def append(self, kind: str, key: str, body: object) -> Record:
@@ -182,7 +182,7 @@ class Ledger:
         if self._connection is None:
             raise SweepError("this ledger was opened for reading: only the driver adds records")
         if not _KIND.fullmatch(kind):
-            raise ValueError(f"kind = {kind!r}: a lower-case word is wanted")
+            raise ValueError(f"kind = {kind!r}: must be a lower-case word")
         if (kind, key) in self._index or (kind in OUTCOMES and key in self._results):
             raise DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
         record = chain.link(len(self._records), kind, key, canon.canonical(body), self.head_hash)
@@ -278,11 +278,11 @@ class Ledger:
         try:
             run = body if isinstance(body, Run) else canon.decode(Run, record.body)
         except (canon.CanonError, SpecError) as error:
-            raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
+            raise LedgerCorrupt(f"record {record.seq} is not the result of a run ({error})") from error
         pruned, whole = record.kind == PRUNED, run.result.num_steps >= run.spec.schedule.num_steps
         if pruned != (run.result.status == "pruned") or (pruned and whole):
-            said = f"{run.result.status} after {run.result.num_steps} steps"
-            raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {said}")
+            state = f"{run.result.status} after {run.result.num_steps} steps"
+            raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {state}")
         self._runs.append(run)
         self._first.setdefault(record.key, run.result)
         if record.kind != PRUNED:
@@ -296,7 +296,7 @@ def _refuse_missing(study_dir: Path, create: bool) -> None:
     if any((study_dir / CURVES_DIR).glob("*.parquet")):
         raise LedgerLost(
             f"{study_dir / LEDGER_NAME}: missing or empty, yet {CURVES_DIR}/ holds finished runs: restore it from a "
-            "copy, or take another folder"
+            "copy, or name another folder"
         )
     if not create:
         raise StudyMissing(f"{study_dir} holds no study: name another folder, or start one with `forerun run PLAN`")
@@ -304,7 +304,7 @@ def _refuse_missing(study_dir: Path, create: bool) -> None:
 
 @contextlib.contextmanager
 def _advised(study_dir: Path) -> Iterator[None]:
-    """Corruption told with the file it is in, and what to do about it."""
+    """Add to an error of corruption the file it is in, and what to do about it."""
     try:
         yield
     except LedgerLost:
@@ -312,7 +312,7 @@ def _advised(study_dir: Path) -> Iterator[None]:
     except LedgerCorrupt as error:
         raise LedgerCorrupt(
             f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair {study_dir}` copies the file, "
-            "then saves what its hashes prove"
+            "then keeps every record that its hash proves"
         ) from error
 
 
@@ -329,4 +329,6 @@ def _keep_names(study_dir: Path) -> None:
     try:
         canon.sync_folder(study_dir)
     except OSError as error:
-        raise DiskFull(f"{study_dir}: {error.strerror}: free some space and resume; what is recorded stands") from error
+        raise DiskFull(
+            f"{study_dir}: {error.strerror}: free some space and resume; recorded results are kept"
+        ) from error

@@ -155,7 +155,7 @@ def repair(study_dir: Path, plan: Mapping[str, Json] | None = None) -> Repaired 
         StudyHeld: a driver has it.
         LedgerTooNew, LedgerTooOld: another version wrote it; it may be sound.
         LedgerCorrupt: not even record 0 can be proven, or a record that is proven is none of this version's.
-        DiskFull: there is no room for a second copy; the ledger is as before.
+        DiskFull: the disk is too full for a second copy; the ledger is as before.
         SweepError: the disk does not give the file.
     """
     path = study_dir / LEDGER_NAME
@@ -222,17 +222,17 @@ def _write(study_dir: Path, records: list[Record]) -> Ledger:
         beside.replace(path)
         canon.sync_folder(study_dir)
     except OSError as error:
-        raise DiskFull(f"{path}: {error.strerror}: free some space and repair again; the copy stands") from error
+        raise DiskFull(f"{path}: {error.strerror}: free some space and repair again; the copy is kept") from error
     return ledger
 
 
 def _nothing_proven(study_dir: Path, why: str) -> str:
     copies = sorted(path.name for path in study_dir.glob(f"{LEDGER_NAME}.damaged-*[0-9]"))
-    said = f"{study_dir / LEDGER_NAME}: {why}: restore it from a copy"
-    said += f" (an earlier repair left {', '.join(copies)})" if copies else ""
+    problem = f"{study_dir / LEDGER_NAME}: {why}: restore it from a copy"
+    problem += f" (an earlier repair left {', '.join(copies)})" if copies else ""
     return (
-        f"{said}. {len(curve_ids(study_dir))} curves are left: a curve does not tell what run it is of, so without the "
-        "ledger they prove nothing, and another folder starts anew. Nothing was changed"
+        f"{problem}. {len(curve_ids(study_dir))} curves are left, but a curve does not name its run, so without the "
+        "ledger they cannot be used: else start again in another folder. Nothing was changed"
     )
 
 
@@ -260,9 +260,9 @@ def _content(path: Path) -> bytes:
     """A file's bytes; none if it is not there. Raises SweepError if the disk does not give them."""
     try:
         if path.exists() and not path.is_file():
-            raise SweepError(f"{path} is no plain file: put the ledger back in its place")
+            raise SweepError(f"{path} is not a regular file: put the ledger back in its place")
         return path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise SweepError(
-            f"{path} cannot be read ({error.strerror}): copy what the disk still gives, elsewhere"
+            f"{path} cannot be read ({error.strerror}): copy what can still be read to another disk"
         ) from error

@@ -63,7 +63,7 @@ class StudyView:
         import pyarrow.parquet
 
         if path.suffix not in FORMATS:
-            raise SweepError(f"{path}: a name that ends in {' or '.join(FORMATS)} is wanted")
+            raise SweepError(f"{path}: the name must end in {' or '.join(FORMATS)}")
         buffer = pyarrow.BufferOutputStream()
         if path.suffix == ".csv":
             pyarrow.csv.write_csv(self.table(), buffer)
@@ -72,7 +72,7 @@ class StudyView:
         try:
             canon.write_atomic(path, buffer.getvalue().to_pybytes())
         except OSError as error:
-            raise DiskFull(f"{path}: {error.strerror}: name a folder that exists and has room") from error
+            raise DiskFull(f"{path}: {error.strerror}: name a folder that exists, on a disk with free space") from error
 
 
 def _row(run: Run, imported: bool) -> dict[str, Any]:

@@ -132,9 +132,9 @@ transfer|2|name a PLAN, or a table with --runs FILE
 transfer --runs .|2|suffix
 transfer --runs runs.csv --base-width 7|2|base_size = 7 has no runs
 fit bad.csv|2|row 2
-fit good.csv --level nan|2|level = nan: a number between 0 and 1 is wanted
+fit good.csv --level nan|2|level = nan: must be a number from 0.01 to 0.999
 fit good.csv --bootstrap 0 --out /dev/null/f|2|no such folder
-predict plan.toml --params 1 --tokens 1|2|plan.toml is no fit
+predict plan.toml --params 1 --tokens 1|2|plan.toml is not a fit
 flops --layers 1 --width 65 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_heads = 4 does not divide width = 65
 freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
 verify /dev/zero|2|/dev/zero: cannot be read: it is a device: must be a plain file

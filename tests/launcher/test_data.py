@@ -78,7 +78,7 @@ def test_options_reach_the_readers(folder):
         (["web=web", "code"], "code has no name: give every source one (NAME=code), or none"),
         ([""], "'' names no file or folder"),
         (["web=web", "--weight", "web"], "--weight web: NAME=SHARE is wanted, such as web=0.7"),
-        (["ids.bin"], "ids.bin holds ids and no word of their vocabulary: say --vocab-size"),
+        (["ids.bin"], "ids.bin holds ids and does not state its vocabulary: give --vocab-size"),
     ],
 )
 def test_bad_input_is_two_and_says_what_to_do(folder, monkeypatch, arguments, said):

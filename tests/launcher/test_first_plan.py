@@ -162,4 +162,4 @@ def test_a_vocabulary_smaller_than_its_tokens_is_refused(tmp_path):
     plan, manifest = write_plan(tmp_path), tmp_path / "corpus" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"vocab_size": 256', '"vocab_size": 25'))
     code, _, err = forerun("validate", plan)
-    assert code == 2 and "vocab_size = 25: at least 256 is wanted" in err
+    assert code == 2 and "vocab_size = 25: must be at least 256" in err

@@ -110,7 +110,7 @@ def test_an_added_or_lost_field_is_refused(decision, tmp_path):
 def test_a_decision_adds_up(decision):
     with pytest.raises(SpecError) as caught:
         dataclasses.replace(decision, num_tokens=7, seed=-1)
-    assert caught.value.problems == ["seed = -1: a whole number >= 0 is wanted"]
+    assert caught.value.problems == ["seed = -1: must be a whole number, at least 0"]
     with pytest.raises(SpecError, match="num_tokens = 7: must be 12 steps of 256 tokens"):
         dataclasses.replace(decision, num_tokens=7)
     with pytest.raises(SpecError, match="whole sequences of 32 for each of 3 ranks"):

@@ -37,4 +37,4 @@ def test_a_pipe_in_the_ledgers_place_keeps_nobody_waiting(copied):
     os.mkfifo(path)
     code, body = ask("repair", copied)
     assert code == 2
-    assert "is no plain file" in body["message"]
+    assert "is not a regular file" in body["message"]

@@ -79,8 +79,8 @@ DIVERGED = {
     "a bare nan": ('train(last=3)\nLOG.write(\'{"step": 4, "train_loss": nan}\\n\')', "train_loss is NaN at step 4", 3),
     "inf": ("log(step=1, train_loss='inf')\nsys.exit(3)", "train_loss is inf at step 1", 0),
     "validation": ("train()\nlog(step=N, val_loss=float('nan'))", "val_loss is NaN at step 6", 6),
-    "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)", "loss 6.6 over 6.545 nats", 4),
-    "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "loss 6.6 over 6.545 nats", 6),
+    "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)", "loss 6.6 at step", 4),
+    "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "loss 6.6 at step", 6),
 }
 
 
@@ -107,7 +107,7 @@ FAILED = {
     "no step": ("log(train_loss=3.0)", "without a step"),
     "text": ("log(step=1, train_loss='low')", "'low' at step 1"),
     "negative": ("log(step=1, train_loss=-2.0)", "-2 at step 1"),
-    "odd lines": ("LOG.write('step 1: loss 3\\n' * 3)", "3 lines are no JSON objects"),
+    "odd lines": ("LOG.write('step 1: loss 3\\n' * 3)", "3 lines are not JSON objects"),
     "timeout": ("time.sleep(60)", "timeout_seconds = 3"),
 }  # fmt: skip
 

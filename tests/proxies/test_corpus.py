@@ -85,10 +85,10 @@ def test_identical_documents_count_once(tmp_path):
 
 
 def test_sources_that_give_nothing_are_refused(tmp_path):
-    assert "nowhere is no file or folder" in refusal([tmp_path / "nowhere"], tmp_path / "out")
+    assert "nowhere is not a file or folder" in refusal([tmp_path / "nowhere"], tmp_path / "out")
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "0 documents with text found: in folders, files ending in .txt" in refusal([empty], tmp_path / "out")
+    assert "0 documents with text found: of folders, files ending in .txt" in refusal([empty], tmp_path / "out")
     (empty / "one.txt").write_text("")
     assert "0 new documents" in refusal([empty], tmp_path / "out")
     (empty / "one.txt").write_text("one text alone")
@@ -122,7 +122,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path, at, tokenizer):
     (tmp_path / "b.txt").write_bytes(b"cafe" * (at // 4) + b"caf\xe9 latin")
     path = word_tokenizer(tmp_path / "tokens.json") if tokenizer == "words" else "bytes"
     said = refusal([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out", tokenizer=str(path))
-    assert f"{tmp_path / 'b.txt'} is no text in UTF-8" in said and "0xe9" in said
+    assert f"{tmp_path / 'b.txt'} is not UTF-8 text" in said and "0xe9" in said
 
 
 # Pre-tokenized files
@@ -210,7 +210,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(texts, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", opened)
     said = refusal([texts], tmp_path / "out")
-    assert "train-00000.bin cannot be written: No space left on device" in said and "make room" in said
+    assert "train-00000.bin cannot be written: No space left on device" in said and "free some space" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -284,7 +284,7 @@ def test_files_of_somebody_else_are_not_overwritten(texts, tmp_path):
     out.mkdir()
     (out / "notes.md").write_text("mine")
     (out / "train-00000.bin").write_bytes(b"mine")
-    assert "holds no manifest.json but train-00000.bin, which would be overwritten" in refusal([texts], out)
+    assert "has no manifest.json but has train-00000.bin, which would be overwritten" in refusal([texts], out)
     (out / "train-00000.bin").unlink()
     tokenize([texts], out)
     assert (out / "notes.md").read_text() == "mine"

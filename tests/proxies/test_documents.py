@@ -97,7 +97,7 @@ def test_every_file_that_cannot_be_used_is_said_at_once(tmp_path, monkeypatch):
         find_files(given, ())
     problems = caught.value.problems
     assert len(problems) == 6
-    assert problems[0].endswith("gone is no file or folder") and problems[1].endswith("pipe is no file or folder")
+    assert problems[0].endswith("gone is not a file or folder") and problems[1].endswith("pipe is not a file or folder")
     assert problems[2] == f"{tmp_path / 'locked'} cannot be read: Permission denied"
     assert problems[5] == f"{tmp_path / 'c.txt'} cannot be read: Permission denied"
 

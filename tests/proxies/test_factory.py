@@ -198,10 +198,10 @@ PLANTED = [
     (cases.extra_when_wide, "extra is not in all"),
     (cases.noisy, "dropout"),
     (cases.looks_ahead, "looks ahead"),
-    (cases.unseeded, "head.weight from other values"),
+    (cases.unseeded, "head.weight from different values"),
     (cases.tied_by_hand, "the output multiplier 0.25 cannot be applied"),
     (cases.frozen_head, "head.weight is frozen"),
-    (cases.unused, "spare.weight, spare.bias: no part"),
+    (cases.unused, "spare.weight, spare.bias: does not affect"),
     (cases.fails, "factory_cases.py, line"),
     (cases.fails, "no recipe for width 128"),
     (lambda shape, size: None, "build(shape, forward)"),
@@ -217,7 +217,7 @@ def test_a_planted_mistake_is_named(build, words):
 
 def test_a_tied_readout_cannot_absorb_its_multiplier():
     """The family's shape does not say that this model ties its matrices."""
-    with pytest.raises(FactoryError, match=r'the model has no readout of its own .*: output = "multiplier" is wanted'):
+    with pytest.raises(FactoryError, match=r'the model has no readout of its own .*: set output = "multiplier"'):
         describe(cases.tied_by_hand, factory_spec(WIDE, parametrization=named("mup", output="absorbed")))
     assert describe(cases.mixer, factory_spec(WIDE, parametrization=named("mup", output="absorbed"))).numbers
 

@@ -194,7 +194,7 @@ def test_a_file_written_anew_is_read_anew(tmp_path, how):
 
 def test_what_is_no_such_file(tmp_path):
     (tmp_path / "a.wandb").write_bytes(b"no W&B run at all")
-    with pytest.raises(MetricsError, match="this is no W&B run"):
+    with pytest.raises(MetricsError, match="this is not a W&B run"):
         read("wandb", tmp_path)
     (tmp_path / "a.tfevents").write_bytes(bytes(100))
     with pytest.raises(MetricsError, match=r"a.tfevents: the event at byte 0 is damaged"):

@@ -37,13 +37,13 @@ def test_weight_zero_has_no_turn_and_the_smallest_has():
 def test_every_problem_of_weights_is_said_at_once():
     problems = weight_problems(("web", "code"), {"wbe": 1.0, "web": -1.0, "math": float("nan")})
     assert problems == [
-        "no source is named 'wbe': there are web, code",
-        "no source is named 'math': there are web, code",
+        "no source is named 'wbe': the sources are web, code",
+        "no source is named 'math': the sources are web, code",
         "source 'code' has no weight: give each source one",
-        "weight of 'web' is -1.0: a finite number >= 0 is wanted",
-        "weight of 'math' is nan: a finite number >= 0 is wanted",
+        "weight of 'web' is -1.0: must be a finite number, at least 0",
+        "weight of 'math' is nan: must be a finite number, at least 0",
     ]
-    assert "add up to nothing" in weight_problems(("a", "b"), {"a": 0, "b": 0.0})[0]
+    assert "add up to 0" in weight_problems(("a", "b"), {"a": 0, "b": 0.0})[0]
     assert weight_problems(("a", "b"), {"a": 0, "b": 5}) == []
     for odd in (True, "1", None, float("inf")):
         assert len(weight_problems(("a",), {"a": odd})) == 1

@@ -44,7 +44,7 @@ def test_documents_do_not_depend_on_how_the_file_is_read(tmp_path, monkeypatch):
 def test_a_file_cut_by_bytes_is_refused(tmp_path, cut):
     path = llm_c(tmp_path / "a.bin", [1, 2, 3])
     path.write_bytes(path.read_bytes()[:-cut])
-    assert f"{path} h" in refusal(contents, path) and "cut off" in refusal(contents, path)
+    assert f"{path} h" in refusal(contents, path) and "truncated" in refusal(contents, path)
 
 
 @pytest.mark.parametrize("write", [nanogpt, llm_c])
@@ -69,8 +69,8 @@ def test_the_vocabulary_is_said_or_implied(tmp_path):
     assert vocabulary([raw], 65) == (65, None)
     assert vocabulary([raw], 65, 3) == (65, 3)
     assert vocabulary([gpt2], 50304, 7) == (50304, 7)
-    assert "holds ids and no word of their vocabulary: say --vocab-size" in refusal(vocabulary, [raw])
-    assert "are of GPT-2 and of Llama 3: tokenize them apart" in refusal(vocabulary, [gpt2, llama])
+    assert "holds ids and does not state its vocabulary: give --vocab-size" in refusal(vocabulary, [raw])
+    assert "hold ids of both GPT-2 and Llama 3" in refusal(vocabulary, [gpt2, llama])
     assert "--end-id 65 is outside the vocabulary of 65" in refusal(vocabulary, [raw], 65, 65)
     said = refusal(vocabulary, [raw, gpt2], 65537)
     assert f"{raw} holds uint16 ids, 65536 at most: a vocabulary of 65537 does not fit" in said and str(gpt2) in said

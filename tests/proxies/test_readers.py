@@ -33,9 +33,9 @@ def test_jsonl_gives_a_document_per_line(tmp_path):
     "line, message",
     [
         ("{", "line 3: not JSON"),
-        ('{"text": NaN}', "line 3: NaN is not a number"),
-        ('{"body": "a"}', "line 3: an object with a string `text` is wanted (--text-key names another key)"),
-        ('{"text": 5}', "line 3: an object with a string"),
+        ('{"text": NaN}', "line 3: NaN is not allowed"),
+        ('{"body": "a"}', "line 3: must be an object with a string `text` (--text-key names another key)"),
+        ('{"text": 5}', "line 3: must be an object with a string"),
         ('{"text": "\\ud83d"}', "line 3: `text` holds half a surrogate pair"),
         (b'{"text": "\xff"}', "line 3: not JSON"),
     ],
@@ -107,7 +107,7 @@ def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", "b"], "content")
     assert "has no column 'text': name one of id, content with --text-key" in refusal(path)
     id_key = ReaderOptions(text_key="id", vocab_size=1, end_id=None)
-    assert "column 'id' holds 0, no text" in refusal(path, id_key)
+    assert "column 'id' holds 0, not text" in refusal(path, id_key)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     assert "cannot be read as parquet" in refusal(path)

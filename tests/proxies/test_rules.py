@@ -132,7 +132,7 @@ def test_powers():
     assert powers.at(Ratios(width=4, depth=9, batch=2, duration=3)) == pytest.approx(0.25 * 3 * 2 * 3**-0.28)
     assert powers.times(Powers(width=1, duration=0.28)) == Powers(depth=0.5, batch=1)
     assert powers.at(Ratios()) == 1.0
-    with pytest.raises(SpecError, match=r"width = 0: .* > 0 is wanted; depth = nan"):
+    with pytest.raises(SpecError, match=r"width = 0: must be a finite number, above 0; depth = nan"):
         Ratios(width=0, depth=float("nan"))
 
 
@@ -183,12 +183,12 @@ def test_bad_names_and_choices_are_said_at_once():
         named("complete_p", depth_alfa=0.5, eps="some", depth_alpha=0.3, rate_batch_power=3)
     assert caught.value.problems == [
         "parametrization = 'complete_p': did you mean completep?",
-        "depth_alfa is no choice: did you mean depth_alpha?",
-        "eps = 'some': one of unscaled, hidden, blocks, all, completedp is wanted",
-        "rate_batch_power = 3: a finite number >= -2 and <= 2 is wanted",
-        "depth_alpha = 0.3: a finite number >= 0.5 and <= 1 is wanted",
+        "depth_alfa is not an option: did you mean depth_alpha?",
+        "eps = 'some': must be one of unscaled, hidden, blocks, all, completedp",
+        "rate_batch_power = 3: must be a finite number, at least -2 and at most 2",
+        "depth_alpha = 0.3: must be a finite number, at least 0.5 and at most 1",
     ]
-    with pytest.raises(SpecError, match="one of sp, mup, mup_no_wd_scaling, completep, completedp, umup is wanted"):
+    with pytest.raises(SpecError, match="must be one of sp, mup, mup_no_wd_scaling, completep, completedp, umup"):
         named("zzz")
 
 

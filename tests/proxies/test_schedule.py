@@ -84,8 +84,8 @@ def test_exact_values_at_the_edges():
     [
         ({"warmup_steps": 11}, "warmup_steps = 11 and decay_steps = 0 exceed num_steps = 10"),
         ({"kind": "wsd", "warmup_steps": 5, "decay_steps": 6}, "warmup_steps = 5 and decay_steps = 6 exceed"),
-        ({"kind": "wsd"}, "decay_steps = 0: `wsd` needs some"),
-        ({"final_fraction": 1.1}, "final_fraction = 1.1: a finite number >= 0 and <= 1"),
+        ({"kind": "wsd"}, "decay_steps = 0: must be at least 1"),
+        ({"final_fraction": 1.1}, "final_fraction = 1.1: must be a finite number, at least 0 and at most 1"),
         ({"batch_warmup_steps": 4}, "batch_warmup_steps = 4 with batch_warmup_stages = 1"),
         ({"batch_warmup_steps": 2, "batch_warmup_stages": 4}, "batch_warmup_steps = 2 with batch_warmup_stages = 4"),
         ({"batch_warmup_steps": 11, "batch_warmup_stages": 2}, "batch_warmup_steps = 11 with"),

@@ -40,7 +40,7 @@ def test_a_shape_says_every_problem_at_once():
         ({"num_heads": 3}, "num_heads = 3 does not divide width = 16"),
         ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 4"),
         ({"num_heads": 16}, "head_dim = 1 is odd"),
-        ({"num_layers": 10_001}, "num_layers = 10001: at most 10000 are wanted"),
+        ({"num_layers": 10_001}, "num_layers = 10001: must be at most 10000"),
     ],
 )
 def test_a_shape_must_add_up(changes, problem):
@@ -57,7 +57,7 @@ def test_another_width_keeps_the_ratios():
 @pytest.mark.parametrize(
     "shape, width, problem",
     [
-        (BASE, 20, "width = 20 is no multiple of the head dim 8"),
+        (BASE, 20, "width = 20 is not a multiple of the head dim 8"),
         (BASE, 24, "width = 24 has 3 heads, not a multiple of 2 per kv head"),
         (dataclasses.replace(BASE, ffn_width=45), 24, "width = 24 gives the FFN width 67.5"),
     ],

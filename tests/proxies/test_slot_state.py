@@ -230,7 +230,7 @@ def assert_put_aside(folder, spec, path):
     step, notes = found(folder, spec)
     assert step == 2
     said = (
-        f"checkpoint {path.name[:22]} of run {spec.id[:12]} is not used: it is damaged: its bytes do not have its hash"
+        f"checkpoint {path.name[:22]} of run {spec.id[:12]} is not used: it is damaged: its bytes do not match its hash"
     )
     assert notes == [said]
     path.with_name(path.name + ".aside").rename(path)
@@ -263,7 +263,7 @@ def test_a_foreign_one_is_put_aside_with_what_is_foreign(saved, tokens):
     store(folder, stranger.state(0))
     step, notes = found(folder, spec)
     assert step is None
-    assert notes[0].endswith(f"it is of run {other.id[:12]}")
+    assert notes[0].endswith(f"it belongs to run {other.id[:12]}")
 
 
 def test_tensors_of_another_shape_are_refused_and_the_slot_stays_free(saved, tokens):

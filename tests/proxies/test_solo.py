@@ -213,7 +213,7 @@ def test_a_warming_batch_is_the_loop_written_by_hand(store):
     assert distance(train(dataclasses.replace(spec, numerics=parts), store), (result, curve)) < 1e-12
 
 
-@pytest.mark.parametrize(("learning_rate", "said"), [(1e3, "over 6.545 nats"), (1e30, "not finite at step")])
+@pytest.mark.parametrize(("learning_rate", "said"), [(1e3, "above 6.545 nats"), (1e30, "not finite at step")])
 def test_a_diverging_run_is_data(store, learning_rate, said):
     spec = spec_of(store, learning_rate=learning_rate, clip_norm=None, weight_decay=0.0, num_steps=20)
     result, curve = train(spec, store)
@@ -242,7 +242,7 @@ def test_nan_at_a_step_is_named_and_never_stepped_on(store):
 def test_runs_that_are_not_for_it_are_refused_all_at_once(store):
     shape, base = (dataclasses.replace(each, vocab_size=100) for each in (DEEP, BASE))
     other = dataclasses.replace(spec_of(store), data_id="f" * 64, shape=shape, base_shape=base)
-    with pytest.raises(ValueError, match=r"slot 1 .*is of another corpus; vocab_size = 100 is smaller"):
+    with pytest.raises(ValueError, match=r"slot 1 .*uses another corpus; vocab_size = 100 is smaller"):
         Solo(store, device="cpu").admit(1, other)
 
 

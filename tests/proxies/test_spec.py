@@ -113,10 +113,10 @@ def test_a_run_says_every_problem_at_once():
         ({"factory": Factory(target="a:b", source_sha256="0" * 64),
           "numerics": Numerics(activation_checkpointing=True)}, "activation_checkpointing"),
         ({"schedule": Schedule(kind="cosine", num_steps=9, batch_warmup_steps=4, batch_warmup_stages=2)},
-         "num_slots = 8: batch warmup wants one"),
-        ({"numerics": Numerics(microbatch_tokens=96)}, "microbatch_tokens = 96: whole sequences of 64, dividing 1024"),
+         "num_slots = 8: batch warmup needs one"),
+        ({"numerics": Numerics(microbatch_tokens=96)}, "microbatch_tokens = 96: must be a multiple of"),
         ({"schedule": Schedule(kind="cosine", num_steps=9, batch_warmup_steps=4, batch_warmup_stages=3),
-          "numerics": Numerics()}, "batch_tokens = 1024 is no multiple of seq_len = 64 times batch_warmup_stages = 3"),
+          "numerics": Numerics()}, "batch_tokens = 1024 is not a multiple of seq_len = 64 times"),
     ],
 )  # fmt: skip
 def test_runs_that_do_not_hold_together(changes, problem):

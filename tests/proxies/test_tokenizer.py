@@ -20,10 +20,10 @@ def test_the_end_token_is_found_or_named(tmp_path):
     several = word_tokenizer(tmp_path / "a.json", ("<pad>", "</s>", "<|im_end|>"))
     assert load_tokenizer(str(several)).end_id == 11
     assert load_tokenizer(str(several), "<|im_end|>").end_id == 12
-    with pytest.raises(DataError, match=r"a.json knows no token <eot>: say with --end-token which"):
+    with pytest.raises(DataError, match=r"a.json has no token <eot>: name with --end-token"):
         load_tokenizer(str(several), "<eot>")
     none = word_tokenizer(tmp_path / "b.json", ())
-    with pytest.raises(DataError, match=r"b.json knows no token <|endoftext|> or .*: say with --end-token"):
+    with pytest.raises(DataError, match=r"b.json has no token <|endoftext|> or .*: name with --end-token"):
         load_tokenizer(str(none))
     with pytest.raises(DataError, match="the byte tokenizer ends documents by NUL"):
         load_tokenizer("bytes", "</s>")
@@ -34,5 +34,5 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
         load_tokenizer(str(tmp_path / "gone.json"))
     for content in (b"", b"{}", b"\xff\xfe", b'{"version": "1.0"}'):
         (tmp_path / "bad.json").write_bytes(content)
-        with pytest.raises(DataError, match=r"bad.json is no tokenizer.json"):
+        with pytest.raises(DataError, match=r"bad.json is not a tokenizer.json"):
             load_tokenizer(str(tmp_path / "bad.json"))

@@ -48,7 +48,7 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path, content, message):
 def test_a_manifest_of_another_schema_is_refused(small):
     text = (small / "manifest.json").read_text()
     (small / "manifest.json").write_text(text.replace('"schema_version": 3', '"schema_version": 4'))
-    assert "schema_version = 4: 3 is read: remove the folder" in problem(small)
+    assert "schema_version = 4: must be 3: remove the folder" in problem(small)
 
 
 def test_a_shard_cut_by_a_byte_or_grown_is_refused(small):
@@ -67,7 +67,7 @@ def test_a_flipped_byte_is_refused(small):
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(bytes(content))
-    assert "validation-00000.bin does not have the manifest's hash" in problem(small)
+    assert "validation-00000.bin does not match the manifest's hash" in problem(small)
 
 
 def test_a_sequence_depends_on_its_place_in_the_run_alone(store):
@@ -142,7 +142,7 @@ def test_validation_windows_are_the_same_spread_for_everybody(store):
     num_windows = store.num_windows("validation", 16)
     every = store.validation_batch(num_sequences=num_windows, seq_len=16)
     assert np.array_equal(batch, every[[i * num_windows // 10 for i in range(10)]])
-    with pytest.raises(DataError, match=f"holds {num_windows} windows of 16 tokens, {num_windows + 1} are wanted"):
+    with pytest.raises(DataError, match=f"holds {num_windows} windows of 16 tokens: {num_windows + 1} are needed"):
         store.validation_batch(num_sequences=num_windows + 1, seq_len=16)
 
 
@@ -203,7 +203,7 @@ def test_other_weights_are_another_corpus(mixed):
     with pytest.raises(DataError) as caught:
         TokenStore(mixed, weights={"wbe": 1, "web": -1, "code": float("inf")})
     assert len(caught.value.problems) == 4
-    with pytest.raises(DataError, match="add up to nothing"):
+    with pytest.raises(DataError, match="add up to 0"):
         stored.reweighted(dict.fromkeys(stored.names, 0.0))
 
 
@@ -213,7 +213,7 @@ def test_a_tokenizer_that_is_gone_or_another_is_refused(small):
     with pytest.raises(CorruptCorpusError, match=r"tokenizer\.json is missing; run `forerun tokenize` again"):
         TokenStore(small)
     (small / "tokenizer.json").write_bytes(b"{ }")
-    with pytest.raises(CorruptCorpusError, match=r"tokenizer\.json does not have the manifest's hash"):
+    with pytest.raises(CorruptCorpusError, match=r"tokenizer\.json does not match the manifest's hash"):
         TokenStore(small)
     (small / "tokenizer.json").write_bytes(b"{}")
     assert TokenStore(small).manifest == manifest

@@ -39,7 +39,7 @@ def test_an_edit_is_refused_by_name(tmp_path, changes):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"kind": "forerun.fit/4"}, "this is no fit: `forerun fit RUNS --out"),
+        ({"kind": "forerun.fit/4"}, "this is not a fit: `forerun fit RUNS --out"),
         ({"kind": "forerun.fit_file/9"}, f"this one reads {FILE_KIND}"),
     ],
 )
@@ -54,7 +54,7 @@ def test_errors_name_the_path(tmp_path):
     with pytest.raises(FitFileError, match=r"gone\.json cannot be read: No such file"):
         read(tmp_path / "gone.json")
     (tmp_path / "text.json").write_text("{oops")
-    with pytest.raises(FitFileError, match=r"text\.json is no fit"):
+    with pytest.raises(FitFileError, match=r"text\.json is not a fit"):
         read(tmp_path / "text.json")
     with pytest.raises(OSError, match="No space left on device") as caught:
         write(Path("/dev/full"), FIT)

@@ -48,7 +48,7 @@ def test_every_bad_cell_is_told_at_once(tmp_path):
         ("row 5,", "loss", "missing"),
         ("row 6,", "weight", "missing"), ("row 7,", "params", "1_000"), ("row 7,", "loss", "0.0"),
         ("row 7,", "weight", "nan"),
-        ("row 8 ", "5 cells", "4 are wanted"),
+        ("row 8 ", "5 cells", "must have 4"),
     ]  # fmt: skip
     for parts in wanted:
         assert any(all(part in problem for part in parts) for problem in said), (parts, said)

@@ -25,7 +25,7 @@ def test_an_end_of_the_interval_is_its_quantile_away():
 
 
 def test_a_forecast_without_an_interval_is_refused_with_its_numbers():
-    with pytest.raises(SpecError, match=r"predicted_nats = 2.0: not between its ends \[2.0, 2.2\]"):
+    with pytest.raises(SpecError, match=r"predicted_nats = 2.0: must lie between its ends \[2.0, 2.2\]"):
         foretold(2.1, low=2.0)
     with pytest.raises(SpecError) as error:
         foretold(-1.0, level=1.0)

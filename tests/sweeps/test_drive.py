@@ -122,9 +122,7 @@ def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(
     with pytest.raises(RunsFail) as caught:
         study.drive(specs)
     assert "lost 3 times, the last: your code failed: it went wrong" in str(caught.value)
-    assert "What to do: mend it, then give the same command again\n  | loading\n  | model.py, line 3" in str(
-        caught.value
-    )
+    assert "What to do: fix it, then run the same command again\n  | loading\n  | model.py, line 3" in str(caught.value)
     assert len(failing.calls) == 3 and study.ledger.results() == {}
     scripted(study, lambda pool, call, number: error("user_code") if number < 2 else pool.ends())
     assert dict(study.drive(specs)) == expected(specs), "what was mended gets all its attempts"
@@ -132,7 +130,7 @@ def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(
 
 def test_bad_data_refuses_the_study_and_costs_no_attempt(study):
     scripted(study, lambda pool, call, number: error("bad_data", "train-00000.bin is short", refused=True))
-    with pytest.raises(RunsFail, match=r"bad data: train-00000.bin is short. What has ended is recorded; mend it"):
+    with pytest.raises(RunsFail, match=r"bad data: train-00000.bin is short. Ended runs are recorded"):
         study.drive(make_specs(1))
     assert lost_records(study) == []
 
@@ -179,7 +177,7 @@ def test_whoever_does_not_wait_to_be_looked_at_is_not_believed(tmp_path, study):
     results = study.drive(Looking(specs, bank_key))
     assert dict(results) == expected(specs[::2]) | {specs[1].id: results[specs[1].id]}
     assert results[specs[1].id].status == "failed"
-    assert "it does not wait where it is to be looked at" in lost_records(study)[0]["detail"]
+    assert "it did not pause at the step" in lost_records(study)[0]["detail"]
 
 
 def test_whoever_does_not_prune_has_what_was_pruned_run_whole(study):

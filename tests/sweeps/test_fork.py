@@ -72,7 +72,7 @@ def test_the_study_itself_is_no_parent(tmp_path, parent_dir):
     (tmp_path / "hard").mkdir()
     (tmp_path / "hard" / LEDGER_NAME).hardlink_to(parent_dir / LEDGER_NAME)
     for folder in (parent_dir, tmp_path / "link", tmp_path / "hard"):
-        with pytest.raises(ForkRefused, match="this is the study itself"):
+        with pytest.raises(ForkRefused, match="this is the same study"):
             read_parent(folder, parent_dir, SAME)
 
 

@@ -82,7 +82,7 @@ def test_a_second_driver_is_told_who_holds_the_study(ledger, tmp_path):
 def test_a_driver_that_was_taken_over_commits_nothing(ledger, tmp_path):
     (tmp_path / LOCK_NAME).unlink()  # an operator, or a filesystem without locks
     with Ledger.open(tmp_path, PLAN, create=False) as other:
-        with pytest.raises(StaleDriver, match="taken this study over"):
+        with pytest.raises(StaleDriver, match="taken over this study"):
             ledger.append("note", "0", "from the stale one")
         other.append("note", "0", "from the new one")
     assert [record.body for record in Ledger.read(tmp_path).records("note")] == ["from the new one"]

@@ -93,17 +93,15 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
 def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
     where, factory = WorkerPlacement(address=joined.address), FakeHostFactory(str(tmp_path / "diary"))
     head = next(pid for pid in joined.pids("raylet/raylet") if "--head" in processes(joined.folder)[pid])
-    for unreadable, said in (False, "the corpus is not there"), (True, "our code does not run there"):
-        with pytest.raises(ClusterUnfit, match=f"2 nodes were asked.*\n  .*: {said}") as refusal:
+    for unreadable, said in (False, "the corpus is not there"), (True, "forerun does not run there"):
+        with pytest.raises(ClusterUnfit, match=f"2 nodes were checked.*\n  .*: {said}") as refusal:
             RayPool(0, factory, place=where, node_check=Refusal(head, unreadable))
         assert str(refusal.value).count("\n") == 1, "the first node has no problem"
 
 
 def test_what_there_is_no_room_for(tmp_path, joined):
     factory = FakeHostFactory(str(tmp_path / "diary"))
-    with pytest.raises(
-        ClusterUnfit, match=r"num_workers = 9: there is room for 3 workers of CPU 1 each(?s:.*)\n.*2 CPUs"
-    ):
+    with pytest.raises(ClusterUnfit, match=r"num_workers = 9: 3 workers of CPU 1 each(?s:.*)\n.*2 CPUs"):
         RayPool(9, factory, place=WorkerPlacement(address=joined.address))
     with pytest.raises(ClusterUnfit, match=r"room for 0 workers of CPU 2, GPU 0\.5 each"):
         RayPool(0, factory, place=WorkerPlacement(address=joined.address, worker_cpus=2, worker_gpus=0.5))
@@ -155,16 +153,16 @@ def test_devices_by_share(joined, worker_gpus, num_workers, sees):
 def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
     factory = FakeHostFactory(str(tmp_path / "diary"))
     began = time.monotonic()
-    with pytest.raises(ClusterUnfit, match=r"cluster.address = '127.0.0.1:1': nobody answers"):
+    with pytest.raises(ClusterUnfit, match=r"cluster.address = '127.0.0.1:1': nothing answers"):
         RayPool(1, factory, place=WorkerPlacement(address="127.0.0.1:1"))
     with pytest.raises(ClusterUnfit, match="Invalid address format"):
         RayPool(1, factory, place=WorkerPlacement(address="nonsense"))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-    with pytest.raises(ClusterUnfit, match="wants another token: set RAY_AUTH_MODE=token"):
+    with pytest.raises(ClusterUnfit, match="refuses this token: set RAY_AUTH_MODE=token"):
         RayPool(1, factory, place=WorkerPlacement(address=joined.address))
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(ClusterUnfit, match="wants another token"):
+    with pytest.raises(ClusterUnfit, match="refuses this token"):
         RayPool(1, factory, place=WorkerPlacement(address=joined.address))
     assert time.monotonic() - began < 30
 
@@ -199,7 +197,7 @@ def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
     process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
     assert len(workers(joined)) == 2
     whole = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
-    said = r"room for 2 workers of .*, for 0 of them now(?s:.*)Others hold the rest, and gave none back in 3 s"
+    said = r"2 workers of .* fit, 0 of them now(?s:.*)Other jobs hold the rest, and released nothing in 3 s"
     with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
         patch.setattr(ray_start, "IDLE_SECONDS", 3.0)
         RayPool(2, DeviceHost, place=whole)

@@ -136,4 +136,4 @@ def test_a_run_that_may_come_near_the_best_goes_on():
     with mock.patch.object(pruning, "_predicted", lambda *args: near):
         assert asked(winner(), seen, 100) == ""
         with mock.patch.object(pruning, "MARGIN_NATS", 0.0):
-            assert "within 0 of that" in asked(winner(), seen, 100)
+            assert "within 0 of the best" in asked(winner(), seen, 100)

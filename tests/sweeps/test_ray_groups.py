@@ -35,7 +35,7 @@ def test_there_is_room_for_what_is_dealt():
         num_workers = room(TWO, place)
         assert num_workers == 3 * int(1 / share + 1e-9)
         assert sum(count for *_, count in dealt(TWO, place, num_workers)) == num_workers
-        with pytest.raises(ValueError, match=f"no room for 1 of {num_workers + 1}"):
+        with pytest.raises(ValueError, match=f"1 of {num_workers + 1} workers do not fit"):
             dealt(TWO, place, num_workers + 1)
 
 

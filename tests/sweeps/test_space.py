@@ -49,6 +49,6 @@ def test_every_problem_at_once():
     with pytest.raises(SpecError) as caught:
         usual((0.0, 1.0), (0.3, 0.1), (1.0, math.nan), ranges={"zzz": (1, 2)}, can_be_off=("learning_rate",))
     assert len(caught.value.problems) == 4
-    assert "learning_rate cannot be off" in str(caught.value) and "zzz is no axis" in str(caught.value)
+    assert "learning_rate cannot be off" in str(caught.value) and "zzz is not a hyperparameter" in str(caught.value)
     with pytest.raises(SpecError, match=r"learning_rate = \[0.0, 1.0\]"):
         usual((0.0, 1.0))

@@ -22,7 +22,7 @@ def test_the_largest_slice_is_judged_and_the_rest_is_said(table):
     rows = grid((32, 64), (0.1, 0.2), (1,)) + grid((32, 64, 128), (0.1, 0.2), (0.5,)) + grid((256,), (0.1,), (4,))
     found = table("width,lr,clip,loss", rows)
     assert sorted({p.size for p in found.points}) == [32, 64, 128] and len(found.points) == 6
-    assert found.notes[-1] == ("6 of 11 runs are judged, those at clip 0.5; the others are left aside")
+    assert found.notes[-1] == ("6 of 11 runs are judged, those at clip 0.5; the others are not used")
 
 
 def test_no_two_sizes_alike_are_refused(table):
@@ -37,7 +37,7 @@ def test_what_changes_with_the_size_goes_along_and_is_said(table):
     found = table("width,params,depth,wd,lr,loss", rows, axis="width")
     assert len(found.points) == 6
     assert "those at depth 2" in found.notes[-2]
-    assert found.notes[-1].startswith("along with the width goes params, wd: ")
+    assert found.notes[-1].startswith("params, wd changes together with width: ")
 
 
 def test_a_whole_family_grows_in_parameters(table):

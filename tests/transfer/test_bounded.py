@@ -86,9 +86,9 @@ def test_a_rule_carries_the_value_to_every_size():
 
 
 @pytest.mark.parametrize(("change", "others", "said"), [
-    (lambda p: p, {"power": None}, "an exponent to be measured"),
+    (lambda p: p, {"power": None}, "measuring the exponent"),
     (lambda p: p, {"transferred_log2": 3.0}, "the transferred value, 8 at the base, is beyond those"),
-    (lambda p: [q for q in p if q.size == BASE], {}, "one width only"),
+    (lambda p: [q for q in p if q.size == BASE], {}, "only one width"),
     (lambda p: [q for q in p if q.seed == 0 and abs(q.log2_value) < 2 and q.size < 128], {}, "too few runs"),
     (lambda p: [dataclasses.replace(q, loss_nats=None) if (q.size, q.seed, q.log2_value) == (128, 1, 0.0) else q
                 for q in p], {}, "width 128: a run at the transferred value, 1 at the base, diverged"),

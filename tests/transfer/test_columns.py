@@ -41,8 +41,8 @@ def test_what_may_be_meant_is_listed_all_at_once(read):
     with pytest.raises(TableError) as caught:
         read(GRID)
     assert caught.value.problems == [
-        "which axis is meant? width, depth may be: name one with --axis",
-        "which hyperparameter is meant? clip_norm, weight_decay may be: name one with --hyperparameter",
+        "the axis may be width, depth: name one with --axis",
+        "the hyperparameter may be clip_norm, weight_decay: name one with --hyperparameter",
     ]
     found = read(GRID, axis="depth", hyperparameter="weight_decay")
     assert (found.axis, found.hyperparameter, len(found.points)) == ("depth", "weight_decay", 4)

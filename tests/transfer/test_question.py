@@ -30,7 +30,7 @@ def test_octaves_of_a_beta_are_of_its_memory():
 def test_a_value_without_a_logarithm_is_named(name, value):
     with pytest.raises(TransferError) as caught:
         to_log2(name, value)
-    assert str(caught.value) == f"{name} = {value}: it has no octaves"
+    assert str(caught.value) == f"{name} = {value}: this value has no octaves"
 
 
 def test_everything_wrong_is_said_at_once():

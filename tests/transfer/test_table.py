@@ -30,7 +30,7 @@ def test_what_is_off_is_left_aside_and_said(read):
     text = "width,clip,loss\n" + "".join(f"{w},{c},3\n" for w in (32, 64) for c in (0, 0.5, 1))
     found = read(text)
     assert [p.log2_value for p in found.points] == [-1, 0, -1, 0]
-    assert "2 runs left aside: clip 0 is off, and at no octave" in found.notes
+    assert "2 runs not used: clip = 0 means off, which has no octave" in found.notes
     with pytest.raises(TableError, match="every clip is 0"):
         read("width,clip,loss\n32,0,3\n64,0,3\n")
 

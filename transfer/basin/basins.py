@@ -1,7 +1,7 @@
-"""What the runs say about the valleys of all sizes together: numbers in, posterior draws out.
+"""What the runs say about the basins of all sizes together: numbers in, posterior draws out.
 
-Given a shape (`transfer.basin.shapes`), the minimum m and the noise, a valley `a + k h(x - m)` is linear, so a and k >
-0 are integrated exactly: a, and the valley's depth over the rates that were run, k |h|, have flat priors. The rest lies
+Given a shape (`transfer.basin.shapes`), the minimum m and the noise, a basin `a + k h(x - m)` is linear, so a and k >
+0 are integrated exactly: a, and the basin's depth over the rates that were run, k |h|, have flat priors. The rest lies
 on grids: the shape, one for all sizes; m, over the rates and an octave beyond; the noise, pooled. A shape that the runs
 identify costs nothing; where they do not, all that fit share the posterior, and the minimum is as unsure as that.
 
@@ -45,7 +45,7 @@ DOUBTFUL = 12.0
 NEGLIGIBLE = 10.0
 """Log likelihood below the best at which a shape or an optimum is given up."""
 LOG_ODDS = 2.0
-"""Prior log odds that valleys are trusted throughout."""
+"""Prior log odds that basins are trusted throughout."""
 CREDIBLE_NOISE_NATS = 5e-4
 """A fit may be better than this by luck: nothing is given up for that."""
 OFF_KINKED, OFF_LOPSIDED = 0.05, 0.1
@@ -55,12 +55,12 @@ on 330 random grids of cliffs, quartics, floors and others, optima are covered .
 KINKED = ("powers", "walls", "cliffs")
 OFF_STEPS = 33
 CERTAIN_DEPTH = 6.0
-"""A valley so many standard deviations deep has no chance of being upside down."""
+"""A basin so many standard deviations deep has no chance of being upside down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BasinPosterior:
-    """Posterior of W valleys, D = draws + 1 rows: row 0 is the point estimate, the others are draws."""
+    """Posterior of W basins, D = draws + 1 rows: row 0 is the point estimate, the others are draws."""
 
     optimum: Floats
     """(D, W) log2 of the hyperparameter; but for `off_shape`, at most an octave outside the values that were run."""
@@ -75,12 +75,12 @@ class BasinPosterior:
     minimum_nats: Floats
     """(W,) fitted loss at the optimum, mean over seeds."""
     noise_nats: float
-    """Standard deviation of one run about its valley, near the minimum."""
+    """Standard deviation of one run about its basin, near the minimum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Grid:
-    """A size, M places where its optimum may lie, and depth and norm of its valley for each of S shapes (S, M)."""
+    """A size, M places where its optimum may lie, and depth and norm of its basin for each of S shapes (S, M)."""
 
     size: ReducedRuns
     optimum: Floats
@@ -94,7 +94,7 @@ class _Grid:
 
     @property
     def misfit(self) -> Floats:
-        """Squares left unexplained (S, M); a valley upside down explains nothing."""
+        """Squares left unexplained (S, M); a basin upside down explains nothing."""
         return np.maximum(self.size.squares - np.maximum(self.depth, 0.0) ** 2, 0.0)
 
 
@@ -128,7 +128,7 @@ class _Look:
 
 
 def _fit(size: ReducedRuns, h: Floats) -> tuple[Floats, Floats]:
-    """Depth of valleys h (..., R), |h| times their curvature, by least squares, and |h|."""
+    """Depth of basins h (..., R), |h| times their curvature, by least squares, and |h|."""
     flat = h.reshape(-1, h.shape[-1])
     norm = np.sqrt(np.maximum(np.einsum("ij,ij->i", flat @ size.information, flat), 1e-12))
     return ((flat @ size.score) / norm).reshape(h.shape[:-1]), norm.reshape(h.shape[:-1])
@@ -216,7 +216,7 @@ def _log_sum(log_terms: Floats) -> Floats:
 
 
 def _log_weight(grid: _Grid, depth: Floats, variance: Floats) -> Floats:
-    """Log likelihood of (shape, optimum) for a variance, the valley's depth integrated over positive values."""
+    """Log likelihood of (shape, optimum) for a variance, the basin's depth integrated over positive values."""
     size = grid.size
     log_likelihood = -0.5 * (size.squares - depth**2) / variance - 0.5 * (len(size.rates) - 2) * np.log(variance)
     if depth.min() < CERTAIN_DEPTH * np.sqrt(variance.max()):
@@ -258,7 +258,7 @@ def _off_shape(shape: Ints, step: float, rng: np.random.Generator) -> Floats:
     """How far each row's optima lie off those of its shape (D,), none in row 0.
 
     Nobody ran what lies between two values. A curve may differ there from a shape by a share of its rise over one step:
-    of a flat floor the optimum then moves far, of a steep valley little, and alike at all sizes. The share is larger
+    of a flat floor the optimum then moves far, of a steep basin little, and alike at all sizes. The share is larger
     where the two sides differ, and where a kink may stand elsewhere than the shape has it.
     """
     low, high = rise(np.array([[-step], [step]]), np.ones(1), shape)

@@ -1,4 +1,4 @@
-"""The runs of one size as a valley sees them, and the noise about it."""
+"""The runs of one size as a basin sees them, and the noise about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ there are hardly more runs than numbers to fit."""
 FEW_DEGREES = 8
 """With fewer degrees of freedom the grid of the noise holds all that the prior allows."""
 MISFIT_SHARE = 0.5
-"""Prior probability that no shape fits, so that the variance about the valley is above that between seeds..."""
+"""Prior probability that no shape fits, so that the variance about the basin is above that between seeds..."""
 MISFIT_EFOLDS = 1.0
 """... by so many e-folds, in the mean."""
 NUM_VARIANCES = 16
@@ -72,7 +72,7 @@ class ReducedRuns:
 
 
 def noise_growth(sizes: Sequence[SizeRuns]) -> float:
-    """How far up a valley the noise has doubled its variance, in nats above the best rate: the likeliest by the seeds.
+    """How far up a basin the noise has doubled its variance, in nats above the best rate: the likeliest by the seeds.
 
     Near divergence seeds part by ten times what they do at the minimum, and one such rate would make all noise large.
     """
@@ -129,7 +129,7 @@ def reduce_runs(runs: SizeRuns, growth_nats: float = math.inf) -> ReducedRuns:
 
 
 def distrust(size: ReducedRuns, trust_nats: float) -> ReducedRuns:
-    """The same runs where a valley of our shapes is trusted near its minimum only.
+    """The same runs where a basin of our shapes is trusted near its minimum only.
 
     Each rate gets a deviation of its own, that its seeds share, so that its mean loss at `trust_nats` above the best
     has twice the standard deviation of noise alone, and one further up much more.
@@ -151,7 +151,7 @@ def distrust(size: ReducedRuns, trust_nats: float) -> ReducedRuns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseGrid:
-    """Grid of the variance of one run about its valley, and what the seeds alone say of it."""
+    """Grid of the variance of one run about its basin, and what the seeds alone say of it."""
 
     variance: Floats
     log_prior: Floats

@@ -19,7 +19,7 @@ EndName = Literal["lower", "upper"]
 OptimumStatus = Literal["ok", "edge", "flat", "too_few"]
 
 MIN_RATES = 4
-"""A valley has three parameters; a fourth rate shows whether it is one."""
+"""A basin has three parameters; a fourth rate shows whether it is one."""
 FEWEST_RATES = 3
 """Enough at a size where others have four, and so say what the noise is."""
 HALF_WINDOW_OCTAVES, MOST_EXCESS_NATS = 4.5, 1.0
@@ -37,18 +37,18 @@ class Optimum:
 
     size: int
     status: OptimumStatus
-    """`edge`: it may lie outside the rates that were run; `flat`: no valley above the noise; `too_few` rates."""
+    """`edge`: it may lie outside the rates that were run; `flat`: no basin above the noise; `too_few` rates."""
     log2_value: float | None = None
     interval_log2: tuple[float, float] | None = None
     """At the verdict's level."""
     loss_nats: float | None = None
-    """The fitted valley's loss at its minimum, mean over the seeds there are; the verdict does not rest on it."""
+    """The fitted basin's loss at its minimum, mean over the seeds there are; the verdict does not rest on it."""
     num_runs: int
     num_diverged: int
     cliff_octaves: float | None = None
     """From the optimum up to the lowest rate above it at which a run diverged."""
     curve: tuple[tuple[float, float], ...] = ()
-    """The fitted valley, (log2_value, loss in nats), over the window."""
+    """The fitted basin, (log2_value, loss in nats), over the window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +58,13 @@ class Optima:
     optima: tuple[Optimum, ...]
     """By size, ascending."""
     fitted: tuple[int, ...]
-    """Widths of the columns of `valleys`."""
-    valleys: BasinPosterior | None
+    """Widths of the columns of `basins`."""
+    basins: BasinPosterior | None
     """None when no size has enough rates."""
 
 
 def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.random.Generator) -> Optima:
-    """Fit one valley per size, all sizes sharing noise and shape (`transfer.basin.basins`).
+    """Fit one basin per size, all sizes sharing noise and shape (`transfer.basin.basins`).
 
     A rate at which any run diverged lies on the cliff: its survivors are a biased sample and left out.
     """
@@ -77,14 +77,14 @@ def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.ra
     windows = {size: _window(group, least) for size, group in by_size.items()}
     runs = {size: _runs(window) for size, window in windows.items() if window}
     fitted = tuple(runs)
-    valleys = fit_basins(list(runs.values()), draws=draws, rng=rng) if fitted else None
+    basins = fit_basins(list(runs.values()), draws=draws, rng=rng) if fitted else None
     optima = []
     for size, group in by_size.items():
-        if valleys is None or size not in runs:
+        if basins is None or size not in runs:
             optima.append(_unusable(size, group, "too_few"))
         else:
-            optima.append(_optimum(size, group, runs[size], valleys, fitted.index(size), level))
-    return Optima(optima=tuple(optima), fitted=fitted, valleys=valleys)
+            optima.append(_optimum(size, group, runs[size], basins, fitted.index(size), level))
+    return Optima(optima=tuple(optima), fitted=fitted, basins=basins)
 
 
 def place_at(points: Sequence[Point], shape: int) -> float | None:
@@ -145,7 +145,7 @@ def _mean_losses(points: Sequence[Point]) -> dict[float, float]:
 
 
 def _window(points: Sequence[Point], least_rates: int) -> list[Point]:
-    """The runs a valley is fitted to: none when there are too few rates."""
+    """The runs a basin is fitted to: none when there are too few rates."""
     mean, best = _mean_losses(points), best_rate(points)
     if best is None or len(mean) < least_rates:
         return []
@@ -173,24 +173,24 @@ def _runs(window: Sequence[Point]) -> SizeRuns:
 
 
 def _optimum(
-    size: int, points: Sequence[Point], runs: SizeRuns, valleys: BasinPosterior, column: int, level: float
+    size: int, points: Sequence[Point], runs: SizeRuns, basins: BasinPosterior, column: int, level: float
 ) -> Optimum:
-    side = valleys.side[:, column]
+    side = basins.side[:, column]
     below, above = float(np.mean(side < 0)), float(np.mean(side > 0))
     if below + above > MOST_OUTSIDE or side[0] != 0:
         return _unusable(size, points, "flat" if min(below, above) > MOST_OUTSIDE / 2 else "edge")
-    best = float(valleys.optimum[0, column])
+    best = float(basins.optimum[0, column])
     cliffs = [p.log2_value - best for p in points if p.loss_nats is None and p.log2_value > best]
     return Optimum(
         size=size,
         status="ok",
         log2_value=best,
-        interval_log2=interval(valleys.optimum[:, column], level),
-        loss_nats=float(valleys.minimum_nats[column]),
+        interval_log2=interval(basins.optimum[:, column], level),
+        loss_nats=float(basins.minimum_nats[column]),
         num_runs=len(points),
         num_diverged=sum(p.loss_nats is None for p in points),
         cliff_octaves=min(cliffs, default=None),
-        curve=_curve(runs, valleys, column),
+        curve=_curve(runs, basins, column),
     )
 
 
@@ -199,10 +199,10 @@ def _unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Opti
     return Optimum(size=size, status=status, num_runs=len(points), num_diverged=num_diverged)
 
 
-def _curve(runs: SizeRuns, valleys: BasinPosterior, column: int) -> tuple[tuple[float, float], ...]:
+def _curve(runs: SizeRuns, basins: BasinPosterior, column: int) -> tuple[tuple[float, float], ...]:
     x = np.linspace(runs.log2_value.min(), runs.log2_value.max(), CURVE_SAMPLES)
-    curvature, shape = valleys.curvature[0, column], valleys.shape[:1]
-    loss = valleys.minimum_nats[column] + rise(x - valleys.optimum[0, column], curvature, shape)
+    curvature, shape = basins.curvature[0, column], basins.shape[:1]
+    loss = basins.minimum_nats[column] + rise(x - basins.optimum[0, column], curvature, shape)
     return tuple(zip(x.tolist(), loss.tolist(), strict=True))
 
 

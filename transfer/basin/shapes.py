@@ -1,6 +1,6 @@
-"""Shapes of valleys: no theory gives one, so several families are averaged.
+"""Shapes of basins: no theory gives one, so several families are averaged.
 
-In log2 of the hyperparameter a valley is `a + k h(x - m)` with its minimum at m, and h from one of five families, each
+In log2 of the hyperparameter a basin is `a + k h(x - m)` with its minimum at m, and h from one of five families, each
 with a lopsidedness of its own:
 
     linex    exp(s x) - 1 - s x                   (Varian 1975, Zellner 1986: one side straight, one exponential)
@@ -91,7 +91,7 @@ def rise(octaves: Floats, curvature: Floats, shape: Ints) -> Floats:
         octaves: From the minimum.
         curvature: Twice the mean of the rises one octave to either side: of a parabola its second derivative, nats
             per octave squared.
-        shape: Index of the valley's shape.
+        shape: Index of the basin's shape.
     """
     octaves, shape = np.broadcast_arrays(octaves, shape)
     height = np.empty(octaves.shape)

@@ -15,7 +15,7 @@ from transfer.regret.bounded_regret import BoundedRegret
 from transfer.regret.regret import AtTarget, estimate
 
 MOST_SEEDS = 64
-"""At one size: where these do not suffice, something else is wanted."""
+"""At one size: where these do not suffice, more runs alone do not help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ def cheapest(
     Args:
         offers: Sizes that were run, two or more.
         extras: Sizes that were not; at most one of them is bought.
-        narrowing: The standard deviation that is wanted, as a share of today's.
+        narrowing: The standard deviation to reach, as a share of today's.
         scatter: Standard deviation of each size about the line, which no seed averages away.
         budget: In base runs.
     """
@@ -161,11 +161,11 @@ class Suggestion:
     relative_cost: float
     """What all its runs cost, in runs at the base size."""
     mends: bool
-    """Whether something is wanting without which there is no verdict, or one that rests on a single run; else they
-    sharpen one that is to be had."""
+    """Whether there is no verdict without these runs, or only one that rests on a single run; else they narrow the
+    intervals of a verdict."""
 
     def __str__(self) -> str:
-        """As a person would say it: `run width 128 at 2^-3 (2 seeds): ...`."""
+        """In words: `run width 128 at 2^-3 (2 seeds): ...`."""
         seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
         value = written(self.hyperparameter, self.log2_value)
         what = value if self.hyperparameter == LEARNING_RATE else f"{self.hyperparameter} = {value}"
@@ -180,7 +180,7 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
     seeds, rates, best, size = len({p.seed for p in points}), finite_rates(points), best_rate(points), optimum.size
     if best is None:
         low = min(p.log2_value for p in points)
-        return [_run(q, size, low - k, seeds, "every run here diverged") for k in range(2, 2 + MIN_RATES)]
+        return [_run(q, size, low - k, seeds, "every run at this size diverged") for k in range(2, 2 + MIN_RATES)]
     step = _step(rates)
     below, above = _beyond(points, rates, best, step)
     end = better_end(points)
@@ -191,22 +191,22 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
         at = rates.index(best)
         return [_run(q, size, x, MIN_SEEDS, why) for x in sorted({end.log2_value, *rates[max(at - 1, 0) : at + 2]})]
     if optimum.status == "flat":
-        why = "the valley is no deeper than the noise"
+        why = "the learning-rate curve is no deeper than the noise"
         core = sorted(sorted(rates, key=lambda rate: abs(rate - best))[:MIN_RATES])
         return [_run(q, size, rate, seeds, why) for rate in (below[0], above[0])] + [
             _run(q, size, rate, max(seeds, 2), why) for rate in core
         ]
     if optimum.status == "too_few":
-        wanted = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
-        new = [x for x in wanted if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
-        why = f"{len(rates)} finished values, {MIN_RATES} are needed"
+        near = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
+        new = [x for x in near if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
+        why = f"{len(rates)} finished values: there must be at least {MIN_RATES}"
         return [_run(q, size, x, seeds, why) for x in new[: MIN_RATES + 1 - len(rates)]]
     why = f"the optimum may lie at or beyond the {end.name} end of the values run"
     return [_run(q, size, x, seeds, why) for x in (above if end.name == "upper" else below)]
 
 
 def again(point: Point, q: Question) -> Suggestion:
-    """Repeat one run with other seeds: does it stand?"""
+    """Repeat one run with other seeds, to see whether it holds."""
     return _run(q, point.size, point.log2_value, 2, "the verdict rests on a single run here")
 
 
@@ -236,7 +236,7 @@ def sharpen_optima(
     """The cheapest runs that narrow the interval of the target's optimum enough to decide, if estimates stay.
 
     Args:
-        points: All runs of the arm.
+        points: All runs of the condition.
         optima: The usable optima, those of `at_target`.
         q: What is asked; the target's own size is never suggested.
         at_target: The extrapolation, with a value to transfer.
@@ -255,7 +255,7 @@ def sharpen_optima(
     scatter = estimate(line.target_scatter, SD_LEVEL)
     return _buy(
         points, offers, larger, q, narrowing=_allowed_share(at_target, q), scatter=(scatter.high - scatter.low) / 2,
-        reason="it sharpens the optimum at the target",
+        reason="this narrows the interval of the optimum at the target",
     )  # fmt: skip
 
 
@@ -265,17 +265,17 @@ def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question
     Seeds are bought at the transferred value, at the ends of those tried and at the best of them.
 
     Args:
-        points: All runs of the arm.
+        points: All runs of the condition.
         bounded: What they gave.
         q: What is asked; the target's own size is never suggested.
     """
     assert q.power is not None
     sizes = sorted({p.size for p in points})
-    wanted = (bounded.transferred_log2, bounded.low_log2, bounded.high_log2, bounded.best_log2)
+    values_log2 = (bounded.transferred_log2, bounded.low_log2, bounded.high_log2, bounded.best_log2)
     offers = []
     for size in sizes:
         values = finite_rates([p for p in points if p.size == size])
-        here = [at_target - q.power * math.log2(q.target_size / size) for at_target in wanted]
+        here = [at_target - q.power * math.log2(q.target_size / size) for at_target in values_log2]
         nearest = {min(values, key=lambda value: abs(value - x)) for x in here}
         offers.append(_seeds(points, size, q, sorted(nearest), 1.0))
     last = sizes[-1]
@@ -288,7 +288,7 @@ def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question
     reach = regret.high - regret.value if regret.value < q.margin_nats else regret.value - regret.low
     return _buy(
         points, offers, larger, q, narrowing=abs(q.margin_nats - regret.value) / max(reach, LEAST_WIDTH), scatter=0.0,
-        reason="it sharpens the cost at the target",
+        reason="this narrows the interval of the cost at the target",
     )  # fmt: skip
 
 

@@ -3,5 +3,5 @@
 Enters:   optima or losses per size.
 Leaves:   drift, offset and regret, each with an interval.
 Promises: no cost is larger than training can lose.
-Refuses:  nothing: what cannot be told is not determined.
+Refuses:  nothing: what the runs do not determine is marked so.
 """

@@ -1,6 +1,6 @@
 """What a value costs against the best of the values tried, where a hyperparameter need not have an optimum at all.
 
-Of clipping or warmup, less is often as good: the valley is flat, or falls on to the edge, and an optimum cannot be
+Of clipping or warmup, less is often as good: the basin is flat, or falls on to the edge, and an optimum cannot be
 extrapolated. The loss can (`transfer.regret.loss_curve`), and says what each of the values tried would gain at the
 target.
 """
@@ -78,18 +78,18 @@ def obstacle(points: Sequence[Point], q: Question) -> str | None:
     """
     value, rates = _set_at_base(points, q), _finished(points)
     if q.power is None:
-        return "an exponent to be measured needs an optimum at every size"
+        return "measuring the exponent takes an optimum at every size"
     if value is None:
         return f"no run at {at_size(q.axis, q.base_size)} gives a value to transfer"
     if len(rates) < 2:
-        return f"one {q.axis} only: two or more are needed"
+        return f"only one {q.axis}: there must be at least 2"
     carried = written(q.hyperparameter, value)
     for size, found in rates.items():
         where, own = at_size(q.axis, size), [p for p in points if p.size == size]
         if any(p.loss_nats is None and abs(_above(q, value, size, p.log2_value)) < 1e-9 for p in own):
             return f"{where}: a run at the transferred value, {carried} at the base, diverged"
         if len(found) < MIN_VALUES:
-            return f"{where}: {len(found)} values at which every run finished, {MIN_VALUES} are needed"
+            return f"{where}: {len(found)} values at which every run finished: there must be at least {MIN_VALUES}"
         if not _above(q, value, size, found[0]) - 1e-9 <= 0 <= _above(q, value, size, found[-1]) + 1e-9:
             return f"{where}: the transferred value, {carried} at the base, is beyond those at which every run finished"
     if _runs(points, q, value).num_free < MIN_FREE:

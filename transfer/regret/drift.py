@@ -1,4 +1,4 @@
-"""From optima at the sizes that were run to the optimum and the valley at the size that will be launched.
+"""From optima at the sizes that were run to the optimum and the basin at the size that will be launched.
 
 Everything here works on rows: row 0 is the point estimate, each further row one draw of the posterior.
 """
@@ -17,7 +17,7 @@ STRAIGHT_SHARE = 0.25
 SCATTER_OCTAVES = 0.05
 """Else the median of the prior of how far they lie off it by nature."""
 CURVATURE_TREND_SD = 0.2
-"""Prior sd of the change of log curvature per doubling: valleys of one family look alike."""
+"""Prior sd of the change of log curvature per doubling: basins of one family look alike."""
 CURVATURE_SCATTER = 0.1
 """Median of the prior of how far log curvature lies off its trend."""
 SCATTERS = np.concatenate([[0.0], np.geomspace(0.005, 4.0, 40)])
@@ -51,7 +51,7 @@ class OptimumLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curvature:
-    """Curvature of the valley, extended to the target: one entry per row."""
+    """Curvature of the basin, extended to the target: one entry per row."""
 
     at_target: Floats
     """Nats per octave squared."""

@@ -21,7 +21,7 @@ from transfer.regret.drift import CURVATURE_TREND_SD, SCATTER_OCTAVES
 SHAPES = np.linspace(-2.85, 2.85, 20)
 """Grid of s times the largest |x|: either side may be the steep one, and 0 itself is left out."""
 LEAST_BEND_NATS = 1e-3
-"""The least k in the prior of its trend, nats per octave squared: a flat valley may become one that is not quite."""
+"""The least k in the prior of its trend, nats per octave squared: a flat basin may become one that is not quite."""
 FREEDOMS = np.array([1e-3, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4])
 """Grid of the variance of d, as a multiple of the noise's."""
 STEADY_SHARE = 0.5
@@ -182,7 +182,7 @@ def _extended(rows: Floats, runs: CurveRuns, doublings: float, rng: np.random.Ge
     middle = rows[:, 2] + rows[:, 3] * runs.u.mean()
     bend = rows[:, 2] + rows[:, 3] * reach
     bend = np.where(bend * middle > 0, bend, 0.0)
-    # The target's own valley lies off the line as any size's does.
+    # The target's own basin lies off the line as any size's does.
     jitter = rng.standard_normal(len(rows)) * SCATTER_OCTAVES * np.abs(bend)
     jitter[0] = 0.0
     return rows[:, 0] + rows[:, 1] * reach + jitter, bend

@@ -41,7 +41,7 @@ class AtTarget:
     line: OptimumLine
     curvature: Curvature
     shape: Ints
-    """(rows,) of the valley (`transfer.basin.shapes.rise`)."""
+    """(rows,) of the basin (`transfer.basin.shapes.rise`)."""
     sds: tuple[float, ...]
     """Standard deviation of each usable optimum, octaves, by what seeds can sharpen."""
     drift: Estimate
@@ -60,14 +60,14 @@ class AtTarget:
 
 
 def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.random.Generator) -> AtTarget | None:
-    """Extend optimum and valley to the target; None with fewer than two usable optima."""
+    """Extend optimum and basin to the target; None with fewer than two usable optima."""
     usable = [o for o in found.optima if o.status == "ok"]
-    if len(usable) < 2 or found.valleys is None:
+    if len(usable) < 2 or found.basins is None:
         return None
-    valleys, columns, log2_target = found.valleys, columns_of(found, usable), math.log2(question.target_size)
+    basins, columns, log2_target = found.basins, columns_of(found, usable), math.log2(question.target_size)
     log2_size = np.log2([o.size for o in usable])
-    line = extend_line(valleys.optimum[:, columns], log2_size, log2_target, rng)
-    curvature = extend_curvature(valleys.curvature[:, columns], log2_size, log2_target, rng)
+    line = extend_line(basins.optimum[:, columns], log2_size, log2_target, rng)
+    curvature = extend_curvature(basins.curvature[:, columns], log2_size, log2_target, rng)
     power = float(line.slope[0]) if question.power is None else question.power
     base = question.transferred_log2
     if base is None:
@@ -75,8 +75,8 @@ def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.
     return AtTarget(
         line=line,
         curvature=curvature,
-        shape=valleys.shape,
-        sds=tuple(np.std((valleys.optimum - valleys.off_shape[:, None])[1:, columns], axis=0).tolist()),
+        shape=basins.shape,
+        sds=tuple(np.std((basins.optimum - basins.off_shape[:, None])[1:, columns], axis=0).tolist()),
         drift=estimate(line.slope, question.level),
         power=power,
         transferred_log2=None if base is None else base + power * question.doublings,
@@ -111,9 +111,9 @@ def estimate(rows: Floats, level: float, most: float | None = None) -> Estimate:
 def cost_of_2x(found: Optima, level: float, most_nats: float) -> Estimate | None:
     """Nats lost by a value twice or half the optimum, whichever is worse, at the largest usable size."""
     usable = [o for o in found.optima if o.status == "ok"]
-    if not usable or found.valleys is None:
+    if not usable or found.basins is None:
         return None
-    curvature, shape = found.valleys.curvature[:, columns_of(found, usable)[-1]], found.valleys.shape
+    curvature, shape = found.basins.curvature[:, columns_of(found, usable)[-1]], found.basins.shape
     octave = np.ones_like(curvature)
     nats = np.maximum(rise(octave, curvature, shape), rise(-octave, curvature, shape))
     return estimate(nats, level, most_nats)

@@ -32,7 +32,7 @@ def read_sheet(path: Path, known: Collection[str]) -> Cells:
     except FormatError as error:
         raise TableError(path, [error.why]) from error
     names = sheet.columns
-    problems = [f"the column {name!r} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    problems = [f"the column {name!r} appears twice" for name in sorted({n for n in names if names.count(n) > 1})]
     problems += sheet.problems or ([] if sheet.rows else ["no rows: nothing to judge"])
     if problems:
         raise TableError(path, problems)
@@ -71,8 +71,8 @@ def octaves(cell: object, hyperparameter: Hyperparameter, where: str, problems: 
             return to_log2(hyperparameter, value)
     except TransferError:
         pass  # 1, of a complement
-    wanted = "from 0 up to, not including, 1" if share else f"> 0 (from {SMALLEST:g} to {LARGEST:g})"
-    problems.append(f"{where}: {cell!r} is not a number {wanted}")
+    limits = "at least 0 and below 1" if share else f"from {SMALLEST:g} to {LARGEST:g}"
+    problems.append(f"{where}: {cell!r} must be a number {limits}")
     return None
 
 
@@ -80,7 +80,7 @@ def whole(cell: object, where: str, least: int, problems: list[str]) -> int:
     """A whole number, also if written as 1e6."""
     value = _number(cell)
     if value is None or not least <= value <= LARGEST_SIZE or value != int(value):
-        problems.append(f"{where}: {cell!r} is not a whole number >= {least} (up to {LARGEST_SIZE:.0e})")
+        problems.append(f"{where}: {cell!r} must be a whole number from {least} to {LARGEST_SIZE:.0e}")
         return least
     return int(value)
 
@@ -92,8 +92,9 @@ def loss(cell: object, where: str, problems: list[str]) -> float | None:
     value = _number(cell)
     low, high = LOSSES
     if value is None or (math.isfinite(value) and not low <= value <= high):
-        wanted = f"a loss > 0 in nats (from {low:g} to {high:g})"
-        problems.append(f"{where}: {cell!r} is not {wanted}; write NaN for a run that diverged")
+        problems.append(
+            f"{where}: {cell!r} must be a loss in nats, from {low:g} to {high:g}; write NaN for a run that diverged"
+        )
         return None
     return value if math.isfinite(value) else None
 

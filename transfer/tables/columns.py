@@ -66,12 +66,12 @@ def find_columns(path: Path, names: Sequence[str]) -> TableColumns:
     if by_optima:
         values["learning_rate"] = OPTIMUM
     shorts = ", ".join(HYPERPARAMETERS[name].short or name for name in WITH_OPTIMUM)
-    wanted = [
+    needed = [
         (by_optima or loss is not None, f"loss (or {OPTIMUM})"),
         (bool(sizes), "size (width, depth, batch, tokens or params)"),
         (bool(values), f"hyperparameter ({shorts})"),
     ]
-    lacking = [what for there, what in wanted if not there]
+    lacking = [what for there, what in needed if not there]
     if lacking:
         raise TableError(path, [f"no column for {' and '.join(lacking)} (found: {', '.join(names) or 'none'})"])
     return TableColumns(sizes=sizes, values=values, loss=loss, seed="seed" if "seed" in names else None)
@@ -112,5 +112,5 @@ def _first(aliases: Sequence[str], names: Sequence[str]) -> str | None:
 def _only(choices: Sequence[_Name], option: str, problems: list[str]) -> _Name | None:
     if len(choices) == 1:
         return choices[0]
-    problems.append(f"which {option} is meant? {', '.join(choices)} may be: name one with --{option}")
+    problems.append(f"the {option} may be {', '.join(choices)}: name one with --{option}")
     return None

@@ -53,17 +53,17 @@ def largest_alike(
     fit = [key for key, group in slices.items() if _num_sizes(group) > 1]
     names = ", ".join(columns[what] for what in held)
     if held and not fit and _num_sizes(runs) > 1:
-        problem = f"no two sizes agree in {names}: run some that do, or leave a column out to have it ignored"
+        problem = f"no two sizes agree in {names}: run some that do, or remove a column to ignore it"
         raise TableError(path, [problem])
     best = max(fit or slices, key=lambda key: len(slices[key]))
     kept = slices[best]
     notes = []
     if held:
         at = ", ".join(f"{columns[what]} {shown(value)}" for what, value in zip(held, best, strict=True))
-        notes.append(f"{len(kept)} of {len(runs)} runs are judged, those at {at}; the others are left aside")
+        notes.append(f"{len(kept)} of {len(runs)} runs are judged, those at {at}; the others are not used")
     follow = [columns[what] for what in kept[0].others if len({run.others[what] for run in kept}) > 1]
     if follow:
-        notes.append(f"along with the {axis} goes {', '.join(follow)}: what is judged is all of it together")
+        notes.append(f"{', '.join(follow)} changes together with {axis}: the verdict is on all of it together")
     return kept, notes
 
 
@@ -149,19 +149,19 @@ def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperpara
     runs = _runs(path, sheet, columns, axis, hyperparameter)
     if not runs:
         raise TableError(path, [f"every {columns.values[hyperparameter]} is 0: nothing to judge"])
-    kept, said = largest_alike(path, runs, axis, columns.judgeable)
+    kept, notes = largest_alike(path, runs, axis, columns.judgeable)
     read = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
     # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
     points = [*dict.fromkeys(p for p in read if p.loss_nats is not None), *(p for p in read if p.loss_nats is None)]
     if copies := len(read) - len(points):
-        said = [*said, f"{copies} rows repeat another to the last digit, and count once"]
+        notes = [*notes, f"{copies} rows repeat another row to the last digit; each counts once"]
     optima = [(run.size, run.log2_value) for run in kept]
     return RunTable(
         axis=axis,
         hyperparameter=hyperparameter,
         points=() if columns.loss is None else tuple(points),
         optima=tuple(optima) if columns.loss is None else (),
-        notes=(*_notes(sheet, columns, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *said),
+        notes=(*_notes(sheet, columns, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
     )
 
 
@@ -171,7 +171,7 @@ def _notes(sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hype
     if ignored := [name for name in sheet.columns if name not in columns.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:
-        notes.append(f"{num_off} runs left aside: {value} 0 is off, and at no octave")
+        notes.append(f"{num_off} runs not used: {value} = 0 means off, which has no octave")
     return notes
 
 

@@ -1,7 +1,7 @@
 """The learning rate at a target that is larger in several ways at once: wider, deeper, longer, in larger batches.
 
 Each axis was measured by itself, at the base of all others. What follows takes their shifts in octaves as adding
-up, and their changes of the valley's curvature as multiplying, which is what power laws do; no run tests it.
+up, and their changes of the basin's curvature as multiplying, which is what power laws do; no run tests it.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ def judge_together(judged: Sequence[DetailedVerdict], doublings: Mapping[Axis, f
     first, value = verdicts[0].question, _value(verdicts)
     untested = tuple(a for a, by in doublings.items() if abs(by) > NEGLIGIBLE_DOUBLINGS and a not in axes)
     doubts = [_named(v) for v in verdicts if _unusable(v) or _doubted(v)]
-    doubts += [f"{axis}: the target is {2.0 ** doublings[axis]:.3g} times the base, and no run tests that axis"
+    doubts += [f"{axis}: the target is {2.0 ** doublings[axis]:.3g} times the base, but no run tests that axis"
                for axis in untested]  # fmt: skip
     outcome: Outcome = "cannot_tell"
-    said, offset, cost = [], None, None
+    costs, offset, cost = [], None, None
     if len(rows) == len(judged) and value is not None:
         octaves, nats = _combined(value, rows, verdicts)
         offset = estimate(octaves, first.level)
         cost = regret(nats, octaves, first.level, max(there.most_nats for there in rows))
         outcome = "cannot_tell" if doubts else decide(cost, first.margin_nats)
         where = ", ".join(at_size(v.question.axis, v.question.target_size) for v in verdicts)
-        said = [f"at {where} together it costs {say.cost(cost, first)}, margin {first.margin_nats:g}"]
+        costs = [f"at {where} together it costs {say.cost(cost, first)}, margin {first.margin_nats:g}"]
     return JointVerdict(
         outcome=outcome, transferred_log2=value, offset=offset, regret_nats=cost,
         margin_nats=first.margin_nats, level=first.level, axes=axes, untested=untested,
-        reasons=(*said, *doubts) or ("no rate to transfer",),
+        reasons=(*costs, *doubts) or ("there is no rate to transfer",),
     )  # fmt: skip
 
 

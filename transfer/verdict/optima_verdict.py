@@ -19,7 +19,7 @@ from transfer.verdict.verdict import Verdict
 MIN_OPTIMA = 3
 """Two lie on a line whatever they are."""
 TOLERANCE_OCTAVES = 0.5
-"""An offset under half an octave costs about 0.01 nats or less in the valleys we know (0.06 nats / octave**2)."""
+"""An offset under half an octave costs about 0.01 nats or less in the basins we know (0.06 nats / octave**2)."""
 ROUNDING_OCTAVES = 0.01
 """Optima closer than this are one grid point, written with other digits."""
 USUAL_STEP_OCTAVES = 1.0
@@ -50,8 +50,8 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
     there = at_size(q.axis, q.target_size)
     reasons = (
         f"per doubling the optimum moves by {moved}",
-        f"at {there} the transferred value lies {reach} from it; {TOLERANCE_OCTAVES:g} are tolerated",
-        "no losses were given, so the cost in nats is not known: the outcome is by octaves",
+        f"at {there} the transferred value lies {reach} from it; the tolerance is {TOLERANCE_OCTAVES:g}",
+        "no losses were given, so the cost in nats is not known: octaves decide the outcome",
     )
     return Verdict(
         question=q, outcome=outcome, drift=drift, power=power, offset=offset, regret_nats=None,
@@ -63,12 +63,15 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
 def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None) -> None:
     num_sizes = len({size for size, _ in optima})
     whole = all(size >= 1 and math.isfinite(log2_value) for size, log2_value in optima)
-    wanted = [
-        (num_sizes >= MIN_OPTIMA, f"optima at {num_sizes} sizes: {MIN_OPTIMA} are needed to see their scatter"),
-        (whole, "sizes >= 1 and finite values are wanted"),
+    checks = [
+        (
+            num_sizes >= MIN_OPTIMA,
+            f"optima at {num_sizes} sizes: there must be at least {MIN_OPTIMA}, to see their scatter",
+        ),
+        (whole, "sizes must be at least 1, and values finite"),
         (base is not None, f"{at_size(q.axis, q.base_size)} has no optimum: give the value to transfer"),
     ]
-    problems = [problem for holds, problem in wanted if not holds]
+    problems = [problem for holds, problem in checks if not holds]
     if problems:
         raise TransferError(problems)
 

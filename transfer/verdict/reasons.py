@@ -1,4 +1,4 @@
-"""What a verdict says in words."""
+"""A verdict in words."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ def why_unusable(optimum: Optimum, q: Question, points: Sequence[Point], *, nois
     number = f"{optimum.num_runs} run{'' if optimum.num_runs == 1 else 's'}"
     runs = f"{at_size(q.axis, optimum.size)}: {number}, {optimum.num_diverged} diverged; "
     if optimum.status == "too_few":
-        return runs + "too few values near the best one at which every run finished: no valley is fitted"
+        return runs + "too few values near the best one at which every run finished: no curve is fitted"
     end = better_end(points)
     if not noise_known and end is not None and end.excess_nats > 0:
         return (
             f"{runs}the noise is unknown, since no value was run with two seeds: the {end.name} end of the values run "
-            f"is {end.excess_nats:.3g} nats worse than the best, and only with a noise of {end.noise_needed_nats:.2g} "
-            "nats or more may the optimum lie there or beyond"
+            f"is {end.excess_nats:.3g} nats worse than the best, so the optimum may lie there or beyond only if the "
+            f"noise is at least {end.noise_needed_nats:.2g} nats"
         )
     if optimum.status == "flat":
-        return runs + "the valley is flat within the noise"
+        return runs + "the learning-rate curve is flat within the noise"
     return runs + "the optimum may lie outside the values that were run"
 
 
 def explain(outcome: str, regret: Estimate, offset: Estimate, q: Question) -> list[str]:
     """The cost at the target, and how far the value is from the optimum there."""
     reach = f"{offset.value:+.2f} octaves [{offset.low:+.2f}, {offset.high:+.2f}]"
-    said = [
+    reasons = [
         f"{_costs(q)} {cost(regret, q)}: {_WHERE[outcome]} the margin of {q.margin_nats:g}",
         f"the {_noun(q)} lies {reach} from the optimum there",
     ]
-    return said if q.target_size > q.base_size else [*said, "no larger than the base: nothing is transferred"]
+    if q.target_size > q.base_size:
+        return reasons
+    return [*reasons, "the target is no larger than the base: nothing is transferred"]
 
 
 def explain_bounded(outcome: str, bounded: BoundedRegret, q: Question) -> list[str]:
@@ -55,7 +57,7 @@ def explain_bounded(outcome: str, bounded: BoundedRegret, q: Question) -> list[s
     best, margin = f"the best value from {low} to {high}", f"the margin of {q.margin_nats:g}"
     return [
         f"{_costs(q)} {cost(bounded.regret_nats, q)} more than {best}: {_WHERE[outcome]} {margin}",
-        "not every size has an optimum among the values tried: beyond them nothing is known",
+        "not every size has an optimum among the values tried: nothing is known beyond them",
     ]
 
 
@@ -97,8 +99,8 @@ def cliff_near(optima: Sequence[Optimum], q: Question, at_target: AtTarget, near
     if distance >= nearest_octaves:
         return _cliff_moves(optima, q, value, nearest_octaves)
     return (
-        f"but at {at_size(q.axis, largest.size)} runs diverged {distance:.1f} octaves above it, under "
-        f"{nearest_octaves:g}: a larger one may diverge at the value itself"
+        f"but at {at_size(q.axis, largest.size)} runs diverged {distance:.1f} octaves above it, less than "
+        f"{nearest_octaves:g}: a larger model may diverge at the value itself"
     )
 
 
@@ -117,5 +119,5 @@ def _cliff_moves(optima: Sequence[Optimum], q: Question, value: float, nearest_o
     return (
         f"but the values at which runs diverge fall by {-slope:.1f} octaves per doubling: at "
         f"{at_size(q.axis, q.target_size)} they would lie {there - value:+.1f} octaves from it, "
-        f"and {nearest_octaves:g} are wanted"
+        f"less than {nearest_octaves:g}"
     )

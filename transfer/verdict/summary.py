@@ -17,7 +17,7 @@ from transfer.verdict.verdict import Verdict
 def verdict_summary(verdict: Verdict) -> dict[str, Json]:
     """What a reader or a plot needs; units are in the keys, a null says that there is no such number.
 
-    The control arm, where there is one, has the same shape under `control`.
+    The control condition, where there is one, has the same shape under `control`.
     """
     q, cost, bounded = verdict.question, verdict.cost_of_2x_off_nats, verdict.bounded
     if cost is None and bounded is not None:

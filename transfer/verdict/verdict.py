@@ -2,7 +2,7 @@
 
 The regret is that of one fixed number, the value that would actually be launched with, at the target against
 the target's own optimum. How uncertain the base optimum was therefore does not enter it: whether tuned luckily
-or not, that value is what the main run would get. All uncertainty is that of the target's valley, extrapolated from
+or not, that value is what the main run would get. All uncertainty is that of the target's basin, extrapolated from
 the sizes that were run.
 """
 
@@ -35,7 +35,7 @@ from transfer.verdict import reasons as say
 
 MIN_DRAWS = 200
 CLIFF_OCTAVES = 1.0
-"""Divergence nearer than this to the transferred rate leaves no room for a cliff that moves with size."""
+"""Divergence nearer than this to the transferred rate leaves no margin for a cliff that moves with size."""
 MOST_SEEDS_IN_DOUBT = 2
 """Rates with more runs than this are not suspected of resting on one of them."""
 MOST_CULPRITS = 3
@@ -62,7 +62,7 @@ class Verdict:
     cost_of_2x_off_nats: Estimate | None
     """At the largest usable size, to the worse side."""
     noise_nats: float | None
-    """Standard deviation of one run about its valley."""
+    """Standard deviation of one run about its basin."""
     noise_is_known: bool
     """Whether any value was run with two seeds; else `noise_nats` is what the curve misses, and a guess."""
     optima: tuple[Optimum, ...]
@@ -71,7 +71,7 @@ class Verdict:
     reasons: tuple[str, ...]
     what_to_run: tuple[Suggestion, ...]
     control: Verdict | None
-    """The same statistics of a control arm; its outcome is reported, never asserted."""
+    """The same statistics of a control condition; its outcome is reported, never asserted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +91,14 @@ def judge(
 
     `holds` when the regret's upper bound is under the margin, `drifts` when its lower bound is over it, else
     `cannot_tell`. Of the learning rate every size needs an optimum inside its rates. Of other hyperparameters many
-    have none (more clipping than none is never wanted): there the regret is against the best of the values tried
+    have none (of clipping, the least may be best): there the regret is against the best of the values tried
     (`transfer.regret.bounded_regret`), wherever not all sizes have an optimum of their own.
 
     Args:
-        points: Runs of the arm to judge.
+        points: Runs of the condition to judge.
         question: What is asked of them.
         seed: Of the posterior draws.
-        control_points: Runs of a control arm (standard parametrization), judged alike from its own base optimum.
+        control_points: Runs of a control condition (standard parametrization), judged alike from its own base optimum.
         draws: Posterior draws.
 
     Raises:
@@ -113,9 +113,9 @@ def examine(
 ) -> DetailedVerdict:  # fmt: skip
     """The same as `judge`, with the extrapolation the verdict rests on."""
     sizes = sorted({p.size for p in points})
-    problems = [] if points else ["no runs: give at least two sizes of four values each"]
+    problems = [] if points else ["no runs: give at least two sizes with four values each"]
     if draws < MIN_DRAWS:
-        problems.append(f"draws = {draws}: at least {MIN_DRAWS} are wanted")
+        problems.append(f"draws = {draws}: must be at least {MIN_DRAWS}")
     if points and question.transferred_log2 is None and question.base_size not in sizes:
         listed = ", ".join(map(str, sizes))
         advice = "run it, or give the value to transfer"
@@ -149,7 +149,7 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
         regret_nats=plain.regret_nats,
         transferred_log2=at_target.transferred_log2 if at_target else _set_at_target(q),
         cost_of_2x_off_nats=cost_of_2x(found, q.level, q.most_nats(points)),
-        noise_nats=None if found.valleys is None else found.valleys.noise_nats,
+        noise_nats=None if found.basins is None else found.basins.noise_nats,
         noise_is_known=noise_is_known(points),
         optima=found.optima,
         bounded=bounded,
@@ -187,7 +187,7 @@ def _judge_optima(
         todo=[s for o, own in bad for s in mend(o, own, q, noise_known=known)],
     )
     value = at_target.transferred_log2 if at_target else None
-    judged.reasons += [] if len(found.optima) > 1 else [f"one {q.axis} only: drift needs two or more"]
+    judged.reasons += [] if len(found.optima) > 1 else [f"only one {q.axis}: a drift needs at least two"]
     given = q.transferred_log2 is not None or any(o.size == q.base_size for o in found.optima)
     judged.reasons += [] if given else [f"{say.base(q)} gives no value to transfer"]
     if at_target and value is not None:
@@ -274,10 +274,10 @@ def _offset_without(index: int, points: Sequence[Point], q: Question, found: Opt
 
     Infinite, where the run's size has too few without it.
     """
-    assert found.valleys is not None
+    assert found.basins is not None
     size = points[index].size
     own = [p for p in _without(points, index) if p.size == size]
-    moved = place_at(own, int(found.valleys.shape[0]))
+    moved = place_at(own, int(found.basins.shape[0]))
     if moved is None:
         return math.inf
     optima = [moved if o.size == size else o.log2_value or 0.0 for o in found.optima]

@@ -34,9 +34,9 @@ def write_bytes(path, data):
 
 ODD = {
     "empty": (lambda p: write_bytes(p, b""), 4, "there are no rows in log.jsonl yet"),
-    "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 lines are no JSON objects"),
+    "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 lines are not JSON objects"),
     "no UTF-8": (lambda p: write_bytes(p, b'{"step": 1, "loss": "\xff\xfe"}\n'), 3, "1 training losses are not"),
-    "nested deep": (lambda p: write_lines(p, ["[" * 50_000, *plain(range(1, 101))]), 0, "1 lines are no JSON objects"),
+    "nested deep": (lambda p: write_lines(p, ["[" * 50_000, *plain(range(1, 101))]), 0, "1 lines are not JSON objects"),
     "begins again at 0": (
         lambda p: write_lines(p, [{"step": 0, "loss": 5.0}, *plain(range(1, 200)), {"step": 0, "loss": 5.0}]), 0,
         "1 steps were logged again: the last value counts",
@@ -45,8 +45,8 @@ ODD = {
         lambda p: write_lines(p, plain(range(300, 0, -1))), 0, "",
     ),
     "huge": (lambda p: write_lines(p, plain(range(1, 101)) + [{"step": 101, "loss": 1e308}] * 3), 3, "again"),
-    "no newline for ever": (lambda p: write_bytes(p, b"x" * 70_000), 4, "this is no JSONL file"),
-    "no W&B file": (lambda p: write_bytes(p.with_suffix(".wandb"), b"hello there"), 4, "this is no W&B run"),
+    "no newline for ever": (lambda p: write_bytes(p, b"x" * 70_000), 4, "this is not a JSONL file"),
+    "no W&B file": (lambda p: write_bytes(p.with_suffix(".wandb"), b"hello there"), 4, "this is not a W&B run"),
 }  # fmt: skip
 
 

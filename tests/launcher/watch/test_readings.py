@@ -111,7 +111,7 @@ def test_missing_fields(tmp_path):
     reading = read(write_lines(tmp_path / "log.jsonl", lines))
     assert reading.columns.steps.tolist() == [1, 4, 6]
     told(reading, "3 lines have a step that is not a whole number")
-    told(reading, "1 lines are no JSON objects: ")
+    told(reading, "1 lines are not JSON objects: ")
 
 
 def test_steps_beyond_the_run(tmp_path):

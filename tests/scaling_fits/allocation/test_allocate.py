@@ -71,7 +71,7 @@ def test_no_number_without_a_law(exact):
     for bad in (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300):
         with pytest.raises(SpecError, match="flops = "):
             allocate(exact, bad)
-    with pytest.raises(NoRunError, match="no run"):
+    with pytest.raises(NoRunError, match="both must be from 1"):
         allocate(exact, 1e14, inference_tokens=1e20)
 
 

@@ -28,7 +28,7 @@ def test_intervals_cover_with_scatter_that_the_points_do_not_know_of():
 
 
 def test_too_few_points_and_inputs_on_one_line_are_refused():
-    with pytest.raises(PowerLawError, match="2 points for 2 coefficients: at least 3"):
+    with pytest.raises(PowerLawError, match="2 points for 2 coefficients: there must be at least 3"):
         fit_power_law({"flops": X[:2]}, np.log(X[:2]), np.zeros(2))
-    with pytest.raises(PowerLawError, match="params and tokens do not vary apart"):
+    with pytest.raises(PowerLawError, match="params and tokens do not vary independently"):
         fit_power_law({"params": X, "tokens": 20 * X}, np.log(X), np.zeros(6))
