@@ -11,6 +11,7 @@ import click
 import pytest
 from reference_pages.command_line import commands
 
+from launcher.cli.names import Named
 from launcher.plan.file import PlanError, load_plan
 from launcher.plan.plan import Plan
 
@@ -97,7 +98,7 @@ def wrong_line(words, whole=True):
             return f"forerun {verb} takes no {rest[0]!r}"
         for param in verbs()[verb].params:
             for value in flat(values.get(param.name)):
-                if isinstance(value, str) and not PLACE.fullmatch(value):
+                if isinstance(value, str) and not PLACE.fullmatch(value) and not isinstance(param.type, Named):
                     param.type.convert(value, param, context)
                     if param.name == "overrides" and (said := wrong_key(value.partition("=")[0])):
                         return said
@@ -241,7 +242,7 @@ PLANTED = [
     ("```\nforerun rnu plan.toml\n```", "no verb 'rnu'"),
     ("text\n\n    $ forerun flops --layers many\n", "not a valid integer"),
     ("```\nforerun export study/frozen/DIGEST\n```", "lacks --to"),
-    ("```\nforerun validate\n```", "lacks plan_path"),
+    ("```\nforerun transfer --axis height\n```", "--axis"),
     ("```\nforerun validate plan.toml other.toml\n```", "takes no 'other.toml'"),
     ("```\nforerun run plan.toml \\\n    --set proxy.num_slot=4\n```", "[proxy] has no key 'num_slot'"),
     ("`forerun status --runz FILE` is", "--runz"),

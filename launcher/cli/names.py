@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class _Named(click.Path):
-    """A path that has other names too."""
+class Named(click.Path):
+    """A path that has other names too; what they name is looked for when a verb is called."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -40,7 +40,7 @@ class _Named(click.Path):
         ]
 
 
-class AnyName(_Named):
+class AnyName(Named):
     """Any word; a frozen config's names are offered."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -48,7 +48,7 @@ class AnyName(_Named):
         return str(value)
 
 
-class FrozenName(_Named):
+class FrozenName(Named):
     """A frozen config by any of its names; converts to its folder or launch file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
@@ -64,7 +64,7 @@ class PlanOrFrozen(FrozenName):
         return Path(value) if Path(value).suffix in (".toml", ".json") else super().convert(value, param, ctx)
 
 
-class StudyName(_Named):
+class StudyName(Named):
     """A study by its folder, or by the name of a frozen config in it; converts to its folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:

@@ -139,7 +139,7 @@ flops --layers 1 --width 65 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_heads 
 freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
 verify /dev/zero|2|/dev/zero: cannot be read: it is a device: must be a plain file
 verify list.json|2|a launch config holds `digest` and `decision`
-export nowhere --to jax|2|--to jax: must be one of native, torchtitan, huggingface, megatron-lm, olmo-core
+export list.json --to jax|2|--to jax: must be one of native, torchtitan, huggingface, megatron-lm, olmo-core
 """
 LINES = [line.split("|") for line in BAD_LINES.strip().splitlines()]
 

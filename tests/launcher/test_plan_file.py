@@ -152,7 +152,7 @@ def test_a_commented_plan_reads_back(tmp_path):
 
 
 def test_a_commented_plan_says_everything():
-    text = commented_plan({})
+    text = commented_plan({}, every=True)
     for section, field in Plan.model_fields.items():
         assert f"[{section}]  # " in text
         for key, inner in field.annotation.model_fields.items():
