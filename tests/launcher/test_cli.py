@@ -138,7 +138,7 @@ predict plan.toml --params 1 --tokens 1|2|plan.toml is not a fit
 flops --layers 1 --width 65 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_heads = 4 does not divide width = 65
 freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
 verify /dev/zero|2|/dev/zero: cannot be read: it is a device: must be a plain file
-verify list.json|2|a launch config holds `digest` and `decision`
+verify list.json|2|a launch config must hold `digest` and `decision`
 export list.json --to jax|2|--to jax: must be one of native, torchtitan, huggingface, megatron-lm, olmo-core
 """
 LINES = [line.split("|") for line in BAD_LINES.strip().splitlines()]
