@@ -120,7 +120,9 @@ def preset_sha256() -> str:
 def summary(found: dict[str, Any]) -> dict[str, Any]:
     """How often each verdict came out, by arm."""
     arms = {arm: [one[arm]["outcome"] for one in found.values()] for arm in ("mup", "control")}
-    return {arm: {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))} for arm, outcomes in arms.items()}
+    return {
+        arm: {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))} for arm, outcomes in arms.items()
+    }
 
 
 def main() -> None:
