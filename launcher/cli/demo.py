@@ -24,7 +24,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 
 FIRST_STEPS, MORE_STEPS = 20, 40
-COLUMNS, LABEL_COLUMNS = 100, 18
+COLUMNS, LABEL_COLUMNS = 100, 20
 """Of the summary."""
 ACCEPT_REASON = "demo: to show the rest of the chain; a real study would run what the gate asks for"
 
@@ -84,16 +84,17 @@ def summary_lines(body: Json) -> list[str]:
     verdict = next(test["verdict"] for test in transfer["tests"] if test["axis"] == "width")
     control = verdict["control"]
     said = {
-        "coordinate check": ", ".join(
+        "coordinate check": "; ".join(
             f"{name} {words(check['outcome'])} over widths {', '.join(map(str, check['widths']))}"
             for name, check in report["coordinates"].items() if check["axis"] == "width"
         ),
+        "best rate by width": ", ".join(f"{number(one['value'])} at {one['size']}" for one in verdict["optima"]),
         "rate over width": f"{report['question']['proxy']['parametrization']} {words(verdict['outcome'])}: at width "
         f"{verdict['target_size']} it costs {_estimate(verdict['regret_nats'], '.4f')} nats, "
         f"{verdict['margin_nats']:g} are allowed",
         "control": "none" if control is None else f"standard parametrization {words(control['outcome'])}: the best "
         f"rate moves by {_estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per doubling of width",
-        "learning rate": f"{number(transfer['learning_rate'])} at the searched width, "
+        "rate used": f"{number(transfer['learning_rate'])} at the searched width, "
         f"{number(transfer['together']['transferred_value'])} for the main run",
         "main run": f"width {choice['shape']['width']}, {choice['shape']['num_layers']} layers, "
         f"{count(choice['params'])} parameters, {count(choice['tokens'])} tokens in {choice['num_steps']:,} steps",

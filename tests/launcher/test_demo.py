@@ -18,6 +18,7 @@ from launcher.cli.demo import DemoError, run_demo
 DIGEST = "f" * 64
 _CLOSE = {"value": 0.001, "interval": [0.0, 0.009]}
 _VERDICT = {
+    "optima": [{"size": size, "value": None} for size in (32, 64, 128, 256, 512)],
     "outcome": "holds", "target_size": 4096, "regret_nats": _CLOSE, "margin_nats": 0.01,
     "control": {"outcome": "drifts", "drift_octaves_per_doubling": {"value": -1.0, "interval": [-1.3, -0.7]}},
 }  # fmt: skip
