@@ -5,8 +5,8 @@
 A variant is the plan of `forerun init --preset demo` on other text that is installed with Python and forerun, or with
 another seed of the search. Told of each: the verdict over width in muP and of the control in the standard
 parametrization, with their intervals, both coordinate checks, and the processor seconds of the whole process tree,
-Ray's workers included. Variants that the file has are not run again, unless the plan has changed since; some 4 minutes
-each on two free cores.
+Ray's workers included. Variants that the file has are not run again, unless the plan has changed since; a variant takes
+some 330 processor seconds.
 """
 
 from __future__ import annotations
