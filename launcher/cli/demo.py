@@ -10,20 +10,23 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.base.signals import die_with_parent
+from launcher.base.study_names import shown_name
 from launcher.base.talk import duration, say
 from launcher.supervisor.attempt import hearing
+from launcher.views.numbers import count, interval, loss, number, words
 from proxies.core import canon
 from proxies.core.canon import Json
 
-BUDGET_FLOPS = 1e13
-PINNED = ("proxy.num_slots=4", "proxy.compiled=false", "ladder.num_slots=1")
-"""Two demos on one machine are to freeze the same digest, whatever else it does: nothing of theirs is measured."""
 FIRST_STEPS, MORE_STEPS = 20, 40
+COLUMNS, LABEL_COLUMNS = 100, 20
+"""Of the summary."""
 ACCEPT_REASON = "demo: to show the rest of the chain; a real study would run what the gate asks for"
 
 
@@ -49,35 +52,91 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
         excluded = ["--exclude", "site-packages", "--exclude", "dist-packages"]
         _step("tokenize", library, "--out", str(corpus), "--suffix", ".py", *excluded)
     if not plan.exists():
-        pinned = [part for value in PINNED for part in ("--set", value)]
-        _step("init", "--data", "corpus", "--budget-flops", f"{BUDGET_FLOPS:g}", "--out", str(plan), *pinned)
+        _step("init", "--preset", "demo", "--data", "corpus", "--out", str(plan))
     changes = [part for override in overrides for part in ("--set", override)]
     _step("validate", str(plan), *changes)
     _step("run", str(plan), "--study", str(study), *changes)
     frozen = folder / "study" / "frozen" / _freeze(study)
-    _step("export", str(frozen), "--to", "native")
-    _step("export", str(frozen), "--to", "torchtitan")
-    _step("launch", str(frozen), "--steps", str(FIRST_STEPS))
-    _step("launch", str(frozen), "--steps", str(MORE_STEPS))
-    _step("verify", str(frozen))
+    named = shown_name(frozen)
+    _step("export", named, "--to", "native")
+    _step("export", named, "--to", "torchtitan")
+    _step("launch", named, "--steps", str(FIRST_STEPS))
+    _step("launch", named, "--steps", str(MORE_STEPS))
+    _step("verify", named)
     _step("report", str(study))
     seconds = time.monotonic() - started
-    text = (
-        f"the chain took {duration(seconds)}\nfrozen config: {frozen / 'launch.json'}\n"
-        f"report: {study / 'report.html'}\n"
-        f"next: forerun rehearse {frozen}, then forerun launch {frozen}, with forerun watch {frozen} beside it"
-    )
+    text = "\n".join([
+        *summary_lines(_report(study)),
+        *_labelled("took", duration(seconds)),
+        "frozen config:", str(frozen / "launch.json"), "report, for a browser:", str(study / "report.html"),
+        "next, faults injected into a scaled-down copy of the main run:",
+        f"forerun rehearse {shlex.quote(named)}",
+    ])  # fmt: skip
     return {"frozen": str(frozen), "report": str(study / "report.html"), "seconds": seconds}, text
 
 
+def summary_lines(body: Json) -> list[str]:
+    """What a report found, for a screen of 100 columns.
+
+    Args:
+        body: `report.json` of a study whose config is frozen.
+    """
+    report: Any = body
+    transfer, choice = report["transfer"], report["choice"]
+    verdict = next(test["verdict"] for test in transfer["tests"] if test["axis"] == "width")
+    control = verdict["control"]
+    said = {
+        "coordinate check": "; ".join(
+            f"{name} {words(check['outcome'])} over widths {', '.join(map(str, check['widths']))}"
+            for name, check in report["coordinates"].items() if check["axis"] == "width"
+        ),
+        "best rate by width": ", ".join(f"{number(one['value'])} at {one['size']}" for one in verdict["optima"]),
+        "rate over width": f"{report['question']['proxy']['parametrization']} {words(verdict['outcome'])}: at width "
+        f"{verdict['target_size']} it costs {_estimate(verdict['regret_nats'], '.4f')} nats, "
+        f"{verdict['margin_nats']:g} are allowed",
+        "control": "none" if control is None else f"standard parametrization {words(control['outcome'])}: the best "
+        f"rate moves by {_estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per doubling of width",
+        "rate used": f"{number(transfer['learning_rate'])} at the searched width, "
+        f"{number(transfer['together']['transferred_value'])} for the main run",
+        "main run": f"width {choice['shape']['width']}, {choice['shape']['num_layers']} layers, "
+        f"{count(choice['params'])} parameters, {count(choice['tokens'])} tokens in {choice['num_steps']:,} steps",
+        "expected loss": f"{loss(choice['prediction']['loss'])} nats {interval(choice['prediction']['interval'])}",
+        "gates passed": ", ".join(words(gate["name"]) for gate in report["gates"] if gate["outcome"] == "passed"),
+        "accepted": ", ".join(_found(gate) for gate in _closed(report)) or "none",
+    }  # fmt: skip
+    return [line for name, text in said.items() for line in _labelled(name, text)]
+
+
+def _labelled(name: str, text: str) -> list[str]:
+    """A label, and its text beside it."""
+    indent = " " * LABEL_COLUMNS
+    return textwrap.wrap(text, COLUMNS, initial_indent=name.ljust(LABEL_COLUMNS), subsequent_indent=indent)
+
+
+def _estimate(estimate: Any, spec: str) -> str:
+    """An estimate of a report, with its interval."""
+    return "not known" if estimate is None else f"{estimate['value']:{spec}} {interval(estimate['interval'], spec)}"
+
+
+def _closed(report: Any) -> list[Any]:
+    return [gate for gate in report["gates"] if gate["outcome"] != "passed"]
+
+
+def _found(gate: Any) -> str:
+    return f"{words(gate['name'])} ({words(gate['outcome'])})"
+
+
 def _freeze(study: Path) -> str:
-    """Freeze, and give the digest; a gate that is not passed is accepted for show, with the reason recorded."""
-    command = ("freeze", str(study), "--json")
+    """Freeze, and give the digest; gates that did not pass are accepted, with the reason recorded."""
+    report = _report(study)
+    closed = [gate for gate in _closed(report) if gate["name"] not in report["accepted"]]
+    accepts = [part for gate in closed for part in ("--accept", gate["name"])]
+    if closed:
+        found = ", ".join(map(_found, closed))
+        say(f"gates that did not pass: {found}; the demo accepts them on record, to show the rest of the chain")
+        accepts += ["--reason", ACCEPT_REASON]
+    command = ("freeze", str(study), "--json", *accepts)
     code, out = _call(*command)
-    if code in (3, 4) and _closed_gates(study):
-        accepts = [part for gate in _closed_gates(study) for part in ("--accept", gate)]
-        say("some gates are closed, as they should be; the demo accepts them, on the record, to continue")
-        code, out = _call(*command, *accepts, "--reason", ACCEPT_REASON)
     if code:
         raise DemoError(command, code)
     answer = canon.parse(out)
@@ -86,10 +145,9 @@ def _freeze(study: Path) -> str:
     return str(answer["digest"])
 
 
-def _closed_gates(study: Path) -> list[str]:
-    body = canon.parse((study / "report.json").read_bytes())
-    assert isinstance(body, dict) and isinstance(body["gates"], list)
-    return [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
+def _report(study: Path) -> Any:
+    """What `forerun run` and `forerun report` wrote last."""
+    return canon.parse((study / "report.json").read_bytes())
 
 
 def _step(*arguments: str) -> None:

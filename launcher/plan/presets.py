@@ -21,7 +21,7 @@ NOT_MEASURED = (
     "shares of the peak; `forerun estimate` lists what it assumes. Measure some steps first (docs/first-plan.md).",
 )
 _FILES = Path(__file__).parent / "preset_files"
-_NAMES = ("cpu", "quick", "gpu-24gb", "8xh100", "slurm")
+_NAMES = ("cpu", "demo", "gpu-24gb", "8xh100", "slurm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
-@click.option("--quick", "preset", flag_value="quick", help="A plan that ends in minutes: --preset quick.")
+@click.option("--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo.")
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
 @click.option(

@@ -16,6 +16,29 @@ from launcher.cli import cli, demo
 from launcher.cli.demo import DemoError, run_demo
 
 DIGEST = "f" * 64
+_CLOSE = {"value": 0.001, "interval": [0.0, 0.009]}
+_VERDICT = {
+    "optima": [{"size": size, "value": None} for size in (32, 64, 128, 256, 512)],
+    "outcome": "holds", "target_size": 4096, "regret_nats": _CLOSE, "margin_nats": 0.01,
+    "control": {"outcome": "drifts", "drift_octaves_per_doubling": {"value": -1.0, "interval": [-1.3, -0.7]}},
+}  # fmt: skip
+REPORT = {
+    "accepted": {},
+    "coordinates": {
+        name: {"axis": "width", "outcome": outcome, "widths": [32, 64, 128, 256, 512]}
+        for name, outcome in (("mup", "passes"), ("sp", "blows_up"))
+    },
+    "question": {"proxy": {"parametrization": "mup"}},
+    "transfer": {
+        "tests": [{"axis": "width", "hyperparameter": "learning_rate", "verdict": _VERDICT}], "learning_rate": 0.02,
+        "together": {"transferred_value": 0.01},
+    },
+    "choice": {
+        "shape": {"width": 4096, "num_layers": 32}, "params": 7e9, "tokens": 1.4e11, "num_steps": 123_456,
+        "prediction": {"loss": 1.25, "interval": [1.2, 1.3]},
+    },
+}  # fmt: skip
+"""What the summary reads of a report."""
 
 
 class Steps:
@@ -23,6 +46,7 @@ class Steps:
 
     def __init__(self, monkeypatch, study, **codes):
         self.lines, self.codes, self.study = [], codes, study
+        self.gates = [{"name": "coordinates", "outcome": "passed"}, {"name": "fit", "outcome": "passed"}]
         monkeypatch.setattr(demo, "_call", self)
 
     def __call__(self, *arguments):
@@ -32,8 +56,7 @@ class Steps:
         code = left.pop(0) if left else 0
         if verb == "run":
             self.study.mkdir(parents=True, exist_ok=True)
-            gates = [{"name": "transfer", "outcome": "cannot_tell"}, {"name": "fit", "outcome": "passed"}]
-            (self.study / "report.json").write_text(json.dumps({"gates": gates}))
+            (self.study / "report.json").write_text(json.dumps(REPORT | {"gates": self.gates}))
         return code, json.dumps({"digest": DIGEST})
 
 
@@ -50,8 +73,43 @@ def test_the_chain_in_order(tmp_path, monkeypatch):
     assert not any("--accept" in line for line in steps.lines)
 
 
+def test_a_newcomer_sees_no_set(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, tmp_path / "study")
+    run_demo(tmp_path, ())
+    assert not any("--set" in line for line in steps.lines)
+
+
+def test_the_summary_fits_a_screen(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, Path("demo/study"))
+    names = ("transfer", "fit", "data", "ladder_tuned", "replays_agree")
+    steps.gates = [{"name": name, "outcome": "cannot_tell"} for name in names]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo.sysconfig, "get_paths", lambda: {"stdlib": "lib"})
+    _, text = run_demo(Path("demo"), ())
+    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 100, text
+    for said in (
+        "mup holds",
+        "parametrization drifts",
+        "0.02",
+        "width 4096",
+        "1.250 nats",
+        "launch.json",
+        "report.html",
+    ):
+        assert said in text
+
+
+def test_a_summary_of_what_is_not_known():
+    """No control was asked for, and nothing could be estimated."""
+    unknown = {**_VERDICT, "regret_nats": None, "control": None}
+    tests = [{"axis": "width", "hyperparameter": "learning_rate", "verdict": unknown}]
+    body = {**REPORT, "gates": [], "transfer": {**REPORT["transfer"], "tests": tests}}
+    assert any(line.split() == ["control", "none"] for line in demo.summary_lines(body))
+
+
 def test_every_step_is_a_line_a_user_could_type(tmp_path, monkeypatch):
-    steps = Steps(monkeypatch, tmp_path / "study", freeze=[4])
+    steps = Steps(monkeypatch, tmp_path / "study")
+    steps.gates.append({"name": "transfer", "outcome": "cannot_tell"})
     run_demo(tmp_path, ())
     for verb, *arguments in steps.lines:
         command = cli.cli.get_command(click.Context(cli.cli), verb)
@@ -67,12 +125,21 @@ def test_the_corpus_and_the_plan_are_made_for_real(tmp_path, monkeypatch):
         assert (line[0], code) in {("tokenize", 0), ("init", 0), ("validate", 0)}, err
 
 
-@pytest.mark.parametrize("code", [3, 4])
-def test_shut_gates_are_accepted_by_name_and_with_a_reason(tmp_path, monkeypatch, code):
-    steps = Steps(monkeypatch, tmp_path / "study", freeze=[code, 0])
+@pytest.mark.parametrize("outcome", ["failed", "cannot_tell"])
+def test_shut_gates_are_accepted_by_name_and_with_a_reason(tmp_path, monkeypatch, outcome):
+    steps = Steps(monkeypatch, tmp_path / "study")
+    steps.gates.append({"name": "transfer", "outcome": outcome})
     run_demo(tmp_path, ())
-    again = [line for line in steps.lines if line[0] == "freeze"][1]
-    assert again[again.index("--accept") :] == ("--accept", "transfer", "--reason", demo.ACCEPT_REASON)
+    freeze = next(line for line in steps.lines if line[0] == "freeze")
+    assert freeze[freeze.index("--accept") :] == ("--accept", "transfer", "--reason", demo.ACCEPT_REASON)
+
+
+def test_what_was_accepted_is_not_accepted_again(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, tmp_path / "study")
+    steps.gates.append({"name": "transfer", "outcome": "cannot_tell"})
+    monkeypatch.setitem(REPORT, "accepted", {"transfer": demo.ACCEPT_REASON})
+    run_demo(tmp_path, ())
+    assert not any("--accept" in line for line in steps.lines)
 
 
 @pytest.mark.parametrize(("verb", "code"), [("run", 130), ("freeze", 5)])

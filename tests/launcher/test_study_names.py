@@ -84,6 +84,6 @@ def test_explain_plan_names_every_key_once():
 
 def test_a_quick_plan_shows_what_people_change(here):
     code, out, _ = forerun("init", "--quick", "--json")
-    assert (code, json.loads(out)["preset"]) == (0, "quick")
+    assert (code, json.loads(out)["preset"]) == (0, "demo")
     lines = [line for line in (here / "plan.toml").read_text().splitlines() if " = " in line and line[0] != "#"]
     assert len(lines) <= 50 and any(line.startswith("learning_rate") for line in lines)
