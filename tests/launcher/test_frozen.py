@@ -115,7 +115,7 @@ def test_a_decision_adds_up(decision):
         dataclasses.replace(decision, num_tokens=7)
     with pytest.raises(SpecError, match="whole sequences of 32 for each of 3 ranks"):
         dataclasses.replace(decision, parallelism=Parallelism(data_parallel_shard=3))
-    with pytest.raises(SpecError, match="keep = 1: a whole number >= 2"):
+    with pytest.raises(SpecError, match="keep = 1: must be a whole number, at least 2"):
         Checkpointing(every_steps=5, keep=1)
 
 

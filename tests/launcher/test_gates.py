@@ -75,7 +75,7 @@ def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, 
     [
         (fit_of(), "passed", "largest rungs held out (3) predicted with at most 1.23% error, 3 of 3 inside the 90%"),
         (fit_of(num_covered=1), "failed", "largest rungs held out (3)"),
-        (fit_of(error=0.06), "failed", "largest rungs held out (3) predicted with 6.00% error"),
+        (fit_of(error=0.06), "failed", "largest rungs held out (3) predicted with at most 6.00% error"),
         (fit_of(status="at_bound"), "cannot_tell", "at_bound: w"),
         (fit_of(backtest=False), "cannot_tell", "too few rungs to hold out the largest one"),
     ],

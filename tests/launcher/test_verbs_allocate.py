@@ -121,7 +121,7 @@ def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (("--flops", "1e20", "--usd", "5"), "flops and usd: one budget"),
+        (("--flops", "1e20", "--usd", "5"), "flops and usd: "),
         (("--usd", "5"), "--gpu is missing"),
         (("--usd", "5", "--gpu", "B200"), "--price-usd is missing"),
         (("--flops", "1e20", "--mfu", "0.4"), "--mfu needs --gpu"),
@@ -129,7 +129,7 @@ def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
         (("--flops", "1e20", "--deadline-days", "4", "--gpu", "H100"), "num_gpus"),
         (("--flops", "1e20", "--inference-tokens", "1e9", "--deadline-days", "4", "--gpus", "8", "--gpu", "H100"),
          "training alone"),
-        (("--flops", "1e20", "--inference-tokens", "1e30"), "no run"),
+        (("--flops", "1e20", "--inference-tokens", "1e30"), "both must be from 1"),
         (("--flops", "1e10", "--shape"), "the smallest shape"),
         (("--flops", "1e16", "--batch-tokens", "1000000000000"), "must be at most"),
     ],

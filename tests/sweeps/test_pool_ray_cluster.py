@@ -103,7 +103,7 @@ def test_what_there_is_no_room_for(tmp_path, joined):
     factory = FakeHostFactory(str(tmp_path / "diary"))
     with pytest.raises(ClusterUnfit, match=r"num_workers = 9: 3 workers of CPU 1 each(?s:.*)\n.*2 CPUs"):
         RayPool(9, factory, place=WorkerPlacement(address=joined.address))
-    with pytest.raises(ClusterUnfit, match=r"room for 0 workers of CPU 2, GPU 0\.5 each"):
+    with pytest.raises(ClusterUnfit, match=r": 0 workers of CPU 2, GPU 0\.5 each"):
         RayPool(0, factory, place=WorkerPlacement(address=joined.address, worker_cpus=2, worker_gpus=0.5))
 
 
