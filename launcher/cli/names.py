@@ -28,6 +28,7 @@ class Named(click.Path):
         super().__init__(path_type=Path)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names of frozen configs that fit what is typed, then files."""
         from click.shell_completion import CompletionItem
 
         where, _, word = incomplete.rpartition("/")
