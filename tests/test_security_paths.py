@@ -114,7 +114,7 @@ def test_no_other_name_is_a_shards(name):
 def test_no_other_name_is_a_trainers(tmp_path, name):
     (tmp_path / "launch.json").write_text("{}")
     code, _, said = forerun("export", tmp_path, "--to", name, "--out", tmp_path / "out")
-    assert code == 2 and "is wanted" in said
+    assert code == 2 and "must be one of" in said
     assert [path.name for path in tmp_path.iterdir()] == ["launch.json"]
 
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from launcher.plan.plan import Plan
+from proxies.core.hyperparameters import SET_BY
 
 SCHEMA_LINE = "#:schema ./plan.schema.json"
 """By which editors (taplo, Even Better TOML) find the schema of a plan beside it."""
@@ -16,10 +17,9 @@ SCHEMA_LINE = "#:schema ./plan.schema.json"
 
 SHOWN = frozenset({
     "data.path", "model.num_layers", "model.seq_len", "proxy.parametrization", "proxy.base_width", "proxy.batch_tokens",
-    "proxy.num_steps", "proxy.schedule", "proxy.weight_decay", "search.num_trials", "search.learning_rate",
-    "search.warmup_fraction", "search.clip_norm", "transfer.widths", "transfer.durations", "transfer.margin_nats",
-    "ladder.widths", "ladder.num_steps", "target.budget_flops", "target.batch_tokens", "cluster.num_workers",
-    "launch.data_parallel_shard",
+    "proxy.num_steps", "proxy.schedule", "search.num_trials", *(f"search.{one.name}" for one in SET_BY["search"]),
+    "transfer.widths", "transfer.durations", "transfer.margin_nats", "ladder.widths", "ladder.num_steps",
+    "target.budget_flops", "target.batch_tokens", "cluster.num_workers", "launch.data_parallel_shard",
 })  # fmt: skip
 """What people change in a plan, and `forerun init` always writes."""
 

@@ -76,8 +76,8 @@ def test_options_reach_the_readers(folder):
     ("arguments", "said"),
     [
         (["web=web", "code"], "code has no name: give every source one (NAME=code), or none"),
-        ([""], "'' names no file or folder"),
-        (["web=web", "--weight", "web"], "--weight web: NAME=SHARE is wanted, such as web=0.7"),
+        ([""], "'': no such file or folder"),
+        (["web=web", "--weight", "web"], "--weight web: must be NAME=SHARE, such as web=0.7"),
         (["ids.bin"], "ids.bin holds ids and does not state its vocabulary: give --vocab-size"),
     ],
 )

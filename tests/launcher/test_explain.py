@@ -107,5 +107,5 @@ def test_every_choice_and_answer_has_its_source():
             assert tuple(sources.CHOICES[choice]) == words
     for name in NAMES:  # what the presets answer is somebody's
         for choice in fields:
-            assert sources.answer_in_words(choice, getattr(named(name), choice)) != "one's own"
-    assert sources.answer_in_words("rate_duration_power", -0.4) == "one's own"
+            assert sources.answer_in_words(choice, getattr(named(name), choice)) != "own choice"
+    assert sources.answer_in_words("rate_duration_power", -0.4) == "own choice"

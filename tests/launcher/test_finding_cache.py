@@ -100,7 +100,7 @@ def test_more_records_another_plan_and_another_place_are_worked_out(finished, co
     before = ask("status", copied)[1]
     plan = copied / "plan.toml"
     text = plan.read_text()
-    plan.write_text(re.sub(r"\ncheckpoint_every_steps = \d+", "\ncheckpoint_every_steps = 7", text))
+    plan.write_text(re.sub(r"\[launch\][^\n]*", r"\g<0>\ncheckpoint_every_steps = 7", text))
     assert ask("status", copied)[1]["decision"]["checkpointing"]["every_steps"] == 7
     plan.write_text(text)
     assert len(worked) == 2

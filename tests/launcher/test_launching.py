@@ -87,7 +87,7 @@ def test_a_layout_that_is_not_ours_prints_the_line_of_its_export(corpus, tmp_pat
     code, body = ask("launch", folder, "--data", corpus)
     assert code == 2
     assert "pipeline = 2" in body["problems"][0]
-    assert "beside the config lie these exports: none; `forerun export" in body["problems"][-1]
+    assert "exports beside the config: none; `forerun export" in body["problems"][-1]
     code, out, _ = forerun("export", folder, "--to", "megatron-lm", "--allow-lossy")
     assert code == 0, out
     code, body = ask("launch", folder, "--data", corpus)

@@ -150,8 +150,8 @@ def test_one_that_dies_is_told_and_the_run_goes_on(decision, tmp_path, capsys):
         deadline = time.monotonic() + 30
         while "logging to wandb ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert "wandb ended with code -9" in said
-    assert not shown.outcome.whole and "wandb ended with code -9" in shown.outcome.text
+        assert "wandb exited with code -9" in said
+    assert not shown.outcome.whole and "wandb exited with code -9" in shown.outcome.text
 
 
 def await_child(module, run_dir, *, kill):

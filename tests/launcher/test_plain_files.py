@@ -25,10 +25,10 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path, monkeypatch):
         assert caught.value.filename is not None
         said[str(path)] = caught.value.strerror
     assert list(said.values()) == [
-        "it is a pipe: a plain file is wanted",
-        "it has 4 bytes: at most 3 are read",
+        "it is a pipe: must be a plain file",
+        "it has 4 bytes: must be at most 3",
         "Is a directory",
-        "it is a device: a plain file is wanted",
+        "it is a device: must be a plain file",
         "No such file or directory",
     ]
 

@@ -37,5 +37,5 @@ def test_names_as_people_type_them():
     assert reference.model("Llama 3.1 405B")[0] == "llama-3.1-405b"
     with pytest.raises(UnknownNameError, match=r"did you mean H100\?"):
         reference.gpu("H10")
-    with pytest.raises(UnknownNameError, match="it knows gpt-2"):
+    with pytest.raises(UnknownNameError, match="known names are gpt-2"):
         reference.model("")

@@ -70,7 +70,7 @@ def test_the_excess_is_covered_and_the_verdict_not_wrong():
     [
         ({-1.0: 2.02, 0.0: 2.0, 1.0: "diverged"}, "cannot_tell", "ladder.check_offsets_octaves = [-1.0, 0.5]"),
         ({-1.0: 1.9, 0.0: 2.0, 1.0: "diverged"}, "mis_tuned", "its rate is too high"),
-        ({-1.0: 2.0, 0.0: "diverged", 1.0: "diverged"}, "mis_tuned", "it diverged at its own rate, and not at -1"),
+        ({-1.0: 2.0, 0.0: "diverged", 1.0: "diverged"}, "mis_tuned", "it diverged at its own rate, but not at -1"),
         ({-1.0: 2.0, 0.0: "failed", 1.0: 2.0}, "cannot_tell", "no loss at its own rate"),
         ({-1.0: [2.02, "diverged"], 0.0: [2.0, 2.0], 1.0: [2.1, 2.1]}, "cannot_tell", "no loss at -1 octaves"),
     ],

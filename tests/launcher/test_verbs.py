@@ -98,9 +98,9 @@ def test_verify_catches_what_is_hidden_or_added(frozen):
     added.unlink()
     attestations = frozen / "attestations"
     hidden = (attestations / "export-native.json").rename(attestations / "aside")
-    assert ask("verify", frozen)[1]["problems"] == ["no attestation names it: `forerun export` makes it anew"]
+    assert ask("verify", frozen)[1]["problems"] == ["no attestation names it: `forerun export` writes it again"]
     shutil.copy(attestations / "evidence.json", attestations / "export-native.json")
-    assert ask("verify", frozen)[1]["problems"][0].startswith("it is of the kind 'evidence'; restore it from a copy")
+    assert ask("verify", frozen)[1]["problems"][0].startswith("its kind is 'evidence'")
     hidden.rename(attestations / "export-native.json")
     assert ask("verify", frozen)[0] == 0
 

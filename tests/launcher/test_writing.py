@@ -52,4 +52,4 @@ def test_numbers_that_are_gone_damaged_edited_or_of_another_format_are_refused(t
 def test_installed_versions_are_held_against_those_exported_for(tmp_path, manifest):
     torchtitan.export(wide_decision(manifest), tmp_path)
     wrong = imported(tmp_path).other_versions({"click": "0.0.1", "rich": importlib.metadata.version("rich")})
-    assert wrong == [f"click {importlib.metadata.version('click')}: 0.0.1 is needed"]
+    assert wrong == [f"click {importlib.metadata.version('click')}: must be 0.0.1"]

@@ -4,6 +4,7 @@ import pytest
 from main_run import QUIET_TORCH, tiny_decision
 from tiny_study import ask, forerun
 
+from launcher.base.study_names import shown_name
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from launcher.frozen.launch_file import attest, write_launch
 from launcher.rehearsal.registry import RehearsalAttestation
@@ -41,7 +42,7 @@ def test_verify_says_whether_it_was_rehearsed_and_minds_no_run_under_way(frozen,
     (folder / "rehearsal").mkdir()
     code, body = ask("verify", folder)
     assert (code, body["rehearsed"], body["not_proven"]) == (0, None, [])
-    assert forerun("verify", folder)[1].splitlines()[-1] == f"next: forerun rehearse {folder}"
+    assert forerun("verify", folder)[1].splitlines()[-1] == f"next: forerun rehearse {shown_name(folder)}"
     record = RehearsalAttestation(outcome="passed", copy={"kind": "full"}, machine={}, seconds=1.0, drills=())
     attest(folder, "rehearsal", decision.digest, canon.to_json(record))
     assert ask("verify", folder)[1]["rehearsed"]["outcome"] == "passed"
