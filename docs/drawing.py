@@ -17,13 +17,14 @@ from typing import Any
 from PIL import Image
 
 from launcher.figures import plots
+from launcher.figures.panel import Panel
 from launcher.views.numbers import arm_name
 
 OUT = Path(__file__).parent / "pictures"
 DPI = 110
 
 
-def side_by_side(panels: list[plots.Panel], path: Path) -> None:
+def side_by_side(panels: list[Panel], path: Path) -> None:
     """Write the panels as one picture, from left to right, on white."""
     images = []
     for panel in panels:

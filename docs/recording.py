@@ -108,8 +108,9 @@ def cast(events: Sequence[Event]) -> str:
 
 def plain(events: Sequence[Event]) -> str:
     """The events as text: no colours; of a line that was written over, what stood there last."""
-    text = CONTROL.sub("", "".join(text for _, text in events)).replace("\r\n", "\n")
-    return "".join(line.rpartition("\r")[2].rstrip() + "\n" for line in text.splitlines())
+    text = CONTROL.sub("", "".join(text for _, text in events))
+    text = re.sub(r"\r+\n", "\n", text).removesuffix("\n")
+    return "".join(line.rpartition("\r")[2].rstrip() + "\n" for line in text.split("\n"))
 
 
 def main() -> None:
