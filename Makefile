@@ -9,7 +9,7 @@ JOBS ?= 2
 # One arithmetic thread per process: workers and ranks are the parallelism.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint unit test-slow gpu test-trainers test-min test-newest wheel docs reference data trainers clean
+.PHONY: demo test lint unit test-slow gpu test-trainers test-min test-newest wheel docs reference recording pictures data trainers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/forerun demo
@@ -74,6 +74,15 @@ docs: $(VENV)/.installed
 reference: $(VENV)/.installed
 	FORERUN_WRITE_REFERENCE=1 $(BIN)/pytest -m slow tests/launcher/test_json_page.py
 	PYTHONPATH=docs $(BIN)/python -m reference_pages.writing
+
+# What the pages show of a finished study: terminal and pictures; the study stays as it is.
+STUDY ?= demo/study
+
+recording: $(VENV)/.installed
+	$(BIN)/python docs/recording.py $(STUDY)
+
+pictures: $(VENV)/.installed
+	PYTHONPATH=. $(BIN)/python docs/drawing.py $(STUDY)
 
 # What the installed trainers themselves make of the exports; a trainer that is not there is skipped with its command.
 test-trainers: $(VENV)/.installed

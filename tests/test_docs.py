@@ -13,7 +13,7 @@ from reference_pages.writing import PAGES
 from site_hook import ABOVE, LINK, PICTURE, slug
 
 ROOT = Path(__file__).parents[1]
-WRITTEN = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/NOTES.md")
+WRITTEN = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/NOTES.md")
 FENCE = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
 
 

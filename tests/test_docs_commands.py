@@ -23,7 +23,7 @@ PLACE = re.compile(r"[<{\[]?[A-Z][A-Z0-9_./@:|=+,-]*[>}\]]?|.*\.\.\..*|.*[$*].*"
 """What stands for a value: FROZEN, STUDY/frozen/DIGEST, N."""
 SECTIONS = {name: field.annotation for name, field in Plan.model_fields.items()}
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *(ROOT / f"{name}.md" for name in ("README", "AGENTS", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES = [page for page in PAGES if page.parent.name != "reference"]  # made from the code: tests/test_docs.py
