@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
+ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher", "forerun")
+API = "forerun"
+"""What notebooks import: it may import every room, and none imports it."""
 CORE = {"proxies.external.keeper", "proxies.external.supervised_command", "proxies.external.log_file"} | {
     f"proxies.core.{path.stem}" for path in (ROOT / "proxies" / "core").glob("[a-z]*.py")
 }
@@ -81,7 +83,9 @@ def import_law(house):
             room, other = room_of(name), room_of(target)
             if name in CORE:
                 fine = target in CORE or other in sys.stdlib_module_names or (name, other) in CORE_WHEN_CALLED
-            elif other not in ROOMS or room in (other, "launcher"):
+            elif other == API != room:
+                fine = False
+            elif other not in ROOMS or room in (other, "launcher", API):
                 fine = True
             else:
                 fine = room != "proxies" and target in CORE
@@ -256,13 +260,13 @@ def machine_paths(house):
 
 
 def thresholds(house):
-    """What stands at a room's door: four promises, and no code but `sweeps.load`, for notebooks."""
+    """What stands at a room's door: four promises, and no code but `sweeps.load` and names loaded late."""
     problems = []
     for name in house.packages:
         said = ast.get_docstring(house.trees[name]) or ""
         problems += [f"{name} lacks {w}" for w in ("Enters", "Leaves", "Promises", "Refuses") if f"{w}:" not in said]
         more = [node for node in house.trees[name].body[1:] if name != "sweeps" or not _is_load(node)]
-        problems += [f"{name} holds code"] if more else []
+        problems += [f"{name} holds code"] if more and name != API else []
     return problems
 
 
@@ -352,6 +356,7 @@ if STEPS:
 VIOLATIONS = [
     (import_law, {"sweeps/a.py": "from transfer import b", "transfer/b.py": ""}, "sweeps.a imports transfer.b"),
     (import_law, {"transfer/a.py": "def f() -> None:\n    import launcher.cli"}, "transfer.a imports launcher.cli"),
+    (import_law, {"launcher/a.py": "import forerun.api", "forerun/api.py": ""}, "launcher.a imports forerun.api"),
     (import_law, {"scaling_fits/a.py": "import proxies.data.tokens", "proxies/data/tokens.py": ""}, "proxies.data"),
     (import_law, {"scaling_fits/a.py": "import torch.nn"}, "scaling_fits.a imports torch.nn"),
     (import_law, {"proxies/a.py": "from sweeps.pool import Finished"}, "proxies.a imports sweeps.pool"),
@@ -455,4 +460,7 @@ def test_help_answers_in_three_tenths_of_a_second():
 def test_the_rooms_names_are_ours_alone():
     """`sweeps` is also a package of W&B's; installed together, one overwrites the other."""
     owners = importlib.metadata.packages_distributions()
-    assert {room: set(owners[room]) for room in ROOMS} == {room: {"forerun"} for room in ROOMS}
+    found = {
+        room: set(owners[room]) for room in ROOMS if room != API or API in owners
+    }  # an older editable install lacks it
+    assert found == {room: {"forerun"} for room in found}

@@ -24,7 +24,7 @@ from tiny_study import PLAN, SENTENCE
 from launcher.exporters.fidelity import MODULES
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
+ROOMS = ("forerun", "proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD = "import sys; from setuptools import build_meta as b; out = sys.argv[1]; b.build_wheel(out); b.build_sdist(out)"
 NO_NETWORK = re.compile("connection broken|Max retries|timed out|IncompleteDownload|No space left")  # as pip says it

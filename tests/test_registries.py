@@ -17,7 +17,7 @@ from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE
 from proxies.core.optimizers import OPTIMIZERS
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
+PACKAGES = ("forerun", "proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 DECLARED = ("proxies/core/hyperparameters.py", "proxies/core/optimizers.py", "proxies/model/optimizer.py")
 EXPORTERS = "launcher/exporters/"
 EXCEPTIONS = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.core.canon import CanonError, Json
+from proxies.core.table_files import Source
 
 if TYPE_CHECKING:
     from launcher.plan.study import Study
@@ -20,7 +21,7 @@ HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 Body = dict[str, Json]
 
 
-def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
     """The file and the JSON of a fit; `options` are bootstrap, level and seed.
 
     Raises:
@@ -35,7 +36,7 @@ def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -
     from scaling_fits.summary import fit_summary
 
     template, main_runs = None, list[ConcludedRun]()
-    if runs.is_dir():  # the ladder of a study, and the main runs concluded since
+    if isinstance(runs, Path) and runs.is_dir():  # the ladder of a study, and the main runs concluded since
         from launcher.study import decide
 
         study, ledger, specs = _ladder(runs)
@@ -76,22 +77,33 @@ def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
         FitFileError: it cannot be read, or is no fit of a law.
         FitTamperedError: it was changed.
     """
-    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-    from scaling_fits.compute.optima import ComputeFit
-    from scaling_fits.fit_file import FitFileError, read, with_template
-
     if path.is_dir():
         from launcher.study import decide
 
         study, ledger, specs = _ladder(path)
         return decide.fitted(study, ledger, specs), study.shape_template
-    found, template = with_template(read(path))
+    from scaling_fits.fit_file import read
+
+    return law_in(read(path), str(path))
+
+
+def law_in(file: Json, name: str = "FIT") -> tuple[FittedRuns, Template | None]:
+    """The law and the shape in what a fit file holds; `name` of the file, for messages.
+
+    Raises:
+        FitFileError: it is no fit of a law.
+    """
+    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.compute.optima import ComputeFit
+    from scaling_fits.fit_file import FitFileError, with_template
+
+    found, template = with_template(file)
     if isinstance(found, ComputeFit):
         raise FitFileError(
-            f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
+            f"{name} holds optima against compute: `forerun predict {name} --flops C` gives the best size"
         )
     if isinstance(found, HyperparameterFit):
         raise FitFileError(
-            f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
+            f"{name} holds a law of {found.form}: `forerun predict {name} --params N --tokens D` reads it"
         )
     return found, template

@@ -10,6 +10,7 @@ import click
 
 from launcher.cli.options import WholeAmount
 from proxies.core.canon import Json
+from proxies.core.table_files import Source
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
 from transfer.tables.columns import VALUE_COLUMNS
 
@@ -68,7 +69,7 @@ def table_options(command: _Command) -> _Command:
 
 
 def judge_table(
-    path: Path,
+    path: Source,
     *,
     axis: Axis | None = None,
     hyperparameter: Hyperparameter | None = None,
@@ -81,7 +82,7 @@ def judge_table(
     """The verdict on a table of runs or of optima (`transfer.tables.table`), as `verdict_summary` has it, and notes.
 
     Args:
-        path: The table.
+        path: The table: a file, or cells already read.
         axis: What grows; None: the only size that varies.
         hyperparameter: None: the learning rate if it varies, else the only one that does.
         target_size: None: twice the largest size of the table.

@@ -1,10 +1,10 @@
 """The report's figures for notebooks: each a matplotlib `Figure`, from `report.json` as it was read.
 
     import json
-    from launcher.figures import plots
+    import forerun
 
     report = json.load(open("study/report.json"))
-    plots.basins(report)
+    forerun.plots.basins(report)
 
 Importing this loads matplotlib, and no pyplot: nothing opens a window, no global setting changes, and the figures are
 those of the page, drawn by the same functions. A notebook shows a figure by its name at the end of a cell; elsewhere

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.answers.allocation_request import BUDGETS, Checked, asked_options, checked
+from launcher.answers.allocation_request import BUDGETS, Checked, Typed, asked_options, checked
 from launcher.answers.law_fits import read_fit
 from launcher.cli.options import OptionProblems, answer, json_option, table
 from launcher.verbs.fits import number, span_text
@@ -33,14 +33,19 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
     The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone. Of a study folder
     it is the plan's where none is given. With a study's fit, --shape gives the shape that `forerun freeze` takes.
     """
-    if fit_path.is_dir() and all(typed[name] is None for name in BUDGETS):
-        from launcher.study.study_folder import recorded
-
-        typed["flops"] = recorded(fit_path)[0].plan.target.budget_flops
-    ask = checked(typed)
+    ask = checked(with_planned_budget(fit_path, typed))
     fitted, template = read_fit(fit_path)
     body = allocation_body(fitted, ask, template)
     answer(as_json, body, allocation_text(body))
+
+
+def with_planned_budget(fit_path: Path, typed: Typed) -> Typed:
+    """The options, with the budget of a study folder's plan where none is given."""
+    if not fit_path.is_dir() or any(typed[name] is not None for name in BUDGETS):
+        return typed
+    from launcher.study.study_folder import recorded
+
+    return {**typed, "flops": recorded(fit_path)[0].plan.target.budget_flops}
 
 
 def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None = None) -> dict[str, Json]:

@@ -52,9 +52,8 @@ def fit(
 
         fit_file.write(out, file)
     status = body["status"]
-    told = isoflop_text if form == "isoflop" else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
     after = "run what the warnings ask for, then fit again" if status == "unidentified" else _next(form, out)
-    answer(as_json, body, f"{told(body)}\nnext: {after}")
+    answer(as_json, body, f"{body_text(body)}\nnext: {after}")
     if status == "unidentified":
         raise SystemExit(4)
 
@@ -74,6 +73,13 @@ def _check_out(out: Path, runs: Path) -> None:
         raise click.UsageError(f"--out {out}: there is no such folder")
     if out.exists() and runs.exists() and out.samefile(runs):
         raise click.UsageError(f"--out {out} is the table itself: the fit would overwrite it")
+
+
+def body_text(body: Body) -> str:
+    """A fit of any form in words and tables."""
+    form = body["form"]
+    told = isoflop_text if form == "isoflop" else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
+    return told(body)
 
 
 def fit_text(body: Body) -> str:

@@ -18,6 +18,7 @@ from proxies.core.canon import Json
 if TYPE_CHECKING:
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
+    from scaling_fits.fit_file import Fit
     from scaling_fits.forecast.uncertainty import FittedRuns
 
 _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than the largest ever
@@ -36,19 +37,33 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
     --params and --tokens and gives the best value.
     """
     from scaling_fits import fit_file
+    from scaling_fits.forecast.conclusive import first_and_rest
+    from scaling_fits.forecast.uncertainty import FittedRuns
+
+    found = fit_file.from_file(fit_file.read(fit_path))
+    body, text = predicted(found, {"params": params, "tokens": tokens, "flops": flops})
+    if isinstance(found, FittedRuns):
+        for warning in first_and_rest(body["warnings"])[1]:
+            say(f"warning: {warning}")
+        text += f"\nnext: forerun allocate {fit_path} --flops C, the best size for a budget"
+    answer(as_json, body, text)
+
+
+def predicted(found: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Json], str]:
+    """What `predict --json` prints, and its text; `sizes` are params, tokens and flops, None where not given.
+
+    Raises:
+        click.UsageError: sizes are missing or do not apply to this form of fit.
+        ValueError: of `scaling_fits`: the fit gives no number there.
+    """
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
 
-    found = fit_file.from_file(fit_file.read(fit_path))
-    sizes = {"params": params, "tokens": tokens, "flops": flops}
     if isinstance(found, ComputeFit):
-        body, text = _predict_compute(found, **_asked("isoflop", sizes, ("flops",)))
-    elif isinstance(found, HyperparameterFit):
-        body, text = _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
-    else:
-        body, text = _predict_law(found, **_asked(found.form, sizes, ("params", "tokens")))
-        text += f"\nnext: forerun allocate {fit_path} --flops C, the best size for a budget"
-    answer(as_json, body, text)
+        return _predict_compute(found, **_asked("isoflop", sizes, ("flops",)))
+    if isinstance(found, HyperparameterFit):
+        return _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
+    return _predict_law(found, **_asked(found.form, sizes, ("params", "tokens")))
 
 
 def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -> dict[str, float]:
@@ -78,9 +93,7 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     if not all(map(math.isfinite, (predicted.loss_nats, predicted.low or 0.0, predicted.high or 0.0))):
         raise no_number(found, where)
     body = summary.prediction_summary(predicted)
-    first, rest = first_and_rest(body["warnings"])
-    for warning in rest:
-        say(f"warning: {warning}")
+    first, _ = first_and_rest(body["warnings"])
     sentence = (
         f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
         f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"

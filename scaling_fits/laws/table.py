@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.table_files import Cells, FormatError, Rows, read_cells
+from proxies.core.table_files import Cells, FormatError, Rows, Source, read_cells
 from scaling_fits.laws import traps
 
 Floats = NDArray[np.float64]
@@ -147,11 +147,11 @@ def from_columns(
                     flops_given=flops is not None)  # fmt: skip
 
 
-def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[str] = ()) -> RunTable:
+def read_runs(path: Source | str, params_column: str = "params", extra: Sequence[str] = ()) -> RunTable:
     """Read a table of runs.
 
     Args:
-        path: a `.csv`, `.jsonl` or `.parquet` file.
+        path: a `.csv`, `.jsonl` or `.parquet` file, or cells already read.
         params_column: the column that holds N.
         extra: further columns to keep, where the file has them. Their cells are finite numbers or empty.
 
@@ -159,7 +159,7 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
         TableError: the file cannot be read or is of another kind, a column is missing or there twice, or cells
             are bad: text, zero, negative or missing. All problems are listed.
     """
-    path = Path(path)
+    path = Path(path) if isinstance(path, str) else path
     try:
         cells = read_cells(path)
     except FormatError as error:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_what_is_not_there_is_said_with_what_is(report):
 
 def script_of(notebook):
     """Its code cells, one after the other; what a cell ends in is shown, as a notebook does."""
-    lines = [f"def show(shown):\n    if shown is not None:\n        print(shown._repr_png_()[:{len(PNG)}] == {PNG!r})"]
+    lines = ["def show(shown):", "    if hasattr(shown, '_repr_png_'):"]
+    lines += [f"        print(shown._repr_png_()[:{len(PNG)}] == {PNG!r})"]
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             tree = ast.parse("".join(cell["source"]))
@@ -79,8 +81,8 @@ def script_of(notebook):
     return "\n".join(lines)
 
 
-def test_the_notebook_runs_from_its_first_cell_to_its_last(report, tmp_path):
-    (tmp_path / "study").mkdir()
+def test_the_notebook_runs_from_its_first_cell_to_its_last(report, frozen_once, tmp_path):
+    shutil.copytree(frozen_once, tmp_path / "study")
     (tmp_path / "study" / "report.json").write_bytes(canon.pretty(report))
     (tmp_path / "cells.py").write_text(script_of(json.loads(NOTEBOOK.read_text())))
     done = subprocess.run([sys.executable, "-W", "error", "cells.py"], cwd=tmp_path, capture_output=True, text=True,

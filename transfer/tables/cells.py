@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from proxies.core.hyperparameters import HYPERPARAMETERS
-from proxies.core.table_files import Cells, FormatError, read_cells
+from proxies.core.table_files import Cells, FormatError, Source, read_cells
 from transfer.question import Hyperparameter, TransferError, to_log2
 
 # Rows of a table as a file holds them, before anybody asks what they mean.
@@ -16,12 +15,12 @@ from transfer.question import Hyperparameter, TransferError, to_log2
 class TableError(ValueError):
     """A table that cannot be read or judged. `problems` lists every bad cell by row and column."""
 
-    def __init__(self, path: Path, problems: Sequence[str]) -> None:
+    def __init__(self, path: Source, problems: Sequence[str]) -> None:
         self.problems = list(problems)
         super().__init__(f"{path.name}: " + "; ".join(self.problems))
 
 
-def read_sheet(path: Path, known: Collection[str]) -> Cells:
+def read_sheet(path: Source, known: Collection[str]) -> Cells:
     """Read a table, of a wide one only the columns that are `known` where the file allows that.
 
     Raises:

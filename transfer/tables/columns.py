@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
-from proxies.core.table_files import Cells
+from proxies.core.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter
 from transfer.tables.cells import TableError, plain
 
@@ -53,7 +52,7 @@ class TableColumns:
         return {name for name in (*self.judgeable.values(), self.loss, self.seed) if name is not None}
 
 
-def find_columns(path: Path, names: Sequence[str]) -> TableColumns:
+def find_columns(path: Source, names: Sequence[str]) -> TableColumns:
     """Recognise columns by their names; of several names for one thing the first one is used.
 
     Raises:
@@ -78,7 +77,7 @@ def find_columns(path: Path, names: Sequence[str]) -> TableColumns:
 
 
 def what_to_judge(
-    path: Path, sheet: Cells, columns: TableColumns, axis: Axis | None, hyperparameter: Hyperparameter | None
+    path: Source, sheet: Cells, columns: TableColumns, axis: Axis | None, hyperparameter: Hyperparameter | None
 ) -> tuple[Axis, Hyperparameter]:
     """Axis and hyperparameter: as given, else as the table leaves no choice.
 

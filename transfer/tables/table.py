@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
-from proxies.core.table_files import Cells
+from proxies.core.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
 from transfer.tables.cells import TableError, read_sheet, shown
@@ -35,7 +34,7 @@ class TableRow:
 
 
 def largest_alike(
-    path: Path, runs: Sequence[TableRow], axis: Axis, columns: Mapping[str, str]
+    path: Source, runs: Sequence[TableRow], axis: Axis, columns: Mapping[str, str]
 ) -> tuple[list[TableRow], list[str]]:
     """The largest set of runs that agree in whatever else varies, the first of equal ones; and what to say of it.
 
@@ -124,7 +123,7 @@ class RunTable:
     """What is judged, and what was left aside."""
 
 
-def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperparameter | None = None) -> RunTable:
+def read_runs(path: Source, *, axis: Axis | None = None, hyperparameter: Hyperparameter | None = None) -> RunTable:
     """Read a table, and choose the runs of one drift from it.
 
     Columns are a `loss` (nats per token), sizes and hyperparameters (`transfer.tables.columns`) and optionally a
@@ -134,7 +133,7 @@ def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperpara
     no octave: nothing is wrong with such runs, so they are left aside with a note. Any other 0 is refused.
 
     Args:
-        path: .csv, .jsonl or .parquet.
+        path: .csv, .jsonl or .parquet, or cells already read.
         axis: What grows; None: the only size that varies.
         hyperparameter: None: the learning rate if it varies, else the only one that does.
 
@@ -176,7 +175,7 @@ def _notes(sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hype
 
 
 def _runs(
-    path: Path, sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hyperparameter
+    path: Source, sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hyperparameter
 ) -> list[TableRow]:
     """All rows but those where the hyperparameter is off."""
     problems: list[str] = []

@@ -1,0 +1,150 @@
+"""`import forerun`: loads nothing, and answers as the commands do."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from tiny_study import ask
+
+import forerun
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "numpy", "scipy", "pydantic", "ray", "click", "optuna", "wandb", "matplotlib", "pyarrow", "pandas"}
+
+
+def law_runs():
+    """Runs of a known law: E + A / N^0.34 + B / D^0.28."""
+    rng, sizes = np.random.default_rng(0), [(n, n * t) for n in (1e6, 3e6, 1e7, 3e7) for t in (5, 20, 80)]
+    loss = [(1.7 + 400 * n**-0.34 + 410 * d**-0.28) * float(np.exp(rng.normal(0, 0.001))) for n, d in sizes]
+    return pd.DataFrame({"params": [n for n, _ in sizes], "tokens": [d for _, d in sizes], "loss": loss})
+
+
+def basin_runs():
+    """Three widths with one optimal rate, and a run that diverged."""
+    rng = np.random.default_rng(0)
+    rows = [(width, 2.0**at, 3 - width / 1024 + 0.02 * (at + 8) ** 2 + rng.normal(0, 1e-4), seed)
+            for width in (64, 128, 256) for at in range(-11, -4) for seed in (0, 1)]  # fmt: skip
+    rows.append((64, 1.0, float("nan"), 0))
+    return pd.DataFrame(rows, columns=["width", "lr", "loss", "seed"])
+
+
+def test_importing_it_loads_the_standard_library_alone():
+    script = "import sys, forerun; dir(forerun); print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert HEAVY.isdisjoint(done.stdout.split())
+    assert not {"launcher", "proxies", "sweeps", "transfer", "scaling_fits"} & set(done.stdout.split())
+
+
+def test_every_name_is_there_and_no_other():
+    assert set(forerun.__all__) <= set(dir(forerun))
+    for name in forerun.__all__:
+        assert getattr(forerun, name).__doc__, name
+    with pytest.raises(AttributeError):
+        forerun.no_such_name  # noqa: B018
+    from launcher.figures import plots
+
+    assert forerun.plots is plots
+
+
+def test_a_fit_is_the_commands_whatever_holds_the_table(tmp_path):
+    frame, options = law_runs(), ("--bootstrap", "20")
+    frame.to_csv(tmp_path / "runs.csv", index=False)
+    tables = (frame, pa.Table.from_pandas(frame), frame.to_dict("list"), {name: frame[name] for name in frame},
+              frame.to_dict("records"), tmp_path / "runs.csv", str(tmp_path / "runs.csv"))  # fmt: skip
+    _, printed = ask("fit", tmp_path / "runs.csv", *options, "--out", tmp_path / "fit.json")
+    fits = [forerun.fit(table, bootstrap=20) for table in tables]
+    for fit in fits:
+        assert json.loads(json.dumps(fit.body)) == printed
+    fit = fits[0]
+    assert fit.status == printed["status"] and fit.parameters == printed["parameters"] and "runs" in repr(fit)
+    fit.write(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "fit.json").read_bytes()
+
+    _, printed = ask("predict", tmp_path / "fit.json", "--params", "1e8", "--tokens", "2e9")
+    for source in (fit, tmp_path / "again.json"):
+        predicted = forerun.predict(source, params=1e8, tokens=2e9)
+        assert (predicted.loss_nats, list(predicted.interval)) == (printed["loss"], printed["interval"])
+    _, printed = ask("allocate", tmp_path / "fit.json", "--usd", "20", "--gpu", "H100")
+    for source in (fit, tmp_path / "again.json"):
+        best = forerun.allocate(source, usd=20, gpu="H100")
+        assert best.body == printed and best.params == printed["params"] and best.loss_nats == printed["loss"]
+
+
+def test_a_verdict_is_the_commands(tmp_path):
+    frame = basin_runs()
+    frame.to_parquet(tmp_path / "runs.parquet")
+    frame.to_csv(tmp_path / "runs.csv", index=False, na_rep="NaN")
+    _, printed = ask("transfer", "--runs", tmp_path / "runs.csv", "--target-width", "512")
+    for table in (frame, tmp_path / "runs.csv", frame.to_dict("records")):
+        verdict = forerun.transfer(table, target_width=512)
+        assert json.loads(json.dumps(verdict.body)) == printed
+    low, high = verdict.interval
+    assert verdict.outcome == printed["outcome"] == "holds" and low <= verdict.regret_nats <= high
+    assert verdict.transferred_value == pytest.approx(2**-8, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda fit: forerun.fit(law_runs().rename(columns={"loss": "nats"})), "loss"),
+        (lambda fit: forerun.fit({"params": [1.0], "tokens": [], "loss": [1.0]}), "length"),
+        (lambda fit: forerun.fit(3), "int"),
+        (lambda fit: forerun.fit("no_such.csv"), "no_such.csv"),
+        (lambda fit: forerun.fit(law_runs().assign(loss=["a", *[3.0] * 11])), "row 0"),
+        (lambda fit: forerun.fit(law_runs(), form="cubic", bootstrap=0), "cubic"),
+        (lambda fit: forerun.predict(fit, params=1e8), "tokens"),
+        (forerun.allocate, "flops"),
+        (lambda fit: forerun.allocate(fit, usd=5), "gpu"),
+        (lambda fit: forerun.allocate(fit, flops=1e40), "1e+40"),
+        (lambda fit: forerun.transfer(basin_runs(), target_width=512, target_size=512), "target_width"),
+        (lambda fit: forerun.transfer(basin_runs().drop(columns="lr")), "hyperparameter"),
+        (lambda fit: forerun.load("no_such_study"), "no_such_study"),
+        (lambda fit: forerun.explain("no_such_config"), "no_such_config"),
+    ],
+)
+def test_what_the_commands_refuse_is_a_value_error(call, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(named)):
+        call(forerun.fit(law_runs(), bootstrap=0))
+
+
+def test_a_fit_of_another_form_has_its_answer_in_the_body():
+    sizes = [(n, budget / (6 * n)) for budget in (1e16, 1e17, 1e18) for n in np.geomspace(0.2, 5, 7) * budget**0.5 / 8]
+    loss = [1.7 + 400 * n**-0.34 + 410 * d**-0.28 for n, d in sizes]
+    fit = forerun.fit([{"params": n, "tokens": d, "loss": y} for (n, d), y in zip(sizes, loss, strict=True)],
+                      form="isoflop", bootstrap=0)  # fmt: skip
+    predicted = forerun.predict(fit, flops=1e19)
+    assert predicted.body["params"] > 0 and not hasattr(predicted, "loss_nats")
+    with pytest.raises(ValueError, match="isoflop"):
+        forerun.predict(fit, params=1e8, tokens=1e9)
+    with pytest.raises(ValueError, match="predict"):
+        forerun.allocate(fit, flops=1e19)
+
+
+def test_a_study_is_read_as_the_commands_read_it(frozen_once, monkeypatch):
+    monkeypatch.chdir(frozen_once.parent)
+    (config,) = (frozen_once / "frozen").iterdir()
+    trials = forerun.load().trials()
+    assert len(trials) and trials["loss_nats"].notna().any()
+    _, printed = ask("explain", config, "learning_rate")
+    for name in (None, "latest", config.name[:8], config / "launch.json"):
+        told = forerun.explain(name, "learning_rate")
+        assert told.body == printed and any("learning_rate" in field for field in told.values)
+
+
+def test_the_pages_snippets_run(frozen_once, tmp_path, monkeypatch, capsys):
+    shutil.copytree(frozen_once, tmp_path / "study")
+    law_runs().to_csv(tmp_path / "runs.csv", index=False)
+    basin_runs().to_csv(tmp_path / "sweep.csv", index=False, na_rep="NaN")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "python.md").read_text()
+    exec("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
+    assert "holds" in capsys.readouterr().out
+    assert forerun.predict("fit.json", params=1e8, tokens=2e9).interval
