@@ -66,6 +66,17 @@ class StudyState:
     best_learning_rate: float | None
     """Of that run."""
 
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.number("done", least=0, most=1)
+        checks.whole("number", "num_stages")
+        for name in ("left_low_seconds", "left_high_seconds", "best_loss_nats", "best_learning_rate"):
+            if getattr(self, name) is not None:
+                checks.number(name, least=0)
+        alone = (self.best_loss_nats is None) != (self.best_learning_rate is None)
+        checks.that(not alone, "best_loss_nats and best_learning_rate must both be there, or neither")
+        checks.done()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverState:
