@@ -52,7 +52,7 @@ def planned_stages(study: Study, verb: str) -> list[PlannedStage]:
             most = least + float(sum(run.flops for run in runs[name].more))
         if least or name == FIT:
             found.append(PlannedStage(name=name, least=least, most=most))
-    return found
+    return found or [PlannedStage(name=CHECK)]  # the check of a command, which is refused
 
 
 class StudyProgress:
