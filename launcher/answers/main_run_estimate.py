@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.base.talk import duration
 from launcher.cli.options import table
 
 _GB = 1e9
@@ -29,14 +30,21 @@ def _stages(body: dict[str, Any]) -> list[str]:
     speed, share = body["worker_flops"], body["proxy_mfu"]
     notes = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
             f"a GPU reaches {_span(share)} of its peak ({share['source']})",
+            f"from `forerun run` to its report: {body['wall_hours']['source']}",
             f"the main run's size is from {body['main_run_from']}",
             *([f"the search is counted in full, an upper bound: search.pruner = {body['pruner']!r} stops trials early"]
               if body["pruner"] != "none" else []))  # fmt: skip
     return [
         table(("stage", "runs", "FLOPs", "share of main run", "disk"), ran),
         table(("stage", on, "or GPU-hours", "USD of these"), taken),
+        f"from `forerun run` to its report: {_time(body['wall_hours'])}; the upper end is for a busy machine",
         "\n".join(["assumed:", *(f"- {text}" for text in notes), *(f"warning: {text}" for text in body["warnings"])]),
     ]
+
+
+def _time(hours: dict[str, Any]) -> str:
+    low, high = (duration(3600.0 * end) for end in hours["interval"])
+    return f"{low} to {high}"
 
 
 def _runs(ends: list[int]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import sys
 import time
 from types import TracebackType
@@ -51,13 +53,59 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+class LiveLine:
+    """A line that is redrawn in place on a terminal, with a bar; elsewhere a plain line now and then."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+        self._live = sys.stderr.isatty()
+
+    def show(self, text: str, share: float | None = None, *, last: bool = False) -> None:
+        """Show how things stand, with a bar of `share` (0 to 1); `last`: also where it is not time yet."""
+        now = time.monotonic()
+        if self._live:
+            _put(f"{_CLEAR}{_fitted(shown(text), share)}")
+        elif last or now - self._said > PLAIN_EVERY_SECONDS:
+            say(text)
+            self._said = now
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._live:
+            _put(_CLEAR)
+
+
+_BAR_COLUMNS = 20
+
+
+def _fitted(text: str, share: float | None) -> str:
+    """A text that fits a terminal's line, with a bar before it where there is room: what wraps is not redrawn."""
+    columns = _columns() - 1
+    room = columns - len(text) - 1
+    if share is None or room < _BAR_COLUMNS // 2:
+        return text[:columns]
+    from rich.console import Console
+    from rich.progress_bar import ProgressBar
+
+    console = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system="standard")
+    with console.capture() as bar:
+        console.print(ProgressBar(total=1.0, completed=share, width=min(room, _BAR_COLUMNS)), end="")
+    return f"{bar.get()} {text}"
+
+
+def _columns() -> int:
+    """Of the terminal that stderr is; 150 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 150
+    return 150
+
+
 class Meter:
     """Progress of one stage in any unit of work, with the time left at the rate so far."""
 
     def __init__(self, label: str, total: float) -> None:
         self._label, self._total, self._done = label, total, 0.0
-        self._started = self._said = time.monotonic()
-        self._live = sys.stderr.isatty()
+        self._started, self._line = time.monotonic(), LiveLine()
         self.left_seconds: float | None = None
         """At the rate so far; None before anything is done."""
 
@@ -65,20 +113,14 @@ class Meter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._live:
-            _put(_CLEAR)
+        self._line.clear()
 
     def add(self, work: float, note: str = "", under_way: float = 0.0) -> None:
         """Count finished work, and say so if it is time; `under_way` is done of what is not finished, as of now."""
         self._done += work
-        now = time.monotonic()
-        elapsed = now - self._started
+        elapsed = time.monotonic() - self._started
         share = min((self._done + under_way) / self._total, 1.0) if self._total else 1.0
         self.left_seconds = elapsed / share * (1 - share) if share else None
         left = f", {duration(self.left_seconds)} left" if self.left_seconds else ""
         line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
-        if self._live:
-            _put(f"{_CLEAR}{shown(line[:150])}")
-        elif now - self._said > PLAIN_EVERY_SECONDS or (share == 1 and not under_way):
-            say(line)
-            self._said = now
+        self._line.show(line, last=share == 1 and not under_way)

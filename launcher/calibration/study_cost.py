@@ -84,6 +84,19 @@ def _step_flops(asked: ModeRequest) -> float:
     return float(flops_per_token(asked.shape)) * asked.batch_tokens
 
 
+AFTER_SECONDS = Span(
+    value=20.0, low=8.0, high=60.0,
+    source="assumed of the fit, the verdicts and the report; the upper end: on a machine that does other work too",
+)  # fmt: skip
+START_SECONDS = Span(
+    value=20.0, low=5.0, high=120.0,
+    source="assumed of Ray's start and of workers that import torch; the upper end as for AFTER_SECONDS",
+)  # fmt: skip
+RUN_SECONDS = Span(
+    value=0.5, low=0.1, high=3.0,
+    source="assumed, a run of one worker: the model is built, validated, saved, its outcome recorded",
+)  # fmt: skip
+
 STEP_BYTES, RUN_BYTES = 20, 4500
 """On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""
 MOST_ASKED = 2
@@ -163,6 +176,26 @@ def total_of(stages: Iterable[StageCost]) -> StageCost:
         name="total", num_runs=(sum(s.num_runs[0] for s in every), sum(s.num_runs[1] for s in every)),
         flops=added(s.flops for s in every), core_hours=added(s.core_hours for s in every),
         disk_bytes=added(s.disk_bytes for s in every),
+    )  # fmt: skip
+
+
+def wall_hours(stages: Iterable[StageCost], num_workers: int) -> Span:
+    """From the command to the report: the runs, and Ray's start, checks, fits and reports; ends with ends.
+
+    Checks train in the driver, with no worker beside it.
+    """
+    every = list(stages)
+    trained = added(stage.hours(1 if stage.name == "check" else num_workers) for stage in every)
+    runs = [stage.num_runs for stage in every if stage.name != "check"]
+    least, most = (sum(ends) / num_workers for ends in zip(*runs, strict=True))
+    each = Span(value=RUN_SECONDS.value * least, low=RUN_SECONDS.low * least, high=RUN_SECONDS.high * most)
+    more = added([START_SECONDS, each, AFTER_SECONDS]).scaled(1 / 3600.0)
+    total = added([trained, more])
+    return Span(
+        value=total.value, low=total.low, high=total.high,
+        source=f"the hours of the runs on {num_workers} worker{'s' * (num_workers != 1)}, those of checks on one, and "
+        f"{RUN_SECONDS.value:g} s a run, {START_SECONDS.value:g} s for Ray's start, {AFTER_SECONDS.value:g} s for fits "
+        "and the report; the upper end: all extensions, on a machine that does other work too",
     )  # fmt: skip
 
 

@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 
 def with_runner(
     plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]],
-    parent_dir: Path | None = None,
+    parent_dir: Path | None = None, *, verb: str, verbose: bool = False,
 ) -> tuple[Json, str]:  # fmt: skip
     """Do some work on a plan's study, opened for writing; finished runs of the study in `parent_dir` come first.
 
-    Runs that failed for good are named first.
+    Runs that failed for good are named first. Progress counts the stages that `verb` runs; with `verbose`,
+    each run that ends is a line.
 
     Raises:
         PlanError, DataError, SweepError, GateError: what keeps it from being done.
     """
     from launcher.study.gates import failed_text
+    from launcher.study.progress import Reporter
     from launcher.study.stages import Runner
     from launcher.study.study_folder import open_ledger, plan_study, verified_corpus
 
@@ -33,8 +35,11 @@ def with_runner(
         from launcher.study.own_model import own_model
 
         own_model(study)
-    with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:
-        body, text = work(runner)
+    with open_ledger(study, parent_dir) as ledger:
+        reporter = Reporter(study, ledger, verb, verbose=verbose)
+        with Runner(study, ledger, store, reporter).running() as runner:
+            body, text = work(runner)
+            reporter.done()
         failed = failed_text(ledger, study_dir)
     return body, f"{failed}\n\n{text}" if failed else text
 

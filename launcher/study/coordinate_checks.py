@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from launcher.base.talk import Meter, say
+from launcher.base.talk import say
 from launcher.plan.study import DEPTH, Study
 from launcher.study.gates import GateError, coordinate_gate
 from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
-from proxies.core.flops import flops_per_token
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.external.description import describe
@@ -25,9 +24,12 @@ class UnseenError(ValueError):
 
 
 def checks_of(
-    study: Study, ledger: Ledger, store: TokenStore | None, check_stop: Callable[[], None]
-) -> dict[str, canon.Json]:
+    study: Study, ledger: Ledger, store: TokenStore | None, check_stop: Callable[[], None],
+    advance: Callable[[float], None] = lambda flops: None,
+) -> dict[str, canon.Json]:  # fmt: skip
     """Every check of the study, by name; those that the ledger lacks are run and recorded.
+
+    `advance` receives the FLOPs of every part of a check that has ended, `check_stop` is called after each.
 
     Raises:
         UnseenError: a command trains.
@@ -42,7 +44,7 @@ def checks_of(
             describe(load(study.plan.proxy.factory, study.code_dir)[0], runs[-1][0])
     for name, runs in needed.items():
         if ledger.find("coordinates", name) is None:
-            found = _check(study, name, runs, store, check_stop)
+            found = _check(study, name, runs, store, check_stop, advance)
             torch.cuda.empty_cache()  # the workers' now: this process keeps none of it through the study
             ledger.append("coordinates", name, found)
             expected = ", as it should" if name == "sp" and own != "sp" and found.outcome == "blows_up" else ""
@@ -51,27 +53,27 @@ def checks_of(
 
 
 def _check(
-    study: Study, name: str, runs: Sequence[Sequence[RunSpec]], store: TokenStore, check_stop: Callable[[], None]
-) -> CoordinateCheck:
+    study: Study, name: str, runs: Sequence[Sequence[RunSpec]], store: TokenStore, check_stop: Callable[[], None],
+    advance: Callable[[float], None],
+) -> CoordinateCheck:  # fmt: skip
     axis: Axis = "depth" if name == DEPTH else "width"
-    work = {
-        shape.num_layers if axis == "depth" else shape.width: float(flops_per_token(shape))
-        for shape in (row[0].shape for row in runs)
-    }
-    with Meter(f"coordinate check ({name})", sum(work.values())) as meter:
+    work: dict[int, float] = {}
+    for row in runs:
+        point = row[0].shape.num_layers if axis == "depth" else row[0].shape.width
+        work[point] = float(sum(run.flops for run in row))
 
-        def progress(point: int) -> None:
-            meter.add(work[point], f"{axis} {point}")
-            check_stop()
+    def progress(point: int) -> None:
+        advance(work[point])
+        check_stop()
 
-        return check_coordinates(
-            runs,
-            store,
-            axis=axis,
-            level=study.plan.transfer.level,
-            build=(lambda spec: build_model(spec, study.code_dir)) if study.factory is not None else None,
-            progress=progress,
-        )
+    return check_coordinates(
+        runs,
+        store,
+        axis=axis,
+        level=study.plan.transfer.level,
+        build=(lambda spec: build_model(spec, study.code_dir)) if study.factory is not None else None,
+        progress=progress,
+    )
 
 
 def refuse_failed(study: Study, checks: dict[str, canon.Json]) -> None:

@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from launcher.base.talk import Meter, say
+from launcher.base.talk import say
 from launcher.calibration.procedure import calibrate, calibrated
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.transferred_values import (
@@ -31,6 +31,7 @@ from launcher.plan.study import PLAN_FILE, Study
 from launcher.study.decide import fit_key, fitted, ladder_specs
 from launcher.study.gates import transfer_gate
 from launcher.study.pools import start_pool
+from launcher.study.progress import CHECK, FIT, Reporter
 from launcher.study.search_runs import run_search
 from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
@@ -42,7 +43,7 @@ from sweeps.run.pool import Pool
 from sweeps.search.source import RunSource, StaticSource
 from sweeps.store.errors import BudgetSpent, SweepError
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import DriverProgress, DriverState, RunningRun, read_live, write_live
+from sweeps.store.live import DriverProgress, DriverState, RunningRun, StudyState, read_live, write_live
 from sweeps.store.lock import born
 
 LOOK_SECONDS = 1.0
@@ -64,7 +65,10 @@ class Accounts:
         self._stretch = 0
         self._looked = -LOOK_SECONDS
 
-    def look(self, stage: str, running: tuple[RunningRun, ...], num_queued: int, left_seconds: float | None) -> None:
+    def look(
+        self, stage: str, running: tuple[RunningRun, ...], num_queued: int, left_seconds: float | None,
+        state: Callable[[], StudyState],
+    ) -> None:  # fmt: skip
         """Tell how things stand, about once a second at most."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
@@ -83,6 +87,7 @@ class Accounts:
                 seconds=seconds,
                 device_seconds=seconds * self._num_devices,
                 left_seconds=left_seconds,
+                study=state(),
                 num_queued=num_queued,
                 running=running,
                 at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -117,9 +122,14 @@ def bank_key(spec: RunSpec) -> str:
 class Runner:
     """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
 
-    def __init__(self, study: Study, ledger: Ledger, store: TokenStore | None) -> None:
-        """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data."""
+    def __init__(
+        self, study: Study, ledger: Ledger, store: TokenStore | None, reporter: Reporter | None = None
+    ) -> None:
+        """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data.
+        `reporter` prints how far the study is; None: one for all stages.
+        """
         self.study, self.ledger, self.store = calibrated(study, ledger), ledger, store
+        self.reporter = reporter or Reporter(self.study, ledger)
         self._pool: Pool | None = None
         self._accounts: Accounts | None = None
         self._stopping = False
@@ -133,6 +143,7 @@ class Runner:
         try:
             yield self
         finally:
+            self.reporter.close()
             for number in caught:
                 signal.signal(number, signal.SIG_IGN)  # closing takes a second, and leaves processes if cut short
             try:
@@ -165,46 +176,46 @@ class Runner:
         cluster, overrun = self.study.plan.cluster, ""
         pool = self._workers()
         accounts = self._opened_accounts(pool)
-        budget = accounts.budget
+        budget, reporter = accounts.budget, self.reporter
 
         def should_stop() -> bool:
             nonlocal overrun
-            accounts.look(label, last.running, last.num_queued, meter.left_seconds)  # also while workers are silent
+            left = reporter.progress.batch_left_seconds
+            accounts.look(label, last.running, last.num_queued, left, reporter.draw)  # also while workers are silent
             overrun = overrun or budget.overrun()
             return self._stopping or bool(overrun)
 
         done = self.ledger.results()
         last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
         work = {spec.id: spec.flops for spec in specs if spec.id not in done}
-        all_work = sum(work.values())
-        mean_work = all_work / max(1, len(work))
-        with Meter(label, all_work) as meter:
+        mean_work = sum(work.values()) / max(1, len(work))
+        reporter.progress.ask(float(sum(work.values())))
 
-            def progress(event: DriverProgress) -> None:
-                nonlocal last
-                last = event
-                for sentence in (*event.lost, *event.notes):
-                    say(f"{label}: {sentence}")
-                fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
-                under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
-                meter.add(fresh, f"{len(event.running)} running", under_way)
+        def progress(event: DriverProgress) -> None:
+            nonlocal last
+            last = event
+            for sentence in (*event.lost, *event.notes):
+                say(f"{label}: {sentence}")
+            under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
+            reporter.ended(event.running, under_way)
 
-            try:
-                drive(
-                    source,
-                    pool,
-                    self.ledger,
-                    self.study.study_dir,
-                    num_slots_for=lambda spec: spec.numerics.num_slots,
-                    bank_key_for=bank_key,
-                    steps_per_call=STEPS_PER_CALL,
-                    max_attempts=cluster.max_attempts,
-                    progress=progress,
-                    should_stop=should_stop,
-                    refusal=budget.refusal,
-                )
-            finally:
-                accounts.write_down()
+        try:
+            drive(
+                source,
+                pool,
+                self.ledger,
+                self.study.study_dir,
+                num_slots_for=lambda spec: spec.numerics.num_slots,
+                bank_key_for=bank_key,
+                steps_per_call=STEPS_PER_CALL,
+                max_attempts=cluster.max_attempts,
+                progress=progress,
+                should_stop=should_stop,
+                refusal=budget.refusal,
+            )
+        finally:
+            reporter.pause()
+            accounts.write_down()
         self._check_stop()
         if overrun:
             raise BudgetSpent(overrun)
@@ -235,7 +246,8 @@ class Runner:
         """
         from launcher.study.coordinate_checks import checks_of
 
-        return checks_of(self.study, self.ledger, self.store, self._check_stop)
+        self.reporter.begin(CHECK)
+        return checks_of(self.study, self.ledger, self.store, self._check_stop, self.reporter.checked)
 
     def sweep(self) -> SearchOutcome:
         """The search at the base width; of a model that is not ours, once its coordinates are checked.
@@ -248,6 +260,7 @@ class Runner:
             from launcher.study.coordinate_checks import refuse_failed
 
             refuse_failed(self.study, self.check())
+        self.reporter.begin("sweep")
         self.study = calibrate(self.study, self.ledger, self._workers, self._check_stop)
         run_search(self.study, self.ledger, self.drive, bank_key)
         self._replay()
@@ -276,6 +289,7 @@ class Runner:
                 that a resumed study asks for the same runs.
         """
         self.sweep()
+        self.reporter.begin("transfer")
         self._transfer_runs()
         if spend:
             self._spend()
@@ -316,6 +330,7 @@ class Runner:
     def ladder(self) -> list[RunSpec]:
         """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
         found = self.transfer()  # first: the study is another one once it is calibrated
+        self.reporter.begin("ladder")
         specs = ladder_specs(self.study, found)
         results = self.ledger.results()
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
@@ -328,6 +343,7 @@ class Runner:
                 f"({checks:.0%} of it), {share:.2g} of the target's FLOPs"
             )
             self.drive("ladder", StaticSource(missing, bank_key), missing)
+        self.reporter.begin(FIT)
         if self.ledger.find("fit", fit_key(specs)) is None:
             self._check_stop()
             from scaling_fits.fit_file import to_file

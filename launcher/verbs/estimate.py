@@ -116,7 +116,7 @@ def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
 
 def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
-    from launcher.calibration.study_cost import num_workers, stages_of, total_of, worker_speed
+    from launcher.calibration.study_cost import num_workers, stages_of, total_of, wall_hours, worker_speed
     from launcher.estimates.utilization import PROXY_MFU
 
     machine, gpus = main.machine, study.plan.cluster.worker_gpus
@@ -145,6 +145,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     spans = {"dollars": usd, "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
+        "wall_hours": wall_hours(each, workers).told(),
         "warnings": _wide(spans, gpus=gpus, measured=bool(speeds.measured)),
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),

@@ -37,7 +37,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         _follow(study_dir)
         return
     if brief:
-        now = _look(study_dir)
+        now, _ = _look(study_dir)
         answer(as_json, {"now": now}, now_text(now, study_dir))
         return
     from launcher.answers.texts import study_text
@@ -51,28 +51,34 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
     answer(as_json, {**findings, "now": now}, f"{now_text(now, study_dir)}\n\n{study_text(findings)}")
 
 
-def _look(study_dir: Path) -> dict[str, Any]:
-    """`launcher.views.study_status.now_body`, of the ledger and the plan as they are."""
+def _look(study_dir: Path) -> tuple[dict[str, Any], str]:
+    """`now_body` and `chart_text` of the ledger and the plan as they are."""
     from launcher.plan.file import load_plan
     from launcher.plan.study import PLAN_FILE
+    from launcher.study.progress_text import chart_text
     from launcher.views.study_status import now_body
     from sweeps.store.ledger import Ledger
 
-    return now_body(study_dir, Ledger.read(study_dir), load_plan(study_dir / PLAN_FILE))
+    ledger = Ledger.read(study_dir)
+    return now_body(study_dir, ledger, load_plan(study_dir / PLAN_FILE)), chart_text(ledger.runs())
+
+
+def _followed(body: dict[str, Any], chart: str, study_dir: Path) -> str:
+    return "\n\n".join(filter(None, [now_text(body, study_dir), chart]))
 
 
 def _follow(study_dir: Path) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    took, body = 0.0, _look(study_dir)
-    with Live(Text(shown(now_text(body, study_dir))), auto_refresh=False) as live:
+    took, (body, chart) = 0.0, _look(study_dir)
+    with Live(Text(shown(_followed(body, chart, study_dir))), auto_refresh=False) as live:
         while body["at_work"] is not False:
             time.sleep(max(FOLLOW_SECONDS, IDLE_PER_LOOK * took))
             began = time.monotonic()
-            body = _look(study_dir)
+            body, chart = _look(study_dir)
             took = time.monotonic() - began
-            live.update(Text(shown(now_text(body, study_dir))), refresh=True)
+            live.update(Text(shown(_followed(body, chart, study_dir))), refresh=True)
 
 
 def now_text(body: dict[str, Any], study_dir: Path) -> str:
@@ -82,6 +88,9 @@ def now_text(body: dict[str, Any], study_dir: Path) -> str:
 
 def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     from launcher.plan.study import PLAN_FILE
+    from launcher.study.progress_text import line_of
+    from proxies.core import canon
+    from sweeps.store.live import StudyState
 
     live = body["driver"]
     done = ", ".join(f"{count} {status}" for status, count in body["num_runs"].items() if count) or "none yet"
@@ -93,9 +102,10 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
         none = idle if body["at_work"] is False else "a driver is running; no run has started yet"
         return "\n".join([*lines, none])
     where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last report {live['at']}")
-    left = "" if live["left_seconds"] is None else f", about {duration(live['left_seconds'])} left"
+    state = canon.decode(StudyState, live["study"])
+    lines.append(line_of(state, len(live["running"])))
     lines.append(
-        f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued{left} "
+        f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued "
         f"(driver: {where}, in this stage for {duration(live['seconds'])})"
     )
     rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in live["running"]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.options import answer, plan_verb
+from launcher.cli.options import answer, plan_verb, verbose_option
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -35,7 +35,7 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
             text = f"{model_text(body['own_model'])}\n\n{text}"
         return body, text
 
-    body, text = with_runner(plan_path, study_dir, overrides, work)
+    body, text = with_runner(plan_path, study_dir, overrides, work, verb="check")
     assert isinstance(body, dict)
     after = "forerun sweep" if body["outcome"] == "passed" else "fix what is named above, then forerun check"
     answer(as_json, body, f"{text}\n\nnext: {after} {plan_path} --study {study_dir}")
@@ -44,7 +44,8 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 
 @click.command()
 @plan_verb
-def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+@verbose_option
+def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """Search learning rate, warmup, clip and what else PLAN names, at its base width."""
 
     def work(runner: Runner) -> tuple[Json, str]:
@@ -56,13 +57,14 @@ def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
         assert isinstance(body, dict)
         return body, search_text(body)
 
-    body, text = with_runner(plan_path, study_dir, overrides, work)
+    body, text = with_runner(plan_path, study_dir, overrides, work, verb="sweep", verbose=verbose)
     answer(as_json, body, f"{text}\n\nnext: forerun transfer {plan_path} --study {study_dir}")
 
 
 @click.command()
 @plan_verb
-def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+@verbose_option
+def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """Train the scaling ladder of PLAN at the transferred hyperparameters, and its fit."""
 
     def work(runner: Runner) -> tuple[Json, str]:
@@ -74,12 +76,13 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
         assert isinstance(body["ladder"], dict)
         return {"ladder": body["ladder"], "fit": body["fit"]}, ladder_text(body["ladder"])
 
-    body, text = with_runner(plan_path, study_dir, overrides, work)
+    body, text = with_runner(plan_path, study_dir, overrides, work, verb="ladder", verbose=verbose)
     answer(as_json, body, f"{text}\n\nnext: forerun freeze {study_dir}")
 
 
 @click.command()
 @plan_verb
+@verbose_option
 @click.option(
     "--fork", "parent_dir", metavar="STUDY", type=click.Path(path_type=Path),
     help="Import the finished runs of another study on the same data first.",
@@ -90,7 +93,7 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
 )  # fmt: skip
 def run(
     plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, parent_dir: Path | None,
-    sbatch_file: Path | None,
+    sbatch_file: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
     """Run all stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
     if sbatch_file is not None:
@@ -113,11 +116,12 @@ def run(
             runner.check()
         runner.ladder()
         say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
+        runner.reporter.draw()
         body = body_of(runner.study, runner.ledger)
         write_report(study_dir, body)
         return body, study_text(body)
 
-    body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir)
+    body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir, verb="run", verbose=verbose)
     assert isinstance(body, dict) and isinstance(body["gates"], list)
     closed = [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
     after = f"next: forerun freeze {study_dir}"

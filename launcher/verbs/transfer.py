@@ -9,7 +9,7 @@ import click
 
 from launcher.answers.transfer_verdict import judge_table, table_options
 from launcher.cli.names import study_option
-from launcher.cli.options import answer, json_option, set_option, typed_options
+from launcher.cli.options import answer, json_option, set_option, typed_options, verbose_option
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core.canon import Json
 
@@ -24,12 +24,13 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 @study_option
 @set_option
 @click.option("--spend", is_flag=True, help="Run more, to decide verdicts of `cannot tell`.")
+@verbose_option
 @table_options
 @json_option
 @click.pass_context
 def transfer(
     context: click.Context, /, plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
-    runs_path: Path | None, as_json: bool, **table: object,
+    verbose: bool, runs_path: Path | None, as_json: bool, **table: object,
 ) -> None:  # fmt: skip
     """Measure learning-rate curves of PLAN over every axis, and judge transfer; or, with --runs, judge a table.
 
@@ -50,7 +51,9 @@ def transfer(
     if given := [option for name, option in typed_options(context).items() if name in table]:
         raise click.UsageError(f"{', '.join(given)}: only with --runs")
     assert plan_path is not None
-    study_body, text = with_runner(plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend))
+    study_body, text = with_runner(
+        plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend), verb="transfer", verbose=verbose
+    )
     assert isinstance(study_body, dict)
     outcome = _OUTCOMES.get(str(study_body["outcome"]), "cannot_tell")
     answer(as_json, study_body, f"{text}\n\n{_next(outcome, plan_path, study_dir)}".rstrip())

@@ -48,6 +48,37 @@ LIVE_NAME = "live.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StudyState:
+    """How far a driver is with all that it was asked to do, not this stage alone."""
+
+    done: float
+    """Share of the FLOPs of all stages, below 1 until all has ended."""
+    stage: str
+    """check, sweep, transfer, ladder, or fit: fits, verdicts and the report."""
+    number: int
+    """Of the stage, from 1."""
+    num_stages: int
+    left_low_seconds: float | None
+    """Of the range in which the time left lies; None: cannot tell yet."""
+    left_high_seconds: float | None
+    best_loss_nats: float | None
+    """The lowest validation loss of any run of the study's own parametrization; None before one has finished."""
+    best_learning_rate: float | None
+    """Of that run."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.number("done", least=0, most=1)
+        checks.whole("number", "num_stages")
+        for name in ("left_low_seconds", "left_high_seconds", "best_loss_nats", "best_learning_rate"):
+            if getattr(self, name) is not None:
+                checks.number(name, least=0)
+        alone = (self.best_loss_nats is None) != (self.best_learning_rate is None)
+        checks.that(not alone, "best_loss_nats and best_learning_rate must both be there, or neither")
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DriverState:
     """One look at a driver at work."""
 
@@ -64,7 +95,8 @@ class DriverState:
     """Since then, in no record yet."""
     device_seconds: float
     left_seconds: float | None
-    """What is left of this stage, at the rate so far; None before anything has ended."""
+    """What is left of the runs that are known, at the rate so far; None before anything has ended."""
+    study: StudyState
     num_queued: int
     running: tuple[RunningRun, ...]
     at: str

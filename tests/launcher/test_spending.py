@@ -13,8 +13,13 @@ from tiny_study import ask, forerun, write_plan
 from launcher.study.stages import Accounts
 from sweeps.run.budget import BudgetCaps, spent
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import RunningRun, read_live
+from sweeps.store.live import RunningRun, StudyState, read_live
 from sweeps.store.lock import is_held, lives
+
+STATE = StudyState(
+    done=0.4, stage="sweep", number=2, num_stages=5, left_low_seconds=None, left_high_seconds=None,
+    best_loss_nats=None, best_learning_rate=None,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -61,8 +66,8 @@ def ledger(tmp_path):
 def test_a_look_is_what_status_reads(ledger, tmp_path):
     accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
     running = (RunningRun(run_id="ab" * 32, worker=1, step=5, num_steps=9),)
-    accounts.look("search", running, 7, 12.5)
-    accounts.look("later", (), 0, None)  # within the second: not written
+    accounts.look("search", running, 7, 12.5, lambda: STATE)
+    accounts.look("later", (), 0, None, lambda: STATE)  # within the second: not written
     live = read_live(tmp_path / "study")
     assert (live.stage, live.running, live.num_queued, live.left_seconds) == ("search", running, 7, 12.5)
     assert live.at_work is True and live.pid == os.getpid()
@@ -91,7 +96,7 @@ def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
 
 def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):
     accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
-    accounts.look("search", (), 0, None)
+    accounts.look("search", (), 0, None, lambda: STATE)
     live = read_live(tmp_path / "study")
     assert live.at_work and is_held(tmp_path / "study")
     assert dataclasses.replace(live, born="1").at_work is False

@@ -1,0 +1,75 @@
+"""How far a study is, for people: one line for the whole, one per run that has ended, a chart of losses in blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from proxies.core.spec import Run
+from sweeps.store.live import StudyState
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+MOST_WIDTHS, MOST_RUNS = 8, 40
+CUT_SHARE = 0.8
+"""Of a width's losses, from the lowest: higher ones are drawn as high as the highest of these."""
+
+
+def chart_text(runs: Sequence[Run]) -> str:
+    """The chart, 10 lines at most; empty before any run has finished.
+
+    Args:
+        runs: in the order in which they ended. Each width shows its last 40 losses, from left to right, higher blocks
+            for higher losses; the 8 largest widths are shown.
+    """
+    losses: dict[int, list[float]] = {}
+    for run in runs:
+        if run.result.loss_nats is not None:
+            losses.setdefault(run.spec.shape.width, []).append(run.result.loss_nats)
+    if not losses:
+        return ""
+    lines = [f"losses of finished runs, latest on the right, at most {MOST_RUNS} per width:"]
+    lines += [
+        f"width {width:<6} {_blocks(losses[width]):<{MOST_RUNS}}  best {min(losses[width]):.4f} nats"
+        for width in sorted(losses)[-MOST_WIDTHS:]
+    ]
+    return "\n".join(lines)
+
+
+def _blocks(losses: Sequence[float]) -> str:
+    ranked = sorted(losses)
+    low, high = ranked[0], ranked[round(CUT_SHARE * (len(ranked) - 1))]
+    top = len(BLOCKS) - 1
+    return "".join(
+        BLOCKS[min(top, round(top * (loss - low) / (high - low))) if high > low else 0] for loss in losses[-MOST_RUNS:]
+    )
+
+
+def line_of(state: StudyState, num_running: int) -> str:
+    """The one line: `study 42% (transfer 3 of 5)  6 to 10 min left  8 running  best 2.142 nats at lr 0.0155`."""
+    low, high = state.left_low_seconds, state.left_high_seconds
+    left = "time left: cannot tell yet" if low is None or high is None else f"{range_text(low, high)} left"
+    parts = [f"study {math.floor(100 * state.done)}% ({state.stage} {state.number} of {state.num_stages})", left]
+    parts += [f"{num_running} running"] if num_running else []
+    if state.best_loss_nats is not None:
+        parts.append(f"best {state.best_loss_nats:.4g} nats at lr {state.best_learning_rate:.3g}")
+    return "  ".join(parts)
+
+
+def range_text(low: float, high: float) -> str:
+    """Seconds as a rounded range, its ends rounded outwards, never 0: `20 to 45 s`, `6 to 10 min`, `2 to 3.5 h`."""
+    unit, name, step = (1.0, "s", 5.0) if high <= 60 else (60.0, "min", 1.0) if high <= 7200 else (3600.0, "h", 0.5)
+    first = step * math.floor(low / unit / step)
+    last = step * max(1, math.ceil(high / unit / step))
+    if first >= last:
+        return f"about {last:g} {name}"
+    return f"{first:g} to {last:g} {name}" if first else f"at most {last:g} {name}"
+
+
+def run_text(run: Run) -> str:
+    """A run that has ended, as a line."""
+    spec, result = run.spec, run.result
+    loss = result.status if result.loss_nats is None else f"{result.loss_nats:.4f} nats"
+    return (
+        f"run {spec.id[:12]}  width {spec.shape.width}  lr {spec.hparams.learning_rate:.3g}  {loss}  "
+        f"{result.seconds:.1f} s"
+    )
