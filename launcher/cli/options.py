@@ -58,6 +58,7 @@ class WholeAmount(Amount):
 AMOUNT = Amount()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
+full_option = click.option("--full", is_flag=True, help="Print all details, not the answer alone.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value (TOML); repeatable."
 )
