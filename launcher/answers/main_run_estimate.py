@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.cli.options import table
+from launcher.views.numbers import count
 
 _GB = 1e9
 
@@ -62,7 +63,8 @@ def _short_stages(body: dict[str, Any], *, gpus: bool) -> str:
     """One row a stage."""
     num = body["num_workers"]
     rows = [
-        (s["stage"], _runs(s["num_runs"]), time_text(s["hours"]).removeprefix("about "), f"{s['share_of_main_run']:.2g}",
+        (s["stage"], _runs(s["num_runs"]), time_text(s["hours"]).removeprefix("about "),
+         f"{s['share_of_main_run']:.2g}",
          *((_span(s["gpu_hours"], 2), "-" if s["usd"] is None else _span(s["usd"], 2)) if gpus else ()))
         for s in [*body["stages"], body["total"]]
     ]  # fmt: skip
@@ -116,8 +118,8 @@ def _in_hours(days: dict[str, Any]) -> dict[str, Any]:
 def _size(main: dict[str, Any]) -> str:
     shape = main["shape"]
     return (
-        f"{main['params']:.4g} parameters ({shape['num_layers']} layers, width {shape['width']}), "
-        f"{main['tokens']:.4g} tokens"
+        f"{count(main['params'])} parameters ({shape['num_layers']} layers, width {shape['width']}), "
+        f"{count(main['tokens'])} tokens"
     )
 
 

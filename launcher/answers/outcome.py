@@ -31,7 +31,8 @@ def outcome_line(body: Any, after: Any) -> str:
     if closed:
         lacking = set(after["gates"]) if after else set()
         why = ", for lack of runs" if {gate["name"] for gate in closed} <= lacking else ""
-        return f"cannot tell yet whether to launch: {listed([gate['name'] for gate in closed])} cannot tell{why}"
+        names, are = listed([gate["name"] for gate in closed]), "are" if len(closed) > 1 else "is"
+        return f"cannot tell yet whether to launch: {names} {are} undecided{why}"
     risk = f", at the accepted risk of {listed(sorted(body['accepted']))}" if body["accepted"] else ""
     if body["own_run"]:
         return f"ready to launch{risk}: every gate passed"
@@ -88,9 +89,11 @@ def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
         names = ", ".join(gate["name"] for gate in lacking)
         lines.append(f"gate{'s' * (len(lacking) > 1)} {names}: cannot tell: too few runs (--full: what each found)")
     for gate in gates:
-        if gate["outcome"] != "passed" and gate not in lacking:
-            lines.append(f"gate {gate['name']}: {words(gate['outcome'])}: {gate['reason']}")
-    return lines + [f"gate {name} accepted: {why}" for name, why in accepted.items()]
+        if gate["outcome"] == "passed" or gate in lacking:
+            continue
+        why = f", accepted: {accepted[gate['name']]}" if gate["name"] in accepted else f": {gate['reason']}"
+        lines.append(f"gate {gate['name']}: {words(gate['outcome'])}{why}")
+    return lines
 
 
 def _chosen(choice: Any) -> str:
@@ -123,7 +126,10 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
     }.get(together["outcome"], f"cannot tell whether the learning rate transfers {over}")
     if outcome and outcome != together["outcome"]:
         others = [v["hyperparameter"] for v in transfer["values"] if v["outcome"] == outcome]
-        lead = f"{words(outcome)}: {', '.join(map(words, others)) or 'a test'}; the learning rate {words(together['outcome'])}"
+        named = ", ".join(map(words, others)) or "a test"
+        lead = f"{words(outcome)}: {named}; the learning rate {words(together['outcome'])}"
+    if together["regret_nats"] is None:
+        return f"{lead}: {together['reasons'][0]}"
     return (
         f"{lead}; at {number(together['transferred_value'])} it loses {estimate(together['regret_nats'])} nats, "
         f"{together['margin_nats']:g} allowed"

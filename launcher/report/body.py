@@ -80,7 +80,7 @@ def body_and_next(
     def compute() -> tuple[dict[str, Json], list[Path] | None]:
         gathered = gather(study, ledger) if found is None else found
         body = report_body(study, ledger, gathered)
-        body[_NEXT] = next_runs(study, ledger, gathered)
+        body[_NEXT] = next_runs(study, ledger, gathered, accepted(ledger, gathered.gates))
         if study.factory is not None or (gathered.choice is not None and not is_own(study) and body["digest"] is None):
             return body, None  # made of the user's code, or of a curve that is lost, which is to be said each time
         rungs = () if body["decision"] is None else gathered.rungs

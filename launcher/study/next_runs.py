@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from launcher.calibration.study_cost import num_workers
@@ -33,13 +33,21 @@ if TYPE_CHECKING:
     from sweeps.store.ledger import Ledger
 
 LEAST_FACTOR, MOST_FACTOR = 2, 8
-"""Times the seeds: fewer narrow an interval by less than a quarter; more is a sign that seeds are not what is missing."""
+"""Times the seeds: fewer narrow an interval by less than a quarter; beyond, seeds are hardly what is missing."""
 MOST_SEEDS = 1000
 """As the plan allows."""
 
 
-def next_runs(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json] | None:
+def next_runs(
+    study: Study, ledger: Ledger, found: StudyFindings, accepted: Collection[str] = ()
+) -> dict[str, Json] | None:
     """What would decide `transfer` and `ladder_tuned`, if it is runs that they lack; None if it is not.
+
+    Args:
+        study: as it is recorded.
+        ledger: as just read.
+        found: what `gather` gave.
+        accepted: names of gates that somebody accepted: nothing is to be decided there.
 
     Returns:
         gates: those that it is for. sets: plan values of the child study; empty where `transfer --spend` runs them.
@@ -53,8 +61,8 @@ def next_runs(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, J
         return None  # that is decided, and comes first
     # An axis without a test, or a failed run, is not decided by seeds.
     lacking = found.verdicts.together.untested or any(map(found.verdicts.num_failed, found.transferred.tests))
-    transfer = judged == "cannot_tell" and not lacking
-    ladder = tuned is not None and tuned.outcome == "cannot_tell"
+    transfer = judged == "cannot_tell" and not lacking and "transfer" not in accepted
+    ladder = tuned is not None and tuned.outcome == "cannot_tell" and "ladder_tuned" not in accepted
     if transfer and not ladder and (missing := _by_spending(study, ledger, found.transferred)):
         return _taking(study, ledger, ["transfer"], {}, [spec.flops for spec in missing.values()])
     sets = (_transfer_sets(study, found) if transfer else {}) | (_ladder_sets(study, found) if ladder else {})

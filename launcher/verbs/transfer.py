@@ -51,7 +51,9 @@ def transfer(
     if given := [option for name, option in typed_options(context).items() if name in table]:
         raise click.UsageError(f"{', '.join(given)}: only with --runs")
     assert plan_path is not None
-    study_body, text = with_runner(plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend, full=full))
+    study_body, text = with_runner(
+        plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend, full=full)
+    )
     assert isinstance(study_body, dict)
     outcome = _OUTCOMES.get(str(study_body["outcome"]), "cannot_tell")
     answer(as_json, study_body, f"{text}\n\n{_next(outcome, plan_path, study_dir)}".rstrip())
