@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from launcher.cli.options import table
 from launcher.views.numbers import count
@@ -92,10 +92,11 @@ def _main_here(main: dict[str, Any], speed: dict[str, Any] | None = None) -> str
     from launcher.calibration.study_cost import WORKER_FLOPS
     from sweeps.run.pool import num_cores
 
-    speed, ranks = speed or WORKER_FLOPS.told(), min(main["machine"]["num_gpus"], int(num_cores()))
+    speed = speed or cast(dict[str, Any], WORKER_FLOPS.told())
+    ranks = min(main["machine"]["num_gpus"], int(num_cores()))
     seconds = main["flops"]["causal"] / max(1, ranks)
-    low, high = speed["interval"] or (speed["value"],) * 2
-    hours = {"value": seconds / speed["value"] / 3600, "interval": [seconds / high / 3600, seconds / low / 3600]}
+    ends = reversed(speed["interval"] or ())
+    hours = {"value": seconds / speed["value"] / 3600, "interval": [seconds / end / 3600 for end in ends]}
     return (
         f"main run: {time_text(hours)} if it trains as fast as a worker, {_size(main)}, "
         f"{main['flops']['six_nd']:.3g} FLOPs, {bytes_text(main['disk_bytes'])} of disk"

@@ -17,7 +17,9 @@ CLOSED = [{"name": name, "outcome": "cannot_tell", "reason": f"why {name}"} for 
 
 @pytest.fixture
 def body():
-    return finished_body()
+    found = finished_body()
+    found["choice"]["shape"] = found["decision"]["shape"]
+    return found
 
 
 def test_a_study_says_first_whether_to_launch(body, tmp_path):
