@@ -1,18 +1,128 @@
-"""How an estimate reads: tables for the stages, lines for the main run."""
+"""How an estimate reads: time and cost in a sentence, the stages as a table, the main run; the rest with `--full`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from launcher.base.talk import duration
 from launcher.cli.options import table
+from launcher.views.numbers import count
 
 _GB = 1e9
 
 
-def estimate_text(body: dict[str, Any]) -> str:
-    """The answer in words and tables, for people."""
-    return "\n\n".join([*(_stages(body) if "stages" in body else []), _main(body["main_run"])])
+def estimate_text(body: dict[str, Any], *, gpus: bool, full: bool, here: bool = True) -> str:
+    """The answer for people: the sentence that says what it takes first.
+
+    Args:
+        body: what `--json` prints.
+        gpus: GPU-hours and dollars too, of a main run and of proxies that train on GPUs.
+        full: every assumption, way of counting and number of the layout.
+        here: the study's workers are this machine's.
+    """
+    main = body["main_run"]
+    parts = [_first(body, gpus=gpus, here=here)]
+    if full:
+        return "\n\n".join([*parts, *(_stages(body) if "stages" in body else []), _main(main)])
+    if "stages" in body:
+        parts.append(_short_stages(body, gpus=gpus))
+    return "\n\n".join(filter(None, [*parts, "\n".join(_short_main(body, gpus=gpus))]))
+
+
+_HOURS = ((72.0, 24.0, "days"), (1.5, 1.0, "hours"), (1 / 40, 1 / 60, "minutes"), (0.0, 1 / 3600, "seconds"))
+"""From so many hours on, a unit of so many hours."""
+
+
+def time_text(of: dict[str, Any]) -> str:
+    """Hours with their ends in the unit that fits: `about 12 minutes (8 to 20)`."""
+    _, unit, name = next(each for each in _HOURS if of["value"] >= each[0])
+    value, *ends = (f"{hours / unit:.2g}" if hours < 100 * unit else f"{hours / unit:.0f}"
+                    for hours in (of["value"], *(of["interval"] or ())))  # fmt: skip
+    return f"about {value} {name}" + (f" ({ends[0]} to {ends[1]})" if ends else "")
+
+
+def bytes_text(value: float) -> str:
+    """Bytes in MB, GB or TB."""
+    size, unit = next((each for each in ((1e12, "TB"), (_GB, "GB")) if value >= each[0]), (1e6, "MB"))
+    return f"{value / size:.2g} {unit}" if value < 100 * size else f"{value / size:.0f} {unit}"
+
+
+def _first(body: dict[str, Any], *, gpus: bool, here: bool) -> str:
+    """Time and cost of what is asked about: the study, or the main run of a frozen config."""
+    if "stages" not in body:
+        return _main_cost(body["main_run"]) if gpus else _main_here(body["main_run"])
+    total, num = body["total"], body["num_workers"]
+    share = total["share_of_main_run"]
+    return (
+        f"{time_text(total['hours'])} on {'this machine' if here else f'{num} workers'}, "
+        f"{share:.2g} {'times' if share >= 1 else 'of'} the main run's FLOPs, "
+        f"{bytes_text(total['disk_bytes']['value'])} of disk"
+    )
+
+
+def _short_stages(body: dict[str, Any], *, gpus: bool) -> str:
+    """One row a stage."""
+    num = body["num_workers"]
+    rows = [
+        (s["stage"], _runs(s["num_runs"]), time_text(s["hours"]).removeprefix("about "),
+         f"{s['share_of_main_run']:.2g}",
+         *((_span(s["gpu_hours"], 2), "-" if s["usd"] is None else _span(s["usd"], 2)) if gpus else ()))
+        for s in [*body["stages"], body["total"]]
+    ]  # fmt: skip
+    more = ("or GPU-hours", "USD of these") if gpus else ()
+    return table(("stage", "runs", f"time on {num} worker{'s' * (num != 1)}", "share of main run", *more), rows)
+
+
+def _short_main(body: dict[str, Any], *, gpus: bool) -> list[str]:
+    """The main run, what the answer rests on, and every warning that concerns it."""
+    main, lines = body["main_run"], []
+    warned = list(main["warnings"])
+    if not gpus:  # nobody asked for its hours
+        warned = [text for text in warned if "hours" not in text]
+    if "stages" in body:
+        speed = body["worker_flops"]
+        lines.append(_main_cost(main) if gpus else _main_here(main, speed))
+        lines.append(f"assumed: a worker reaches {_span(speed)} FLOP/s ({speed['source']})")
+        lines.append(f"assumed: the main run's size is from {body['main_run_from']}")
+        warned = [*(text for text in body["warnings"] if gpus or text.startswith("hours")), *warned]
+    return [*lines, *(f"warning: {text}" for text in warned)]
+
+
+def _main_here(main: dict[str, Any], speed: dict[str, Any] | None = None) -> str:
+    """A main run too small for GPUs, on this machine's cores at a worker's speed: FLOP/s, assumed where not given."""
+    from launcher.calibration.study_cost import WORKER_FLOPS
+    from sweeps.run.pool import num_cores
+
+    speed = speed or cast(dict[str, Any], WORKER_FLOPS.told())
+    ranks = min(main["machine"]["num_gpus"], int(num_cores()))
+    seconds = main["flops"]["causal"] / max(1, ranks)
+    ends = reversed(speed["interval"] or ())
+    hours = {"value": seconds / speed["value"] / 3600, "interval": [seconds / end / 3600 for end in ends]}
+    return (
+        f"main run: {time_text(hours)} if it trains as fast as a worker, {_size(main)}, "
+        f"{main['flops']['six_nd']:.3g} FLOPs, {bytes_text(main['disk_bytes'])} of disk"
+    )
+
+
+def _main_cost(main: dict[str, Any]) -> str:
+    price = "no price is known: give --price-usd" if main["usd"] is None else f"USD {_span(main['usd'])}"
+    machine = main["machine"]
+    return (
+        f"main run: {time_text(_in_hours(main['days']))} on {machine['num_gpus']} {machine['gpu']}, "
+        f"{_span(main['gpu_hours'])} GPU-hours, {price}; {_size(main)}"
+    )
+
+
+def _in_hours(days: dict[str, Any]) -> dict[str, Any]:
+    return {"value": 24 * days["value"], "interval": [24 * end for end in days["interval"] or ()] or None}
+
+
+def _size(main: dict[str, Any]) -> str:
+    shape = main["shape"]
+    return (
+        f"{count(main['params'])} parameters ({shape['num_layers']} layers, width {shape['width']}), "
+        f"{count(main['tokens'])} tokens"
+    )
 
 
 def _stages(body: dict[str, Any]) -> list[str]:
@@ -52,12 +162,11 @@ def _runs(ends: list[int]) -> str:
 
 
 def _main(main: dict[str, Any]) -> str:
-    shape, machine = main["shape"], main["machine"]
-    size = f"{main['params']:.4g} parameters ({shape['num_layers']} layers, width {shape['width']})"
+    machine = main["machine"]
     gpus = f"{machine['num_gpus']} {machine['gpu']} ({machine['peak_flops']:.4g} FLOP/s, {machine['memory_gb']:g} GB)"
     mfu = f"{_span(machine['mfu'])}, convention {machine['mfu_convention']} ({machine['mfu']['source']})"
     lines = [
-        f"main run: {size}, {main['tokens']:.4g} tokens, {main['batch_tokens']} a step",
+        f"main run: {_size(main)}, {main['batch_tokens']} a step",
         "FLOPs: " + ", ".join(f"{name} {value:.4g}" for name, value in main["flops"].items()),
         f"on {gpus} at MFU {mfu} while it trains: {_span(main['step_seconds'])} s a step",
         f"all hours paid: {_span(main['gpu_hours'])} GPU-hours, {_span(main['days'])} days, by a share of "

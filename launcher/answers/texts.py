@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.cli.options import table
-from launcher.study.gates import findings, forecast_warnings, points
-from launcher.study.own_model import own_text
+from launcher.study.gates import findings, points
 from launcher.views import tables
-from launcher.views.numbers import count, interval, loss, words
+from launcher.views.numbers import words
 from launcher.views.search import sentences
 from launcher.views.transfer import estimate, judged, name_of, wanted
 from proxies.core.canon import Json
 
 
-def _shown(found: tables.TextTable) -> str:
+def shown_table(found: tables.TextTable) -> str:
+    """A table of the report as text."""
     return table(found.head, found.rows)
 
 
@@ -41,7 +41,7 @@ def coordinate_text(found: dict[str, Any]) -> str:
     parts = []
     for name, check in found.items():
         notes = [f"{name}: {words(check['outcome'])} over {check['axis']}s {points(check)}"]
-        notes += [_shown(tables.coordinates_table(check))] if check["layers"] else []
+        notes += [shown_table(tables.coordinates_table(check))] if check["layers"] else []
         notes += _bullets([*findings(check), *(f"note: {note}" for note in check["notes"])])
         parts.append("\n".join(notes))
     return "\n\n".join(parts)
@@ -52,7 +52,7 @@ def search_text(body: dict[str, Json]) -> str:
     search: Any = body
     finished = sum(trial["loss_nats"] is not None for trial in search["trials"])
     head = f"{len(search['trials'])} trials, {finished} finished; the best:"
-    return "\n".join([head, _shown(tables.trials_table(search)), *_bullets(sentences(search))])
+    return "\n".join([head, shown_table(tables.trials_table(search)), *_bullets(sentences(search))])
 
 
 def verdict_text(body: dict[str, Json]) -> str:
@@ -61,7 +61,7 @@ def verdict_text(body: dict[str, Json]) -> str:
     drift = verdict["drift_octaves_per_doubling"]
     notes = [f"verdict: {words(verdict['outcome'])} ({name_of(verdict)})"]
     if verdict["optima"]:  # else optima were given, and the reasons have the drift
-        notes.append(_shown(tables.optima_table(verdict)))
+        notes.append(shown_table(tables.optima_table(verdict)))
         if drift["value"] is not None:
             moved = f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of {verdict['axis']}"
             notes += _bullets([moved])
@@ -76,7 +76,7 @@ def _why(verdict: Any) -> list[str]:
 def transfer_text(body: dict[str, Json]) -> str:
     """The transfer tests of a study (a report's `transfer`): outcomes, what does not hold and why, values."""
     transfer: Any = body
-    parts = [_shown(tables.tests_table(transfer))]
+    parts = [shown_table(tables.tests_table(transfer))]
     parts += [
         "\n".join([f"{name}: {words(of['outcome'])}", *_why(of)])
         for name, of in judged(transfer, controls=False)
@@ -84,15 +84,15 @@ def transfer_text(body: dict[str, Json]) -> str:
     ]
     values = transfer["values"]
     return "\n\n".join(
-        [*parts, "\n".join([_shown(tables.values_table(values)), *_bullets(tables.value_rules(values))])]
+        [*parts, "\n".join([shown_table(tables.values_table(values)), *_bullets(tables.value_rules(values))])]
     )
 
 
 def ladder_text(body: dict[str, Json]) -> str:
     """The rungs as a table, and those that were run at other rates too."""
-    parts = [_shown(tables.rungs_table(body))]
+    parts = [shown_table(tables.rungs_table(body))]
     if body.get("checks"):
-        checked = ["checked at other rates:", _shown(tables.checks_table(body))]
+        checked = ["checked at other rates:", shown_table(tables.checks_table(body))]
         parts.append("\n".join(checked + _bullets(tables.check_sentences(body))))
     return "\n\n".join(parts)
 
@@ -100,24 +100,13 @@ def ladder_text(body: dict[str, Json]) -> str:
 def spend_text(body: dict[str, Json]) -> str:
     """What all runs of a study cost, beside the main run."""
     spend: Any = body["spend"]
-    return f"{spend['num_runs']} runs: {spend['share_of_target']:.2%} of the main run's FLOPs"
+    share = spend["share_of_target"]
+    much = f"{share:.3g} times" if share >= 1 else f"{share:.3g} of" if share >= 0.1 else f"{share:.2%} of"
+    return f"{spend['num_runs']} runs, {much} the main run's FLOPs"
 
 
-def study_text(body: dict[str, Any]) -> str:
-    """A whole study, as far as it has come."""
-    parts = [spend_text(body)]
-    parts += ["calibration: " + tables.calibration_line(body["calibration"])] if body["calibration"] else []
-    parts += [f"{name}: {done[0]} of {done[1]} runs" for name, done in body["progress"].items() if done]
+def details_text(body: dict[str, Any]) -> str:
+    """Everything a study has found so far, stage by stage."""
+    parts = ["calibration: " + tables.calibration_line(body["calibration"])] if body["calibration"] else []
     shown = (("search", search_text), ("transfer", transfer_text), ("ladder", ladder_text))
-    parts += [text(body[key]) for key, text in shown if body[key]]
-    if choice := body["choice"]:
-        predicted = choice["prediction"]
-        chosen = (
-            f"choice: width {choice['shape']['width']}, {count(choice['params'])} params, {count(choice['tokens'])} "
-            f"tokens, {choice['num_steps']} steps; loss {loss(predicted['loss'])} nats "
-            f"{interval(predicted['interval'])}"
-        )
-        parts.append("\n".join([*forecast_warnings(body["gates"]), chosen]))
-    parts += [own_text(body["own_run"])] if body["own_run"] else []
-    parts += [f"gate {gate['name']}: {words(gate['outcome'])}\n  {gate['reason']}" for gate in body["gates"]]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *(text(body[key]) for key, text in shown if body[key])])

@@ -59,6 +59,7 @@ AMOUNT = Amount()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 verbose_option = click.option("--verbose", is_flag=True, help="Print a line on stderr for every run that has ended.")
+full_option = click.option("--full", is_flag=True, help="Print all details, not the answer alone.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value (TOML); repeatable."
 )

@@ -209,6 +209,18 @@ def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
     return (TransferTest(hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition), *tests)
 
 
+def missing_after_another_round(study: Study, ledger: Ledger) -> dict[str, RunSpec]:
+    """The runs, by id, that the tests want after one more round of spending and that have no outcome yet.
+
+    Raises:
+        StageMissingError: the search has not ended.
+    """
+    setting = _setting(study, ledger, searched(study, ledger))
+    _, compared, _, tests = _tests(dataclasses.replace(setting, rounds=setting.rounds + 1))
+    wanted = [*compared, *(spec for test in tests for spec in test.specs)]
+    return {spec.id: spec for spec in wanted if spec.id not in setting.results}
+
+
 def transferred(study: Study, ledger: Ledger) -> Transferred:
     """The transfer tests and the rate they give.
 

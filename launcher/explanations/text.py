@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from launcher.cli.options import table
@@ -16,6 +18,14 @@ MOST_BLOCKS = 3
 """Fields shown whole; more become a table."""
 MOST_VALUE = 24
 """Characters of a value in a table."""
+MOST_SHOWN = 4
+"""Values of one name in one line."""
+_RATE = re.compile(r"groups\..+\.learning_rate")
+_FIRST = (
+    "shape.num_layers", "shape.width", "parametrization.name", "learning_rate.schedule.num_steps",
+    "learning_rate.schedule.warmup_steps", "clip_norm", "batch_tokens", "num_tokens", "predicted.loss_nats",
+)  # fmt: skip
+"""Fields of the short table, beside the learning rates."""
 _SOURCES = {"valley": "loss basin"}
 """Kinds of sources that people read in other words."""
 _WIDTH, _INDENT = 120, 12
@@ -37,10 +47,37 @@ def key_words(key: PlanKey) -> str:
     return f"{key.key} = {json.dumps(key.value)} ({default})"
 
 
-def fields_text(told: Told) -> str:
-    """Blocks of a few fields, a table of more."""
-    blocks = len(told) <= MOST_BLOCKS
-    return "\n\n".join(block(field, record) for field, record in told) if blocks else table_text(told)
+def fields_text(told: Told, name: str) -> str:
+    """Blocks of a few fields; of more a table, below a line with the values that go by that name."""
+    if len(told) <= MOST_BLOCKS:
+        return "\n\n".join(block(field, record) for field, record in told)
+    return f"{_values_line(told, name)}\n\n{table_text(told)}"
+
+
+def _values_line(told: Told, name: str) -> str:
+    """Each value that fields of a name have, with the fields: `learning_rate: 0.01548 (embedding), ...`."""
+    fields: dict[str, list[str]] = {}
+    for field, _ in told:
+        parts = field.path.split(".")
+        fields.setdefault(value_text(field.value, MOST_VALUE), []).append(".".join(parts[1:-1]) or field.path)
+    if len(fields) > MOST_SHOWN:
+        return f"{name}: {len(told)} fields"
+    return f"{name}: " + ", ".join(f"{value} ({', '.join(dict.fromkeys(of))})" for value, of in fields.items())
+
+
+def summary_text(told: Told) -> str:
+    """What is launched in a sentence with how well its numbers are known, and the fields that people ask for first."""
+    values = {field.path: field.value for field, _ in told}
+    known = Counter(_how_known(record.strength) for _, record in told)
+    rates = dict.fromkeys(number(values[path]) for path in values if _RATE.fullmatch(path))
+    head = (
+        f"learning rate {' and '.join(rates)} by group, width {number(values['shape.width'])}, "
+        f"{number(values['shape.num_layers'])} layers, {number(values['num_tokens'])} tokens, expected loss "
+        f"{number(values['predicted.loss_nats'])} nats; of {len(told)} fields "
+        + ", ".join(f"{times} {how}" for how, times in known.most_common())
+    )
+    short = [(field, record) for field, record in told if field.path in _FIRST or _RATE.fullmatch(field.path)]
+    return f"{head}\n\n{table_text(short)}"
 
 
 def block(field: Field, record: Provenance) -> str:

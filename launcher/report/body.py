@@ -21,6 +21,7 @@ from launcher.study.evidence import StudyFindings, decision_of, gather
 from launcher.study.finding_cache import cached, key_of
 from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.ladder_checks import checks_body
+from launcher.study.next_runs import next_runs
 from launcher.study.own_model import is_own, own_run
 from launcher.views.search import search_body
 from launcher.views.tables import fit_body, frontier_flops
@@ -55,6 +56,8 @@ def main_run(study: Study, digest: str) -> Json:
     }
 
 
+_NEXT = "next_runs"
+"""Kept with the findings, and no key of the report."""
 FINDING = "computing verdicts, fit and forecast"
 
 
@@ -66,20 +69,29 @@ def body_of(study: Study, ledger: Ledger, found: StudyFindings | None = None) ->
         ledger: as just read.
         found: what `gather` gave; None: gathered here, or taken from what an earlier call kept (`finding_cache`).
     """
+    return body_and_next(study, ledger, found)[0]
+
+
+def body_and_next(
+    study: Study, ledger: Ledger, found: StudyFindings | None = None
+) -> tuple[dict[str, Json], dict[str, Json] | None]:
+    """`body_of`, and which runs would decide what cannot tell (`launcher.study.next_runs`), for people alone."""
 
     def compute() -> tuple[dict[str, Json], list[Path] | None]:
         gathered = gather(study, ledger) if found is None else found
         body = report_body(study, ledger, gathered)
+        body[_NEXT] = next_runs(study, ledger, gathered, accepted(ledger, gathered.gates))
         if study.factory is not None or (gathered.choice is not None and not is_own(study) and body["digest"] is None):
             return body, None  # made of the user's code, or of a curve that is lost, which is to be said each time
         rungs = () if body["decision"] is None else gathered.rungs
         return body, [curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None]
 
     body = cached(study.study_dir, key_of(study, ledger), compute, anew=found is not None)
+    after = cast(dict[str, Json] | None, body.pop(_NEXT))
     return body | {
         "main_run": None if body["digest"] is None else main_run(study, str(body["digest"])),
         "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
-    }
+    }, after
 
 
 def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:

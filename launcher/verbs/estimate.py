@@ -13,7 +13,7 @@ import click
 from launcher.answers.main_run_estimate import estimate_text
 from launcher.base.study_names import shown_name
 from launcher.cli.names import PlanOrFrozen
-from launcher.cli.options import AMOUNT, answer, folder_of, json_option, set_option
+from launcher.cli.options import AMOUNT, answer, folder_of, full_option, json_option, set_option
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="Study whose calibration gives proxies' speed. Default: PLAN's folder, or study in it.")  # fmt: skip
 @set_option
+@full_option
 @json_option
-def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_json: bool,
+def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full: bool, as_json: bool,
              study_dir: Path | None, **typed: Any) -> None:  # fmt: skip
     """Estimate what PLAN and its main run take before anything runs: runs of each stage, FLOPs, hours, dollars, disk.
 
@@ -61,7 +62,19 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_js
 
         attest(folder_of(path), "estimate", str(body["digest"]), body)
     after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(shown_name(path) if frozen else str(path))}"
-    answer(as_json, body, f"{estimate_text(body)}\n\n{after}")
+    gpus = full or num_gpus is not None or _asks_for_gpus(study, typed, found)
+    here = study is None or not study.plan.cluster.address
+    answer(as_json, body, f"{estimate_text(body, gpus=gpus, full=full, here=here)}\n\n{after}")
+
+
+def _asks_for_gpus(study: Study | None, typed: dict[str, Any], found: MainEstimate) -> bool:
+    """Whether hours of GPUs concern the user: some are named, or the main run is no toy that a laptop trains."""
+    from launcher.estimates.utilization import SMALLEST_PUBLISHED
+    from proxies.core.flops import count_params
+
+    named = study is not None and (study.plan.launch.gpu or study.plan.cluster.worker_gpus)
+    large = count_params(found.run.shape).total >= SMALLEST_PUBLISHED
+    return bool(named or large or any(value is not None for value in typed.values()))
 
 
 def _machine(study: Study | None, typed: dict[str, Any]) -> dict[str, Any]:

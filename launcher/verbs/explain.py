@@ -11,7 +11,7 @@ import click
 
 from launcher.base.study_names import StudyNameError, configs_in, default_study, frozen_named, shown_name
 from launcher.cli.names import AnyName
-from launcher.cli.options import answer, folder_of, json_option, typed_options
+from launcher.cli.options import answer, folder_of, full_option, json_option, typed_options
 from launcher.explanations import parametrizations, plan_keys
 from launcher.plan import sources
 from proxies.core import canon
@@ -23,8 +23,8 @@ from proxies.core.rules import named
 from proxies.core.shape import Family, Shape
 
 
-def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], str]:
-    """Every field, or those of a name.
+def explained_fields(frozen: Path, field: str | None, *, full: bool = False) -> tuple[dict[str, Json], str]:
+    """Every field, or those of a name; the text has a few of all, unless it is to be `full`.
 
     Raises:
         FrozenError: there is no launch config.
@@ -33,7 +33,7 @@ def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], 
         UnknownFieldError: no field has that name.
     """
     from launcher.explanations.record import fields_of, find, read_provenance
-    from launcher.explanations.text import fields_text, table_text
+    from launcher.explanations.text import fields_text, summary_text, table_text
     from launcher.frozen.launch_file import read_launch
 
     decision, folder = read_launch(frozen), folder_of(frozen)
@@ -45,8 +45,12 @@ def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], 
         "fields": [{**cast(dict[str, Json], canon.to_json(record)), "value": one.value} for one, record in told],
     }
     if field is not None:
-        return body, fields_text(told)
-    return body, f"{table_text(told)}\n\none field whole: forerun explain {shown_name(frozen)} seed"
+        return body, fields_text(told, field)
+    config = shown_name(frozen)
+    after = f"one field whole: forerun explain {config} seed"
+    if full:
+        return body, f"{table_text(told)}\n\n{after}"
+    return body, f"{summary_text(told)}\n\nall fields: forerun explain {config} --full\n{after}"
 
 
 _KEYS = {
@@ -85,12 +89,13 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
 @click.option("--set", "choices", multiple=True, metavar="CHOICE=VALUE",
               help="Replace one choice of the source, such as depth_alpha=0.5; repeatable.")  # fmt: skip
+@full_option
 @json_option
 @click.pass_context
 def explain(
     ctx: click.Context, /, frozen: str | None, field: str | None, name: str, shape_text: str | None,
     base_text: str | None, batch_ratio: float, duration_ratio: float, family: Family, tied: bool, qk_norm: bool,
-    choices: tuple[str, ...], as_json: bool, **at_base: float,
+    choices: tuple[str, ...], full: bool, as_json: bool, **at_base: float,
 ) -> None:  # fmt: skip
     """Show where numbers come from.
 
@@ -107,9 +112,9 @@ def explain(
     if frozen is not None:
         if frozen == _PLAN and not Path(frozen).exists():
             return answer(as_json, *plan_keys.explained_keys(field))
-        if given := [option for name, option in typed_options(ctx).items() if name != "as_json"]:
+        if given := [option for name, option in typed_options(ctx).items() if name not in ("as_json", "full")]:
             raise click.UsageError(f"{', '.join(given)}: for a parametrization, cannot be used with FROZEN")
-        return answer(as_json, *explained_fields(*_config_and_field(ctx, frozen, field)))
+        return answer(as_json, *explained_fields(*_config_and_field(ctx, frozen, field), full=full))
     if name == _LIST and not (shape_text or base_text or choices):
         return answer(as_json, {"parametrizations": dict(sources.PRESETS)}, _list())
     if name not in sources.PRESETS:

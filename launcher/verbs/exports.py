@@ -11,7 +11,7 @@ import click
 from launcher.base.study_names import shown_name
 from launcher.base.talk import say
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import answer, folder_of, json_option
+from launcher.cli.options import answer, folder_of, full_option, json_option
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
 from launcher.study.gates import GateError
 from proxies.core import canon
@@ -27,8 +27,9 @@ FIDELITY_FILE = "fidelity.json"
 
 @click.command()
 @frozen_argument
+@full_option
 @json_option
-def verify(frozen: Path, as_json: bool) -> None:
+def verify(frozen: Path, full: bool, as_json: bool) -> None:
     """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups.
 
     Where an export's trainer is installed (`make trainers`), it reads the files and is compared: every parameter's
@@ -51,9 +52,16 @@ def verify(frozen: Path, as_json: bool) -> None:
     done += [*found.unchanged, *_ledger_around(folder, decision.digest), *proven]
     standing = rehearsal_of(folder, decision.digest)
     after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {shown_name(folder)}"
-    lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_), standing.sentence, after]
+    lines = [_held(done, open_), *(f"ok  {line}" for line in done if full)]
+    lines += [*(f"not proven  {line}" for line in open_), standing.sentence, after]
     body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
     answer(as_json, body, "\n".join(lines))
+
+
+def _held(done: list[Json], open_: list[Json]) -> str:
+    """How many checks hold; what fails has ended the verb before."""
+    unproven = ", ".join(str(line).partition(":")[0] for line in open_)
+    return f"all {len(done)} checks hold" + (f", {len(open_)} not proven: {unproven}" if open_ else "")
 
 
 def _ledger_around(folder: Path, digest: str) -> list[Json]:
@@ -139,8 +147,9 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
 @click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(MODULES)}.")
 @click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
 @click.option("--allow-lossy", is_flag=True, help="Export even if something cannot be expressed.")
+@full_option
 @json_option
-def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
+def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, full: bool, as_json: bool) -> None:
     """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can be expressed."""
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
@@ -169,7 +178,7 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
                 attest(folder, f"export-{name}", decision.digest, body)
     entries = cast(list[Json], canon.to_json(report.entries))
     answered = {"trainer": name, "version": report.version, "out": None if refused else str(target), "entries": entries}
-    answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, beside)))
+    answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, beside, full)))
     if refused:
         say(
             f"forerun: {name} cannot express {_some([entry.field for entry in report.lost])}: change these in the "
@@ -178,26 +187,28 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
         raise SystemExit(3)  # the answer is out already
 
 
-def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool, beside: bool) -> list[str]:
-    """An export in words."""
-    done = "nothing written" if refused else f"{num_files} files in {target}"
-    lines = [f"{report.trainer} {report.version}: {done}"]
+def _told_of(
+    report: FidelityReport, target: Path, num_files: int, refused: bool, beside: bool, full: bool
+) -> list[str]:
+    """An export in words: what was written and how faithful it is, what is lost, the next step."""
     from launcher.frozen.launch_file import RUN_FILE
 
-    conditions: dict[str, list[str]] = {}
-    for entry in report.entries:
-        if entry.verdict == "equivalent":
-            conditions.setdefault(entry.note, []).append(entry.field)
     counts = Counter(entry.verdict for entry in report.entries)
-    lines.append(f"  fields exact: {counts['exact']}; equivalent: {counts['equivalent']}; not expressible: "
-                 f"{counts['not_expressible']}")  # fmt: skip
-    lines += [f"  equivalent: {_some(fields)}: {note}" for note, fields in conditions.items()]
+    done = "nothing written" if refused else f"{num_files} files in {target}"
+    first = f"{report.trainer} {report.version}: {done}; fields exact: {counts['exact']}; "
+    lines = [f"{first}equivalent: {counts['equivalent']}; not expressible: {counts['not_expressible']}"]
+    if full:
+        conditions: dict[str, list[str]] = {}
+        for entry in report.entries:
+            if entry.verdict == "equivalent":
+                conditions.setdefault(entry.note, []).append(entry.field)
+        lines += [f"  equivalent: {_some(fields)}: {note}" for note, fields in conditions.items()]
     lines += [f"  lost: {entry.field}: {entry.note}" for entry in report.lost]
     if refused:
         return lines
-    lines.append(f"  field by field: {target / FIDELITY_FILE}")
-    first = "forerun verify, then " if beside else "(verify checks only exports beside the config) "
-    return [*lines, f"next: {first}{target / RUN_FILE}, whose first lines say what it needs"]
+    lines.append(f"field by field: {target / FIDELITY_FILE}")
+    before = "forerun verify, then " if beside else "(verify checks only exports beside the config) "
+    return [*lines, f"next: {before}{target / RUN_FILE}, whose first lines say what it needs"]
 
 
 def _some(fields: list[str]) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
 
-from launcher.base.study_names import shown_name
+from launcher.base.study_names import NUM_SHOWN, shown_name
 from launcher.cli.names import study_argument
-from launcher.cli.options import answer, json_option
+from launcher.cli.options import answer, full_option, json_option
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
@@ -35,8 +36,9 @@ class CannotTellError(ValueError):
     "--accept", "accepts", multiple=True, type=click.Choice(GATES), help="Freeze even though this gate is closed."
 )
 @click.option("--reason", default="", help="Why you accept it; recorded and shown with the config.")
+@full_option
 @json_option
-def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
+def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.base.talk import say
     from launcher.calibration.procedure import calibrated
@@ -48,6 +50,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.report.body import FINDING, accepted, body_of
     from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
+    from launcher.study.next_runs import next_runs
     from launcher.study.study_folder import open_ledger, recorded_study
     from launcher.trainer.assembly import unfit
     from sweeps.store.ledger import Ledger
@@ -63,7 +66,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         _check_layout(decision)
         _check_accepts(found.gates, accepts)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
-        _refuse(found.gates, given, study_dir)
+        _refuse(found.gates, given, study_dir, lambda: next_runs(study, ledger, found, given))
         _record(ledger, study_dir, found.gates, accepts, reason.strip())
         body = body_of(study, ledger, found)  # computed anew, whatever is cached
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
@@ -76,7 +79,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body)
     doubts = forecast_warnings(found.gates)
-    lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision, doubts)]
+    lines = _decision_lines(decision, path, doubts, full=full)
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     standing = rehearsal_of(path.parent, decision.digest)
     named = shown_name(path)
@@ -152,36 +155,48 @@ def _record(
         chronicle.record(study_dir, "accepted", text, data={"author": author(), "record": key})
 
 
-def _refuse(gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path) -> None:
+def _refuse(
+    gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path, deciding: Callable[[], dict[str, Json] | None]
+) -> None:
+    """See that every gate passed or is accepted; `deciding` says which runs would decide those that cannot tell."""
+    from launcher.answers.outcome import decide_line
+
     closed = [gate for gate in gates if gate.outcome != "passed" and gate.name not in given]
     if not closed:
         return
-    lines = [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
+    failed = any(gate.outcome == "failed" for gate in closed)
+    after = None if failed else deciding()
+    if after is not None and not {gate.name for gate in closed} & set(cast(list[str], after["gates"])):
+        after = None
+    outcomes = ", ".join(f"{gate.name} {gate.outcome.replace('_', ' ')}" for gate in closed)
+    lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir)]
+    lines += [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
     accept = " ".join(f"--accept {gate.name}" for gate in closed)
     lines.append(f"fix it, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
-    failed = any(gate.outcome == "failed" for gate in closed)
-    raise (GateError if failed else CannotTellError)("\n".join(lines))
+    raise (GateError if failed else CannotTellError)("\n".join(filter(None, lines)))
 
 
 def _start(group: ParameterGroup) -> str:
     return {"gain": "1", "bias": "0"}.get(group.kind[-4:], f"std {group.init_std:.4g}")
 
 
-def _decision_lines(decision: Decision, doubts: tuple[str, ...]) -> list[str]:
+def _decision_lines(decision: Decision, path: Path, doubts: tuple[str, ...], *, full: bool) -> list[str]:
+    """What was frozen in a sentence, where it is, how it trains; every group of parameters where it is to be `full`."""
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
     return [
-        f"  width {shape.width}, {shape.num_layers} layers",
+        (
+            f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {max(g.learning_rate for g in decision.groups):.4g}, "
+            f"width {shape.width}, {shape.num_layers} layers, expected loss {predicted.loss_nats:.4f} nats "
+            f"[{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] at level {predicted.level:g}"
+        ),
+        f"  {path}",
         (
             f"  {schedule.num_steps} steps of {decision.batch_tokens} tokens, {schedule.kind}, "
             f"warmup {schedule.warmup_steps} steps, "
             + ", ".join(f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}" for name in RUN_WIDE)
         ),
-        *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups),
+        *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups if full),
         *(f"  {sentence}" for sentence in doubts),
-        (
-            f"  expected loss {predicted.loss_nats:.4f} nats [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] "
-            f"at level {predicted.level:g}"
-        ),
     ]
 
 

@@ -10,7 +10,7 @@ import click
 
 from launcher.base.talk import duration, say, shown
 from launcher.cli.names import study_argument
-from launcher.cli.options import answer, json_option, table
+from launcher.cli.options import answer, full_option, json_option, table
 
 FOLLOW_SECONDS = 2.0
 IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most
@@ -22,8 +22,9 @@ IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a cor
 @click.option("--follow", is_flag=True, help="Keep it up to date, until Ctrl-C or until the driver ends.")
 @click.option("--runs", "runs_file", metavar="FILE", type=click.Path(path_type=Path),
               help="Write every run with its outcome, one row each: .csv or .parquet.")  # fmt: skip
+@full_option
 @json_option
-def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
+def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, full: bool, as_json: bool) -> None:
     """Show what STUDY has done, is doing and has found so far; works while a driver runs, and changes no record."""
     if runs_file is not None:
         from sweeps.store.view import StudyView
@@ -40,15 +41,18 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         now, _ = _look(study_dir)
         answer(as_json, {"now": now}, now_text(now, study_dir))
         return
-    from launcher.answers.texts import study_text
-    from launcher.report.body import body_of
+    from launcher.answers.outcome import closing_text, gate_lines, progress_text
+    from launcher.answers.texts import details_text
+    from launcher.report.body import body_and_next
     from launcher.study.study_folder import recorded
     from launcher.views.study_status import now_body
 
     study, ledger = recorded(study_dir)
-    findings = body_of(study, ledger)
+    findings, after = body_and_next(study, ledger)
     now = now_body(study_dir, ledger, study.plan)
-    answer(as_json, {**findings, "now": now}, f"{now_text(now, study_dir)}\n\n{study_text(findings)}")
+    parts = [closing_text(findings, after, study_dir), f"runs: {progress_text(findings)}\n{now_text(now, study_dir)}"]
+    parts += [details_text(findings), *gate_lines(findings, after, full=True)] if full else []
+    answer(as_json, {**findings, "now": now}, "\n\n".join(filter(None, parts)))
 
 
 def _look(study_dir: Path) -> tuple[dict[str, Any], str]:

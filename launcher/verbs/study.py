@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.options import answer, plan_verb, verbose_option
+from launcher.cli.options import answer, full_option, plan_verb, verbose_option
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -87,13 +87,14 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
     "--fork", "parent_dir", metavar="STUDY", type=click.Path(path_type=Path),
     help="Import the finished runs of another study on the same data first.",
 )  # fmt: skip
+@full_option
 @click.option(
     "--sbatch", "sbatch_file", metavar="FILE", type=click.Path(path_type=Path),
     help="Write this command as a SLURM job, with cluster.slurm_options; run nothing.",
 )  # fmt: skip
 def run(
     plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, parent_dir: Path | None,
-    sbatch_file: Path | None, verbose: bool,
+    sbatch_file: Path | None, verbose: bool, full: bool,
 ) -> None:  # fmt: skip
     """Run all stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
     if sbatch_file is not None:
@@ -107,9 +108,10 @@ def run(
         return
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.answers.texts import study_text
+        from launcher.answers.outcome import closing_text, gate_lines
+        from launcher.answers.texts import details_text
         from launcher.base.talk import say
-        from launcher.report.body import body_of
+        from launcher.report.body import body_and_next
         from launcher.report.page import write_report
 
         if runner.study.plan.command is None:  # else nobody sees activations
@@ -117,17 +119,18 @@ def run(
         runner.ladder()
         say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         runner.reporter.draw()
-        body = body_of(runner.study, runner.ledger)
+        body, after = body_and_next(runner.study, runner.ledger)
         write_report(study_dir, body)
-        return body, study_text(body)
+        parts = [closing_text(body, after, study_dir)]
+        parts += [details_text(body), *gate_lines(body, after, full=True)] if full else []
+        return body, "\n\n".join(parts)
 
     body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir, verb="run", verbose=verbose)
     assert isinstance(body, dict) and isinstance(body["gates"], list)
     closed = [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
     after = f"next: forerun freeze {study_dir}"
     if closed:
-        gates = f"{len(closed)} gate{'s' if len(closed) > 1 else ''} closed ({', '.join(closed)})"
-        after = f"{gates}\n{after}, which says what each one needs"
+        after = f"{after}, which says what each closed gate needs"
     if isinstance(body["own_run"], dict) and not closed:
         after = "every gate passed: start your main run as shown above"
     answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")

@@ -9,7 +9,7 @@ import click
 
 from launcher.answers.transfer_verdict import judge_table, table_options
 from launcher.cli.names import study_option
-from launcher.cli.options import answer, json_option, set_option, typed_options, verbose_option
+from launcher.cli.options import answer, full_option, json_option, set_option, typed_options, verbose_option
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core.canon import Json
 
@@ -26,11 +26,12 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 @click.option("--spend", is_flag=True, help="Run more, to decide verdicts of `cannot tell`.")
 @verbose_option
 @table_options
+@full_option
 @json_option
 @click.pass_context
 def transfer(
     context: click.Context, /, plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
-    verbose: bool, runs_path: Path | None, as_json: bool, **table: object,
+    verbose: bool, runs_path: Path | None, full: bool, as_json: bool, **table: object,
 ) -> None:  # fmt: skip
     """Measure learning-rate curves of PLAN over every axis, and judge transfer; or, with --runs, judge a table.
 
@@ -52,7 +53,8 @@ def transfer(
         raise click.UsageError(f"{', '.join(given)}: only with --runs")
     assert plan_path is not None
     study_body, text = with_runner(
-        plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend), verb="transfer", verbose=verbose
+        plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend, full=full), verb="transfer",
+        verbose=verbose,
     )
     assert isinstance(study_body, dict)
     outcome = _OUTCOMES.get(str(study_body["outcome"]), "cannot_tell")
@@ -60,13 +62,15 @@ def transfer(
     exit_by(outcome)
 
 
-def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
-    """Run what is missing, and say what the verdicts are."""
-    from launcher.answers.texts import spend_text, transfer_text
+def _judged(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
+    """Run what is missing, and say what the verdicts are; what would decide them stands in the second line."""
+    from launcher.answers.outcome import decide_line, transfer_line
+    from launcher.answers.texts import shown_table, spend_text, transfer_text
     from launcher.base.talk import say
-    from launcher.report.body import FINDING, body_of
+    from launcher.report.body import FINDING, body_and_next
     from launcher.study.evidence import gather
     from launcher.study.gates import transfer_gate
+    from launcher.views.tables import tests_table
 
     runner.transfer(spend=spend)
     say(FINDING)
@@ -74,10 +78,13 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     assert found.verdicts is not None
     gate = transfer_gate(found.verdicts).outcome
     outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)
-    body = body_of(runner.study, runner.ledger, found)
-    assert isinstance(body["transfer"], dict)
-    sentence = f"{transfer_text(body['transfer'])}\n\n{spend_text(body)}"
-    return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, sentence
+    body, after = body_and_next(runner.study, runner.ledger, found)
+    judged = body["transfer"]
+    assert isinstance(judged, dict)
+    deciding = decide_line(after, runner.study.study_dir) if gate == "cannot_tell" else ""
+    head = "\n".join(filter(None, [transfer_line(judged, outcome), deciding]))
+    table = transfer_text(judged) if full else shown_table(tests_table(judged))
+    return {**judged, "outcome": outcome, "spend": body["spend"]}, f"{head}\n\n{table}\n\nspent: {spend_text(body)}"
 
 
 def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
@@ -90,6 +97,6 @@ def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
             f"forerun freeze {study_dir} --accept transfer --reason TEXT"
         )
     return (
-        f"next: forerun transfer {plan_path} --study {study_dir} --spend, which runs what would decide it; if "
-        "nothing is named above, make a new plan: larger sizes, axes not tested yet, or a wider transfer.margin_nats"
+        f"next: forerun transfer {plan_path} --study {study_dir} --full, which says why; if no command above decides "
+        "it, make a new plan: larger sizes, axes not tested yet, or a wider transfer.margin_nats"
     )

@@ -10,7 +10,7 @@ import pytest
 from example_report import finished_body
 from markupsafe import escape
 
-from launcher.answers.texts import study_text
+from launcher.answers.outcome import choice_text
 from launcher.figures import plots
 from launcher.figures.panel import svg_of
 from launcher.report.page import environment, report_page, write_report
@@ -209,7 +209,7 @@ def test_an_inconclusive_forecast_is_no_headline(body):
     assert "the forecast is inconclusive (see the fit gate below)" in top and top.count("at_bound") == 1
     assert "the forecast is inconclusive: the fit gate cannot tell: at_bound" in part_of("ladder", body)
     body["choice"] |= {"shape": body["decision"]["shape"], "num_steps": 10}
-    told = study_text(body)
+    told = choice_text(body)
     assert told.index("the forecast is inconclusive") < told.index("choice: width")
 
 

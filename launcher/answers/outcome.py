@@ -1,0 +1,149 @@
+"""What came of a study, for people: the outcome in a sentence, what would decide it, values, choice, gates."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from launcher.answers.texts import shown_table, spend_text
+from launcher.base.talk import duration
+from launcher.study.gates import forecast_warnings
+from launcher.study.own_model import own_text
+from launcher.views import tables
+from launcher.views.numbers import count, interval, listed, loss, number, words
+from launcher.views.transfer import estimate
+
+
+def outcome_line(body: Any, after: Any) -> str:
+    """The sentence that a study's user came for: whether to launch, and what; before there is a choice, how far it is.
+
+    Args:
+        body: `report.json`.
+        after: the runs that would decide what cannot tell (`launcher.study.next_runs`), or None.
+    """
+    closed = [gate for gate in body["gates"] if gate["outcome"] != "passed" and gate["name"] not in body["accepted"]]
+    failed = [gate["name"] for gate in closed if gate["outcome"] == "failed"]
+    if not body["choice"]:
+        return f"not decided yet: {progress_text(body)}"
+    if failed:
+        return f"do not launch: gate{'s' * (len(failed) > 1)} {listed(failed)} failed"
+    if closed:
+        lacking = set(after["gates"]) if after else set()
+        why = ", for lack of runs" if {gate["name"] for gate in closed} <= lacking else ""
+        names, are = listed([gate["name"] for gate in closed]), "are" if len(closed) > 1 else "is"
+        return f"cannot tell yet whether to launch: {names} {are} undecided{why}"
+    risk = f", at the accepted risk of {listed(sorted(body['accepted']))}" if body["accepted"] else ""
+    if body["own_run"]:
+        return f"ready to launch{risk}: every gate passed"
+    rate = next((v["target_value"] for v in body["transfer"]["values"] if v["hyperparameter"] == "learning_rate"), None)
+    return f"ready to launch{risk}: learning rate {number(rate)}, {_chosen(body['choice'])}"
+
+
+def progress_text(body: Any) -> str:
+    """How far each stage is, which is left out where none has begun."""
+    parts = [f"{name} {done[0]} of {done[1]} runs" for name, done in body["progress"].items() if done]
+    return ", ".join(parts) or "no run has ended"
+
+
+def decide_line(after: Any, study_dir: Path) -> str:
+    """The one command that would decide what cannot tell, its time and its price; empty where no runs would."""
+    if after is None:
+        return ""
+    plan, study = shlex.quote(str(study_dir / "plan.toml")), shlex.quote(str(study_dir))
+    if after["sets"]:
+        child = shlex.quote(f"{study_dir}-more-seeds")
+        sets = " ".join(f"--set {value}" for value in after["sets"])
+        command = f"forerun run {plan} --study {child} --fork {study} {sets}"
+    else:
+        command = f"forerun transfer {plan} --study {study} --spend"
+    least = "" if after["sets"] else " at least"  # each round may ask for more
+    costs = [f"+{after['num_runs']} run{'s' * (after['num_runs'] != 1)}{least}"]
+    costs += [f"about {rough_time(after['seconds'])} here"] if after["seconds"] else []
+    costs += [f"USD {after['usd']:.3g}"] if after["usd"] is not None else []
+    return f"to decide: {command}   ({', '.join(costs)})"
+
+
+def rough_time(seconds: float) -> str:
+    """A time that is not known to the second."""
+    if seconds < 90:
+        return duration(seconds)
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
+
+
+def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
+    """What passed in one line, what lacks the same runs in one line, every other gate in a line with its reason.
+
+    Args:
+        body: `report.json`.
+        after: as `outcome_line` has it.
+        full: every gate with its whole reason.
+    """
+    gates, accepted = body["gates"], body["accepted"]
+    if full:
+        return [f"gate {gate['name']}: {words(gate['outcome'])}\n  {gate['reason']}" for gate in gates]
+    passed = [gate["name"] for gate in gates if gate["outcome"] == "passed"]
+    lines = [f"gates passed: {', '.join(passed)}"] if passed else []
+    lacking = [gate for gate in gates if after and gate["name"] in after["gates"] and gate["outcome"] == "cannot_tell"]
+    if lacking:
+        names = ", ".join(gate["name"] for gate in lacking)
+        lines.append(f"gate{'s' * (len(lacking) > 1)} {names}: cannot tell: too few runs (--full: what each found)")
+    for gate in gates:
+        if gate["outcome"] == "passed" or gate in lacking:
+            continue
+        why = f", accepted: {accepted[gate['name']]}" if gate["name"] in accepted else f": {gate['reason']}"
+        lines.append(f"gate {gate['name']}: {words(gate['outcome'])}{why}")
+    return lines
+
+
+def _chosen(choice: Any) -> str:
+    predicted = choice["prediction"]
+    return (
+        f"width {choice['shape']['width']}, {count(choice['params'])} params, {count(choice['tokens'])} tokens, "
+        f"{choice['num_steps']} steps; loss {loss(predicted['loss'])} nats {interval(predicted['interval'])}"
+    )
+
+
+def choice_text(body: Any) -> str:
+    """The chosen shape with its forecast, doubts about it first; empty before there is one."""
+    if not body["choice"]:
+        return ""
+    return "\n".join([*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}"])
+
+
+def transfer_line(transfer: Any, outcome: str = "") -> str:
+    """Whether the learning rate transfers, over what, and what it costs.
+
+    Args:
+        transfer: a report's `transfer`.
+        outcome: of all tests, where that is another one.
+    """
+    together = transfer["together"]
+    over = f"over {listed(together['axes'])}"
+    lead = {
+        "holds": f"holds: the learning rate transfers {over}",
+        "drifts": f"drifts: the learning rate does not transfer {over}",
+    }.get(together["outcome"], f"cannot tell whether the learning rate transfers {over}")
+    if outcome and outcome != together["outcome"]:
+        others = [v["hyperparameter"] for v in transfer["values"] if v["outcome"] == outcome]
+        named = ", ".join(map(words, others)) or "a test"
+        lead = f"{words(outcome)}: {named}; the learning rate {words(together['outcome'])}"
+    if together["regret_nats"] is None:
+        return f"{lead}: {together['reasons'][0]}"
+    return (
+        f"{lead}; at {number(together['transferred_value'])} it loses {estimate(together['regret_nats'])} nats, "
+        f"{together['margin_nats']:g} allowed"
+    )
+
+
+def closing_text(body: Any, after: Any, study_dir: Path) -> str:
+    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice, gates, cost."""
+    head = [outcome_line(body, after), decide_line(after, study_dir)]
+    if body["own_run"]:
+        head.append(own_text(body["own_run"]))
+    parts = ["\n".join(filter(None, head))]
+    if body["transfer"]:
+        values = shown_table(tables.values_table(body["transfer"]["values"]))
+        parts.append(f"{transfer_line(body['transfer'])}\n{values}")
+    parts += [choice_text(body), "\n".join(gate_lines(body, after)), f"spent: {spend_text(body)}"]
+    return "\n\n".join(filter(None, parts))
