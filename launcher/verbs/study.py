@@ -106,6 +106,7 @@ def run(
     def work(runner: Runner) -> tuple[Json, str]:
         from launcher.answers.texts import study_text
         from launcher.base.talk import say
+        from launcher.report.about import about
         from launcher.report.body import body_of
         from launcher.report.page import write_report
 
@@ -114,7 +115,7 @@ def run(
         runner.ladder()
         say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         body = body_of(runner.study, runner.ledger)
-        write_report(study_dir, body)
+        write_report(study_dir, body, about(runner.study, runner.ledger, body))
         return body, study_text(body)
 
     body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir)
