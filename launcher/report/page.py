@@ -1,13 +1,13 @@
 """The pages: `report.html` and `compare.html`, from the templates beside this file and the data of their JSON files.
 
-Static and self-contained; the same body gives the same bytes. Whatever comes from a study is escaped.
+Static and self-contained; the same body gives the same bytes, but for the date. Whatever comes from a study is escaped.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from launcher.figures.panel import main_arm, svg_of
 from launcher.figures.svg import DARK_VARIABLES, LIGHT_VARIABLES
 from launcher.figures.transfer import has_optimum
 from launcher.logbook.logbook import LOGBOOK_FILE
+from launcher.report.about import About
 from launcher.report.compare import flat, forecast_doubts
 from launcher.study.gates import findings, forecast_warnings, points
 from launcher.study.own_model import own_text
@@ -30,6 +31,8 @@ from scaling_fits.laws.forms import SHAPES
 
 TEMPLATES = Path(__file__).with_name("templates")
 _HASH = re.compile("[0-9a-f]{64}")
+_LACK_RUNS = ("transfer", "ladder_tuned")
+"""Gates that cannot tell for lack of runs: where both cannot, people read one line."""
 
 
 def typeset(value: object) -> Markup:
@@ -70,6 +73,16 @@ def _chosen(value: Any) -> Markup:
     return typeset(numbers.count(value) if float(value).is_integer() else numbers.number(value))
 
 
+def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
+    """Parameter groups with the same numbers as one: its kinds, its patterns, and the first group's numbers."""
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for group in groups:
+        row = merged.setdefault(tuple(group[key] for key in keys), {"kinds": [], "patterns": [], "numbers": group})
+        row["kinds"] += [kind for kind in [numbers.words(group["kind"])] if kind not in row["kinds"]]
+        row["patterns"] += group["pattern"].split("|")
+    return list(merged.values())
+
+
 @functools.cache
 def environment() -> Environment:
     """The templates with what they may call."""
@@ -83,12 +96,12 @@ def environment() -> Environment:
         "nearest": lambda curve, step: min(curve, key=lambda point: abs(point["step"] - step)),
         "has_optimum": has_optimum,
         "chip": lambda outcome: typeset(Outcome(outcome)), "code": lambda text: Markup("<code>{}</code>").format(text),
-        "svg": lambda panel: Markup(svg_of(panel)),
+        "merged": _merged, "svg": lambda panel: Markup(svg_of(panel)),
     }  # fmt: skip
     made.globals |= {
         "plots": plots, "tables": tables, "transfer": transfer, "main_arm": main_arm, "arm_name": arm_name,
         "findings": findings, "points": points, "forecast_warnings": forecast_warnings,
-        "forecast_doubts": forecast_doubts,
+        "forecast_doubts": forecast_doubts, "lack_runs": _LACK_RUNS,
         "own_text": own_text, "search_sentences": sentences, "flat": flat,
         "logbook_file": LOGBOOK_FILE, "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,
@@ -97,9 +110,9 @@ def environment() -> Environment:
     return made
 
 
-def report_page(body: Body) -> str:
-    """The report of a study. No number on it that does not come from `body`, which is that of `report.json`."""
-    return environment().get_template("report.html.j2").render(body=body)
+def report_page(body: Body, about: About | None = None) -> str:
+    """The report of a study. Every number on it comes from `body`, which is that of `report.json`, or from `about`."""
+    return environment().get_template("report.html.j2").render(body=body, about=about)
 
 
 def compare_page(body: Body) -> str:
@@ -107,14 +120,15 @@ def compare_page(body: Body) -> str:
     return environment().get_template("compare.html.j2").render(body=body)
 
 
-def write_report(study_dir: Path, body: dict[str, canon.Json]) -> None:
+def write_report(study_dir: Path, body: dict[str, canon.Json], about: About | None = None) -> None:
     """Write `report.json` and `report.html` into the study's folder, each wholly or not at all.
 
     Args:
         study_dir: the study's folder.
         body: what `launcher.report.body.report_body` gives; parts that have not run are null, and the page says so.
+        about: name, date and next command, for the page alone; None: the page has none.
     """
-    _write(study_dir, "report", body, report_page)
+    _write(study_dir, "report", body, functools.partial(report_page, about=about))
 
 
 def write_comparison(out: Path, body: dict[str, canon.Json]) -> None:

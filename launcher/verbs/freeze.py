@@ -47,6 +47,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     from launcher.explanations.record import packed
     from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.status import rehearsal_of
+    from launcher.report.about import about
     from launcher.report.body import FINDING, accepted, body_of
     from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
@@ -77,7 +78,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
             "provenance": packed(records_of(known_of(study, found, decision, body))),
         }  # fmt: skip
         path = write_frozen(study_dir / "frozen", decision, attested)
-        write_report(study_dir, body)
+        write_report(study_dir, body, about(study, ledger, body))
     doubts = forecast_warnings(found.gates)
     lines = _decision_lines(decision, path, doubts, full=full)
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
@@ -222,12 +223,14 @@ def report(
         return
     if out is not None:
         raise click.UsageError("--out works only with --compare A B: a study's report is written to its own folder")
+    from launcher.report.about import about
     from launcher.report.body import body_of
     from launcher.report.page import write_report
     from launcher.study.study_folder import recorded
 
-    body = body_of(*recorded(study_dir))
-    write_report(study_dir, body)
+    study, ledger = recorded(study_dir)
+    body = body_of(study, ledger)
+    write_report(study_dir, body, about(study, ledger, body))
     text = f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}"
     after = "" if body["own_run"] else f"\nnext: forerun freeze {study_dir}, which names the closed gates"
     answer(as_json, body, f"{text}{after}")

@@ -111,6 +111,7 @@ def run(
         from launcher.answers.outcome import closing_text, gate_lines
         from launcher.answers.texts import details_text
         from launcher.base.talk import say
+        from launcher.report.about import about
         from launcher.report.body import body_and_next
         from launcher.report.page import write_report
 
@@ -120,7 +121,7 @@ def run(
         say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         runner.reporter.draw()
         body, after = body_and_next(runner.study, runner.ledger)
-        write_report(study_dir, body)
+        write_report(study_dir, body, about(runner.study, runner.ledger, body))
         parts = [closing_text(body, after, study_dir)]
         parts += [details_text(body), *gate_lines(body, after, full=True)] if full else []
         return body, "\n\n".join(parts)

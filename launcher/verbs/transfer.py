@@ -53,7 +53,11 @@ def transfer(
         raise click.UsageError(f"{', '.join(given)}: only with --runs")
     assert plan_path is not None
     study_body, text = with_runner(
-        plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend, full=full), verb="transfer",
+        plan_path,
+        study_dir,
+        overrides,
+        lambda runner: _judged(runner, spend=spend, full=full),
+        verb="transfer",
         verbose=verbose,
     )
     assert isinstance(study_body, dict)

@@ -18,6 +18,8 @@ window.wrong = [];
 addEventListener("error", e => wrong.push(String(e.message)));
 addEventListener("securitypolicyviolation", e => wrong.push("fetched " + e.blockedURI));
 addEventListener("load", () => {
+  const folded = document.documentElement.scrollWidth;
+  for (const e of document.querySelectorAll("details")) e.open = true;
   const all = [...document.querySelectorAll("main *")];
   const channels = c => (c.match(/[\\d.]+/g) || []).map(Number);
   const light = c => c.slice(0, 3).map(x => (x /= 255) <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4)
@@ -45,7 +47,7 @@ addEventListener("load", () => {
   const sideways = all.filter(e => !e.closest(".scroll") && !e.closest("svg")
     && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName);
   parent.measured(NAME, {
-    page: document.documentElement.scrollWidth, window: innerWidth, sideways, contrast, cut,
+    page: Math.max(folded, document.documentElement.scrollWidth), window: innerWidth, sideways, contrast, cut,
     smallest_letter: Math.min(...letters), background: getComputedStyle(document.body).backgroundColor,
     resources: performance.getEntriesByType("resource").length, wrong,
     figures: [...document.querySelectorAll("figure")].map(e => e.getBoundingClientRect().height),

@@ -13,6 +13,7 @@ from markupsafe import escape
 from launcher.answers.outcome import choice_text
 from launcher.figures import plots
 from launcher.figures.panel import svg_of
+from launcher.report.about import next_command
 from launcher.report.page import environment, report_page, write_report
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
@@ -192,7 +193,7 @@ def test_evidence_that_decides_nothing_still_shows(body):
         trial |= {"loss_nats": None, "status": "diverged"}
     body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64, "not_finite_step": 3}
     shown = text_of(report_page(body))
-    for said in ("no law fits it", "too few", "width 64",
+    for said in ("no law fits it", "too few", "width 64 became non-finite at step 3",
                  "The rungs identify none of these laws"):  # fmt: skip
         assert said in shown
     assert "The optimum against size" not in shown
@@ -214,7 +215,7 @@ def test_an_inconclusive_forecast_is_no_headline(body):
 
 
 def test_the_headline_follows_the_gates(body):
-    assert "<h1>Launch this</h1>" in decision(body)
+    assert "<h1>Ready to launch: width 32, " in decision(body)
     body["gates"][1] |= {"outcome": "failed", "reason": "it drifts"}
     body["gates"][2] |= {"outcome": "cannot_tell", "reason": "too few rungs"}
     assert "<h1>Do not launch yet: transfer failed</h1>" in decision(body)
@@ -222,8 +223,30 @@ def test_the_headline_follows_the_gates(body):
     assert "<h1>Not ready to launch: 1 check inconclusive</h1>" in decision(body)
     body["accepted"]["fit"] = "a rehearsal follows"
     shown = text_of(decision(body))
-    assert "Launch this, at the accepted risk" in shown
+    assert "Ready to launch at the accepted risk" in shown
     assert "Accepted by hand:" in shown and "the cost is small" in shown and "a rehearsal follows" in shown
+
+
+def test_equal_learning_rates_are_one_row_and_gates_that_lack_runs_one_line(body):
+    rates = {group["learning_rate"] for group in body["decision"]["groups"]}
+    body["gates"] += [{"name": "ladder_tuned", "outcome": "cannot_tell", "reason": "few seeds"}]
+    body["gates"][1] |= {"outcome": "cannot_tell"}
+    first = text_of(decision(body)).split("What is not known")[0]
+    assert all(first.count(f"{rate:.4g}:") == 1 for rate in rates) and "embedding, block gain, final gain" in first
+    assert "transfer and ladder tuned" in first and "coordinates, fit and data" in first
+
+
+def test_the_next_command_follows_the_study(tmp_path, body):
+    frozen = tmp_path / "frozen" / body["digest"]
+    assert next_command(body, tmp_path) == f"forerun freeze {tmp_path}"
+    frozen.mkdir(parents=True)
+    (frozen / "launch.json").touch()
+    assert next_command(body, tmp_path) == f"forerun rehearse {frozen}"
+    assert next_command(body | {"main_run": {"event": "stopped"}}, tmp_path) == f"forerun launch {frozen}"
+    body["gates"][1] |= {"outcome": "cannot_tell"}
+    assert next_command(body, tmp_path) == f"forerun freeze {tmp_path}"
+    body |= dict.fromkeys(("fit", "decision", "digest"))
+    assert next_command(body, tmp_path) == f"forerun run {tmp_path / 'plan.toml'} --study {tmp_path}"
 
 
 def test_the_unknown_is_told(whole, body):

@@ -1,0 +1,65 @@
+"""What the report's first screen shows beside `report.json`: the study's name, the date, device-hours, what to run."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.plan.study import PLAN_FILE, Study
+from launcher.views.numbers import Body
+from sweeps.run.budget import spent
+from sweeps.store.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """Of a study at one moment; none of it is in `report.json`, which holds no clock and no path."""
+
+    name: str
+    date: str
+    """Of the writing: UTC, ISO 8601."""
+    next_command: str
+    """Empty where no command of forerun comes next."""
+    device_hours: float
+    """Of the drivers that have ended."""
+    usd: float | None
+    """None: no price is known (`cluster.usd_per_device_hour`)."""
+
+
+def about(study: Study, ledger: Ledger, body: Body) -> About:
+    """What the first screen shows of a study.
+
+    Args:
+        study: as it is recorded.
+        ledger: as just read.
+        body: what `launcher.report.body.body_of` gives.
+    """
+    cost, folder = spent(ledger, study.plan.cluster.usd_per_device_hour or None), study.study_dir.resolve()
+    return About(
+        name=f"{folder.parent.name}/{folder.name}" if folder.name == "study" else folder.name,  # the usual name
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        next_command=next_command(body, study.study_dir),
+        device_hours=cost.device_hours,
+        usd=cost.usd,
+    )
+
+
+def next_command(body: Body, study_dir: Path) -> str:
+    """The command that comes next; empty where people have to change the plan, or start their own trainer."""
+    study, plan = shlex.quote(str(study_dir)), shlex.quote(str(study_dir / PLAN_FILE))
+    if body["own_run"] is not None:
+        return ""
+    if body["decision"] is None:
+        return "" if body["fit"] is not None else f"forerun run {plan} --study {study}"
+    closed = {gate["name"] for gate in body["gates"] if gate["outcome"] != "passed"} - body["accepted"].keys()
+    if "transfer" in closed and any(test["verdict"]["what_to_run"] for test in body["transfer"]["tests"]):
+        return f"forerun transfer {plan} --study {study} --spend"
+    frozen = study_dir / "frozen" / str(body["digest"])
+    if closed or not (frozen / "launch.json").is_file():
+        return f"forerun freeze {study}"
+    run = body["main_run"]
+    if run is not None and run["event"] == "finished":
+        return f"forerun watch {shlex.quote(str(frozen))} --conclude"
+    return f"forerun {'rehearse' if run is None else 'launch'} {shlex.quote(str(frozen))}"
