@@ -128,7 +128,7 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
         others = [v["hyperparameter"] for v in transfer["values"] if v["outcome"] == outcome]
         named = ", ".join(map(words, others)) or "a test"
         lead = f"{words(outcome)}: {named}; the learning rate {words(together['outcome'])}"
-    if together["regret_nats"] is None:
+    if together["regret_nats"] is None or together["regret_nats"]["value"] is None:
         return f"{lead}: {together['reasons'][0]}"
     return (
         f"{lead}; at {number(together['transferred_value'])} it loses {estimate(together['regret_nats'])} nats, "

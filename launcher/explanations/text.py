@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from launcher.cli.options import table
 from launcher.explanations.record import EvidenceStrength, Field, PlanKey, Provenance
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import LEARNING_RATE, RUN_WIDE
 
 Told = Sequence[tuple[Field, Provenance]]
 """Fields, each with its record."""
@@ -20,10 +21,10 @@ MOST_VALUE = 24
 """Characters of a value in a table."""
 MOST_SHOWN = 4
 """Values of one name in one line."""
-_RATE = re.compile(r"groups\..+\.learning_rate")
+_RATE = re.compile(rf"groups\..+\.{LEARNING_RATE}")
 _FIRST = (
-    "shape.num_layers", "shape.width", "parametrization.name", "learning_rate.schedule.num_steps",
-    "learning_rate.schedule.warmup_steps", "clip_norm", "batch_tokens", "num_tokens", "predicted.loss_nats",
+    "shape.num_layers", "shape.width", "parametrization.name", f"{LEARNING_RATE}.schedule.num_steps",
+    f"{LEARNING_RATE}.schedule.warmup_steps", *RUN_WIDE, "batch_tokens", "num_tokens", "predicted.loss_nats",
 )  # fmt: skip
 """Fields of the short table, beside the learning rates."""
 _SOURCES = {"valley": "loss basin"}
@@ -55,7 +56,7 @@ def fields_text(told: Told, name: str) -> str:
 
 
 def _values_line(told: Told, name: str) -> str:
-    """Each value that fields of a name have, with the fields: `learning_rate: 0.01548 (embedding), ...`."""
+    """Each value that fields of a name have, with the fields: `eps: 1e-08 (embedding), ...`."""
     fields: dict[str, list[str]] = {}
     for field, _ in told:
         parts = field.path.split(".")

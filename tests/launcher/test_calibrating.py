@@ -172,7 +172,7 @@ def test_a_study_calibrates_before_its_first_trial(whole):
 
 def test_it_is_told_by_status_and_resumed_as_it_was(whole, monkeypatch):
     folder, body = whole
-    code, out, _ = forerun("status", folder / "study")
+    code, out, _ = forerun("status", folder / "study", "--full")
     assert code == 0
     assert "calibration: " in out and " at width 8" in out
     monkeypatch.setattr("proxies.training.calibration.measure", lambda *a, **b: pytest.fail("measured again"))
