@@ -95,6 +95,7 @@ study_argument = click.argument(
     "study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_study_given
 )  # fmt: skip
 study_option = click.option(
-    "--study", "study_dir", type=StudyName(), callback=_study_given, metavar="STUDY",
+    # A path alone: a new study may be called `latest` or `ab`, and must not become the study of such a config.
+    "--study", "study_dir", type=click.Path(path_type=Path), callback=_study_given, metavar="STUDY",
     help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
 )  # fmt: skip

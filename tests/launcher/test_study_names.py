@@ -2,10 +2,12 @@
 
 import json
 
+import click
 import pytest
 from tiny_study import forerun
 
 from launcher.base.study_names import StudyNameError, default_study, frozen_named, shown_name, study_named
+from launcher.cli import cli
 from launcher.plan.writing import SHOWN
 
 ONE, TWO = "ab" + "0" * 62, "ac" + "1" * 62
@@ -87,3 +89,9 @@ def test_a_quick_plan_shows_what_people_change(here):
     assert (code, json.loads(out)["preset"]) == (0, "demo")
     lines = [line for line in (here / "plan.toml").read_text().splitlines() if " = " in line and line[0] != "#"]
     assert len(lines) <= 50 and any(line.startswith("learning_rate") for line in lines)
+
+
+def test_a_new_study_may_be_called_as_a_digest_begins(here):
+    freeze(here / "study", ONE)
+    command = cli.cli.get_command(click.Context(cli.cli), "run")
+    assert str(command.make_context("run", ["--study", "ab"]).params["study_dir"]) == "ab"
