@@ -21,6 +21,7 @@ from launcher.base.study_names import shown_name
 from launcher.base.talk import duration, say
 from launcher.supervisor.attempt import hearing
 from launcher.views.numbers import count, interval, loss, number, words
+from launcher.views.transfer import estimate
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -92,10 +93,10 @@ def summary_lines(body: Json) -> list[str]:
         ),
         "best rate by width": ", ".join(f"{number(one['value'])} at {one['size']}" for one in verdict["optima"]),
         "rate over width": f"{report['question']['proxy']['parametrization']} {words(verdict['outcome'])}: at width "
-        f"{verdict['target_size']} it costs {_estimate(verdict['regret_nats'], '.4f')} nats, "
+        f"{verdict['target_size']} it costs {estimate(verdict['regret_nats'])} nats, "
         f"{verdict['margin_nats']:g} are allowed",
         "control": "none" if control is None else f"standard parametrization {words(control['outcome'])}: the best "
-        f"rate moves by {_estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per doubling of width",
+        f"rate moves by {estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per doubling of width",
         "rate used": f"{number(transfer['learning_rate'])} at the searched width, "
         f"{number(transfer['together']['transferred_value'])} for the main run",
         "main run": f"width {choice['shape']['width']}, {choice['shape']['num_layers']} layers, "
@@ -111,11 +112,6 @@ def _labelled(name: str, text: str) -> list[str]:
     """A label, and its text beside it."""
     indent = " " * LABEL_COLUMNS
     return textwrap.wrap(text, COLUMNS, initial_indent=name.ljust(LABEL_COLUMNS), subsequent_indent=indent)
-
-
-def _estimate(estimate: Any, spec: str) -> str:
-    """An estimate of a report, with its interval."""
-    return "not known" if estimate is None else f"{estimate['value']:{spec}} {interval(estimate['interval'], spec)}"
 
 
 def _closed(report: Any) -> list[Any]:
