@@ -8,11 +8,13 @@ from typing import Any
 
 from launcher.answers.texts import shown_table, spend_text
 from launcher.base.talk import duration
-from launcher.study.gates import forecast_warnings
+from launcher.plan.study import PLAN_FILE
+from launcher.study.gates import forecast_warnings, open_gates
 from launcher.study.own_model import own_text
 from launcher.views import tables
 from launcher.views.numbers import count, interval, listed, loss, number, words
 from launcher.views.transfer import estimate
+from proxies.core.hyperparameters import LEARNING_RATE
 
 
 def outcome_line(body: Any, after: Any) -> str:
@@ -22,7 +24,7 @@ def outcome_line(body: Any, after: Any) -> str:
         body: `report.json`.
         after: the runs that would decide what cannot tell (`launcher.study.next_runs`), or None.
     """
-    closed = [gate for gate in body["gates"] if gate["outcome"] != "passed" and gate["name"] not in body["accepted"]]
+    closed = open_gates(body)
     failed = [gate["name"] for gate in closed if gate["outcome"] == "failed"]
     if not body["choice"]:
         return f"not decided yet: {progress_text(body)}"
@@ -36,7 +38,7 @@ def outcome_line(body: Any, after: Any) -> str:
     risk = f", at the accepted risk of {listed(sorted(body['accepted']))}" if body["accepted"] else ""
     if body["own_run"]:
         return f"ready to launch{risk}: every gate passed"
-    rate = next((v["target_value"] for v in body["transfer"]["values"] if v["hyperparameter"] == "learning_rate"), None)
+    rate = next((v["target_value"] for v in body["transfer"]["values"] if v["hyperparameter"] == LEARNING_RATE), None)
     return f"ready to launch{risk}: learning rate {number(rate)}, {_chosen(body['choice'])}"
 
 
@@ -50,7 +52,7 @@ def decide_line(after: Any, study_dir: Path) -> str:
     """The one command that would decide what cannot tell, its time and its price; empty where no runs would."""
     if after is None:
         return ""
-    plan, study = shlex.quote(str(study_dir / "plan.toml")), shlex.quote(str(study_dir))
+    plan, study = shlex.quote(str(study_dir / PLAN_FILE)), shlex.quote(str(study_dir))
     if after["sets"]:
         child = shlex.quote(f"{study_dir}-more-seeds")
         sets = " ".join(f"--set {value}" for value in after["sets"])

@@ -19,6 +19,7 @@ from typing import Any
 from launcher.base.signals import die_with_parent
 from launcher.base.study_names import shown_name
 from launcher.base.talk import duration, say
+from launcher.study.gates import open_gates
 from launcher.supervisor.attempt import hearing
 from launcher.views.numbers import count, interval, loss, number, words
 from launcher.views.transfer import estimate
@@ -103,7 +104,7 @@ def summary_lines(body: Json) -> list[str]:
         f"{count(choice['params'])} parameters, {count(choice['tokens'])} tokens in {choice['num_steps']:,} steps",
         "expected loss": f"{loss(choice['prediction']['loss'])} nats {interval(choice['prediction']['interval'])}",
         "gates passed": ", ".join(words(gate["name"]) for gate in report["gates"] if gate["outcome"] == "passed"),
-        "accepted": ", ".join(_found(gate) for gate in _closed(report)) or "none",
+        "accepted": ", ".join(_found(gate) for gate in report["gates"] if gate["outcome"] != "passed") or "none",
     }  # fmt: skip
     return [line for name, text in said.items() for line in _labelled(name, text)]
 
@@ -114,10 +115,6 @@ def _labelled(name: str, text: str) -> list[str]:
     return textwrap.wrap(text, COLUMNS, initial_indent=name.ljust(LABEL_COLUMNS), subsequent_indent=indent)
 
 
-def _closed(report: Any) -> list[Any]:
-    return [gate for gate in report["gates"] if gate["outcome"] != "passed"]
-
-
 def _found(gate: Any) -> str:
     return f"{words(gate['name'])} ({words(gate['outcome'])})"
 
@@ -125,7 +122,7 @@ def _found(gate: Any) -> str:
 def _freeze(study: Path) -> str:
     """Freeze, and give the digest; gates that did not pass are accepted, with the reason recorded."""
     report = _report(study)
-    closed = [gate for gate in _closed(report) if gate["name"] not in report["accepted"]]
+    closed = open_gates(report)
     accepts = [part for gate in closed for part in ("--accept", gate["name"])]
     if closed:
         found = ", ".join(map(_found, closed))

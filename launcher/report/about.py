@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.plan.study import PLAN_FILE, Study
+from launcher.study.gates import open_gates
 from launcher.views.numbers import Body
 from sweeps.run.budget import spent
 from sweeps.store.ledger import Ledger
@@ -53,7 +54,7 @@ def next_command(body: Body, study_dir: Path) -> str:
         return ""
     if body["decision"] is None:
         return "" if body["fit"] is not None else f"forerun run {plan} --study {study}"
-    closed = {gate["name"] for gate in body["gates"] if gate["outcome"] != "passed"} - body["accepted"].keys()
+    closed = {gate["name"] for gate in open_gates(body)}
     if "transfer" in closed and any(test["verdict"]["what_to_run"] for test in body["transfer"]["tests"]):
         return f"forerun transfer {plan} --study {study} --spend"
     frozen = study_dir / "frozen" / str(body["digest"])

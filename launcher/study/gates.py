@@ -131,6 +131,11 @@ def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) 
     return Gate(name="fit", outcome=outcome, reason=", ".join([*notes, *doubts, *fit.warnings]))
 
 
+def open_gates(body: Any) -> list[Any]:
+    """The gates of a `report.json` that did not pass and that nobody accepted."""
+    return [gate for gate in body["gates"] if gate["outcome"] != "passed" and gate["name"] not in body["accepted"]]
+
+
 def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
     """What is said before a forecast whose fit gate did not pass, accepted or not; of gates as records or as JSON."""
     fits = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["name"] == "fit"]
