@@ -171,4 +171,4 @@ def test_the_brakes_stop_before_the_update_and_other_runs_are_refused(tmp_path, 
     assert not list(tmp_path.glob("outputs/*/step*"))
     done, _ = trained(trainer_python, tmp_path, corpus, 1, "num_ranks=2")
     assert done.returncode != 0
-    assert "1 ranks: 2 are needed" in done.stdout + done.stderr, done.stderr[-6000:]
+    assert "1 ranks: must be 2" in done.stdout + done.stderr, done.stderr[-6000:]
