@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 from launcher.answers.texts import shown_table, spend_text
 from launcher.base.talk import duration
-from launcher.plan.study import PLAN_FILE
 from launcher.study.gates import forecast_warnings, open_gates
+from launcher.study.next_runs import deciding_command
 from launcher.study.own_model import own_text
 from launcher.views import tables
 from launcher.views.numbers import count, interval, listed, loss, number, words
@@ -52,18 +51,11 @@ def decide_line(after: Any, study_dir: Path) -> str:
     """The one command that would decide what cannot tell, its time and its price; empty where no runs would."""
     if after is None:
         return ""
-    plan, study = shlex.quote(str(study_dir / PLAN_FILE)), shlex.quote(str(study_dir))
-    if after["sets"]:
-        child = shlex.quote(f"{study_dir}-more-seeds")
-        sets = " ".join(f"--set {value}" for value in after["sets"])
-        command = f"forerun run {plan} --study {child} --fork {study} {sets}"
-    else:
-        command = f"forerun transfer {plan} --study {study} --spend"
     least = "" if after["sets"] else " at least"  # each round may ask for more
     costs = [f"+{after['num_runs']} run{'s' * (after['num_runs'] != 1)}{least}"]
     costs += [f"about {rough_time(after['seconds'])} here"] if after["seconds"] else []
     costs += [f"USD {after['usd']:.3g}"] if after["usd"] is not None else []
-    return f"to decide: {command}   ({', '.join(costs)})"
+    return f"to decide: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
 
 
 def rough_time(seconds: float) -> str:

@@ -31,8 +31,6 @@ from scaling_fits.laws.forms import SHAPES
 
 TEMPLATES = Path(__file__).with_name("templates")
 _HASH = re.compile("[0-9a-f]{64}")
-_LACK_RUNS = ("transfer", "ladder_tuned")
-"""Gates that cannot tell for lack of runs: where both cannot, people read one line."""
 
 
 def typeset(value: object) -> Markup:
@@ -101,7 +99,7 @@ def environment() -> Environment:
     made.globals |= {
         "plots": plots, "tables": tables, "transfer": transfer, "main_arm": main_arm, "arm_name": arm_name,
         "findings": findings, "points": points, "forecast_warnings": forecast_warnings,
-        "forecast_doubts": forecast_doubts, "lack_runs": _LACK_RUNS,
+        "forecast_doubts": forecast_doubts,
         "own_text": own_text, "search_sentences": sentences, "flat": flat,
         "logbook_file": LOGBOOK_FILE, "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,

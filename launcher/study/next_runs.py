@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from launcher.calibration.study_cost import num_workers
 from launcher.experiments.ladder import stage_specs
@@ -21,7 +23,7 @@ from launcher.experiments.transferred_values import (
     target_guess,
     verdicts_at,
 )
-from launcher.plan.study import Study
+from launcher.plan.study import PLAN_FILE, Study
 from launcher.study import decide
 from launcher.study.gates import transfer_gate, tuned_gate
 from proxies.core.canon import Json
@@ -68,6 +70,15 @@ def next_runs(
     sets = (_transfer_sets(study, found) if transfer else {}) | (_ladder_sets(study, found) if ladder else {})
     gates = [name for name, open_ in (("transfer", transfer), ("ladder_tuned", ladder)) if open_]
     return _taking(study, ledger, gates, sets, _added(study, ledger, found.transferred, sets)) if sets else None
+
+
+def deciding_command(after: Any, study_dir: Path) -> str:
+    """The command that runs what `next_runs` found."""
+    plan, study = shlex.quote(str(study_dir / PLAN_FILE)), shlex.quote(str(study_dir))
+    if not after["sets"]:
+        return f"forerun transfer {plan} --study {study} --spend"
+    child, sets = shlex.quote(f"{study_dir}-more-seeds"), " ".join(f"--set {value}" for value in after["sets"])
+    return f"forerun run {plan} --study {child} --fork {study} {sets}"
 
 
 def _by_spending(study: Study, ledger: Ledger, moved: Transferred) -> dict[str, RunSpec] | None:

@@ -48,7 +48,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.status import rehearsal_of
     from launcher.report.about import about
-    from launcher.report.body import FINDING, accepted, body_of
+    from launcher.report.body import FINDING, accepted, body_and_next
     from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
     from launcher.study.next_runs import next_runs
@@ -69,7 +69,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir, lambda: next_runs(study, ledger, found, given))
         _record(ledger, study_dir, found.gates, accepts, reason.strip())
-        body = body_of(study, ledger, found)  # computed anew, whatever is cached
+        body, after = body_and_next(study, ledger, found)  # computed anew, whatever is cached
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
@@ -78,7 +78,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
             "provenance": packed(records_of(known_of(study, found, decision, body))),
         }  # fmt: skip
         path = write_frozen(study_dir / "frozen", decision, attested)
-        write_report(study_dir, body, about(study, ledger, body))
+        write_report(study_dir, body, about(study, ledger, body, after))
     doubts = forecast_warnings(found.gates)
     lines = _decision_lines(decision, path, doubts, full=full)
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
@@ -224,16 +224,16 @@ def report(
     if out is not None:
         raise click.UsageError("--out works only with --compare A B: a study's report is written to its own folder")
     from launcher.report.about import about
-    from launcher.report.body import body_of
+    from launcher.report.body import body_and_next
     from launcher.report.page import write_report
     from launcher.study.study_folder import recorded
 
     study, ledger = recorded(study_dir)
-    body = body_of(study, ledger)
-    write_report(study_dir, body, about(study, ledger, body))
+    body, after = body_and_next(study, ledger)
+    shown = about(study, ledger, body, after)
+    write_report(study_dir, body, shown)
     text = f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}"
-    after = "" if body["own_run"] else f"\nnext: forerun freeze {study_dir}, which names the closed gates"
-    answer(as_json, body, f"{text}{after}")
+    answer(as_json, body, f"{text}\nnext: {shown.next_command}" if shown.next_command else text)
 
 
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:

@@ -121,7 +121,7 @@ def run(
         say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         runner.reporter.draw()
         body, after = body_and_next(runner.study, runner.ledger)
-        write_report(study_dir, body, about(runner.study, runner.ledger, body))
+        write_report(study_dir, body, about(runner.study, runner.ledger, body, after))
         parts = [closing_text(body, after, study_dir)]
         parts += [details_text(body), *gate_lines(body, after, full=True)] if full else []
         return body, "\n\n".join(parts)

@@ -13,7 +13,7 @@ from markupsafe import escape
 from launcher.answers.outcome import choice_text
 from launcher.figures import plots
 from launcher.figures.panel import svg_of
-from launcher.report.about import next_command
+from launcher.report.about import About, next_command
 from launcher.report.page import environment, report_page, write_report
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
@@ -37,13 +37,13 @@ def undrawn(body, page=report_page):
         return page(body)
 
 
-def part_of(name, body):
+def part_of(name, body, about=None):
     """One template by itself."""
-    return undrawn(body, lambda body: environment().get_template(f"{name}.html.j2").render(body=body))
+    return undrawn(body, lambda body: environment().get_template(f"{name}.html.j2").render(body=body, about=about))
 
 
-def decision(body):
-    return part_of("decision", body)
+def decision(body, about=None):
+    return part_of("decision", body, about)
 
 
 class _Text(HTMLParser):
@@ -231,22 +231,31 @@ def test_equal_learning_rates_are_one_row_and_gates_that_lack_runs_one_line(body
     rates = {group["learning_rate"] for group in body["decision"]["groups"]}
     body["gates"] += [{"name": "ladder_tuned", "outcome": "cannot_tell", "reason": "few seeds"}]
     body["gates"][1] |= {"outcome": "cannot_tell"}
-    first = text_of(decision(body)).split("What is not known")[0]
+    shown = About(name="a", date="", next_command="", device_hours=0, usd=None, lacking=("transfer", "ladder_tuned"))
+    first, alone = (text_of(decision(body, at)).split("What is not known")[0] for at in (shown, None))
     assert all(first.count(f"{rate:.4g}:") == 1 for rate in rates) and "embedding, block gain, final gain" in first
     assert "transfer and ladder tuned" in first and "coordinates, fit and data" in first
+    assert "Too few runs" in first and "Too few runs" not in alone  # what they lack is not known from their outcomes
 
 
 def test_the_next_command_follows_the_study(tmp_path, body):
-    frozen = tmp_path / "frozen" / body["digest"]
-    assert next_command(body, tmp_path) == f"forerun freeze {tmp_path}"
+    frozen, plan = tmp_path / "frozen" / body["digest"], tmp_path / "plan.toml"
+    after = {"gates": ["transfer"], "sets": []}
+    assert next_command(body, None, tmp_path) == f"forerun freeze {tmp_path}"
     frozen.mkdir(parents=True)
     (frozen / "launch.json").touch()
-    assert next_command(body, tmp_path) == f"forerun rehearse {frozen}"
-    assert next_command(body | {"main_run": {"event": "stopped"}}, tmp_path) == f"forerun launch {frozen}"
+    named = frozen.with_name(frozen.name[:12])
+    assert next_command(body, None, tmp_path) == f"forerun rehearse {named}"
+    assert next_command(body | {"main_run": {"event": "stopped"}}, None, tmp_path) == f"forerun launch {named}"
     body["gates"][1] |= {"outcome": "cannot_tell"}
-    assert next_command(body, tmp_path) == f"forerun freeze {tmp_path}"
+    assert next_command(body, None, tmp_path) == f"forerun freeze {tmp_path}"
+    assert next_command(body, after, tmp_path) == f"forerun transfer {plan} --study {tmp_path} --spend"
+    more = after | {"sets": ["transfer.num_seeds=4"]}
+    assert next_command(body, more, tmp_path).endswith(f"--fork {tmp_path} --set transfer.num_seeds=4")
+    body["gates"][0] |= {"outcome": "cannot_tell"}  # those runs would not open this one
+    assert next_command(body, after, tmp_path) == f"forerun freeze {tmp_path}"
     body |= dict.fromkeys(("fit", "decision", "digest"))
-    assert next_command(body, tmp_path) == f"forerun run {tmp_path / 'plan.toml'} --study {tmp_path}"
+    assert next_command(body, None, tmp_path) == f"forerun run {plan} --study {tmp_path}"
 
 
 def test_the_unknown_is_told(whole, body):
