@@ -52,7 +52,8 @@ def fit(
 
         fit_file.write(out, file)
     status = body["status"]
-    after = "run what the warnings ask for, then fit again" if status == "unidentified" else _next(form, out)
+    doubted = status in ("unidentified", "at_bound", "degenerate")
+    after = "run what the warnings ask for, then fit again" if doubted else _next(form, out)
     answer(as_json, body, f"{body_text(body)}\nnext: {after}")
     if status == "unidentified":
         raise SystemExit(4)

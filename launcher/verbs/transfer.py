@@ -40,16 +40,17 @@ def transfer(
     """
     if (plan_path is None) == (runs_path is None):
         raise click.UsageError("name a PLAN, or a table with --runs FILE")
+    typed = typed_options(context)
     if runs_path is not None:
-        if spend:
-            raise click.UsageError("--spend needs a PLAN: no runs can be added to a table")
+        if given := [typed[name] for name in ("study_dir", "overrides", "spend", "verbose") if name in typed]:
+            raise click.UsageError(f"{', '.join(given)}: only with a PLAN: no runs can be added to a table")
         from launcher.answers.texts import verdict_text
 
         body = judge_table(runs_path, **table)  # type: ignore[arg-type]
         answer(as_json, body, verdict_text(body))
         exit_by(_OUTCOMES.get(str(body["outcome"]), "cannot_tell"))
         return
-    if given := [option for name, option in typed_options(context).items() if name in table]:
+    if given := [option for name, option in typed.items() if name in table]:
         raise click.UsageError(f"{', '.join(given)}: only with --runs")
     assert plan_path is not None
     study_body, text = with_runner(

@@ -79,7 +79,8 @@ def _last_loss(decision: Decision, reading: LogReading) -> float:
     num_steps, columns, ending = decision.learning_rate.schedule.num_steps, reading.columns, reading.ending
     at = f"step {columns.step} of {num_steps}"
     if ending is not None and ending.event != "finished":
-        raise NotConcludedError(f"the run {ending.event} at {at} ({ending.reason}): there is no final loss to score")
+        why = f" ({ending.reason})" if ending.reason else ""
+        raise NotConcludedError(f"the run {ending.event} at {at}{why}: there is no final loss to score")
     if ending is not None and ending.validation_loss_nats is not None:
         return ending.validation_loss_nats
     if ending is None and reading.names_digest:
