@@ -26,7 +26,7 @@ CORE_WHEN_CALLED = {("proxies.core.table_files", "pyarrow")}
 """Loaded by a function, of a file that needs it."""
 DOORS = {
     "mup": {"proxies.parametrization.parametrization"},
-    "optuna": {"sweeps.search.samplers"},
+    "optuna": {"sweeps.search.samplers", "sweeps.search.optuna_storage"},
     "ray": {"sweeps.ray.pool", "sweeps.ray.head"},
     "jinja2": {"launcher.report.page"},
     "matplotlib": {f"launcher.figures.{name}" for name in ("panel", "transfer", "fits", "main_run", "plots")},

@@ -67,7 +67,7 @@ class Phase:
     num_known: int
     """Trials of earlier phases."""
     given: tuple[Params, ...]
-    """Points of its first trials, beyond an edge."""
+    """Points of its first trials: the plan's, or beyond an edge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,8 @@ class RepeatedTrials:
 
 def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
     """The phases so far."""
-    found = [Phase(space=study.space, num_trials=study.plan.search.num_trials, num_known=0, given=())]
+    search = study.plan.search
+    found = [Phase(space=study.space, num_trials=search.num_trials, num_known=0, given=search.first_points)]
     for record in ledger.records(GROWTH):
         body, last = cast(dict[str, Any], record.body), found[-1]
         edges = [canon.decode(Edge, edge) for edge in body["edges"]]

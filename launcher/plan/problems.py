@@ -213,7 +213,7 @@ def _search_problems(plan: Plan) -> list[str]:
         return problems
     if refused := _refusals("search", lambda: search.space):
         return refused
-    return [
+    return [*_warm_start_problems(search)] + [
         f"proxy.command lacks {{{name}}}: the search varies it; name it, or do not search it"
         for axis in search.space.axes
         if axis.can_be_off or (not axis.fixed and (axis.choices or axis.name not in search.ranges))
@@ -233,6 +233,25 @@ def _axis_problems(search: SearchSection) -> Iterator[str]:
     for name in search.can_be_off:
         if name not in {*search.ranges, *search.axes, *search.choices}:
             yield f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for where it is on"
+
+
+def _warm_start_problems(search: SearchSection) -> Iterator[str]:
+    """Say which points are none of this search's."""
+    axes = {axis.name: axis for axis in search.space.axes}
+    if len(search.warm_start) > search.num_trials:
+        number = f"search.warm_start: {len(search.warm_start)} points"
+        yield f"{number}: must be at most search.num_trials = {search.num_trials}"
+    for index, point in enumerate(search.warm_start):
+        if point in search.warm_start[:index]:
+            yield f"search.warm_start[{index}]: must not repeat a point"
+        for name, value in point.items():
+            key = f"search.warm_start[{index}].{name} = {value:g}"
+            if name not in axes:
+                yield f"{key}: it is not searched: must be one of {', '.join(axes)}"
+            elif axes[name].nearest(value) != value:
+                choices = axes[name].choices
+                limits = f"one of {list(choices)}" if choices else f"in {list(axes[name].range)}"
+                yield f"{key}: must be {limits}{' or 0' * axes[name].can_be_off}"
 
 
 def _pruner_problems(plan: Plan) -> Iterator[str]:

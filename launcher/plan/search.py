@@ -21,7 +21,7 @@ from launcher.plan.keys import (
 )
 from proxies.core.hyperparameters import CAN_BE_OFF, SET_BY
 from sweeps.search.samplers import SAMPLERS
-from sweeps.search.space import SearchSpace, search_space
+from sweeps.search.space import Params, SearchSpace, search_space
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +63,11 @@ class SearchSection(_Ranges):
     can_be_off: Annotated[tuple[CanBeOff, ...], ONCE] = Field(
         (), description=f"Searched hyperparameters that a trial may also turn off: any of {', '.join(CAN_BE_OFF)}."
     )
+    warm_start: tuple[dict[AnyAxis, Annotated[float, Field(ge=0, allow_inf_nan=False)]], ...] = Field(
+        (),
+        description="Points of the first trials, as [{ name = value }]; a name left out is in the middle of its range. "
+        "`forerun init --warm-start` takes them from an Optuna study.",
+    )
     sampler: SamplerName = Field(
         "tpe", description=f"How trials are suggested. {_lines(SAMPLERS)}. docs/search.md compares them."
     )
@@ -101,3 +106,9 @@ class SearchSection(_Ranges):
         ranges: dict[str, Range] = {**self.ranges, **self.axes}
         choices = {str(name): values for name, values in self.choices.items()}
         return search_space(ranges=ranges, choices=choices, can_be_off=self.can_be_off)
+
+    @property
+    def first_points(self) -> tuple[Params, ...]:
+        """The points of `warm_start`, whole."""
+        space = self.space
+        return tuple(space.nearest({str(name): value for name, value in point.items()}) for point in self.warm_start)

@@ -29,15 +29,21 @@ if TYPE_CHECKING:
 @click.option(
     "--usd-per-gpu-hour", type=AMOUNT, help="Price of a GPU-hour, with --budget-usd. Default: a published one, if any."
 )
+@click.option(
+    "--warm-start", metavar="FILE[:STUDY]", help="Begin the search with the best trials of an Optuna storage."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
 @set_option
 @json_option
-def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+def init(
+    data: str, warm_start: str | None, out: Path, overrides: tuple[str, ...], as_json: bool, **asked: Any
+) -> None:  # fmt: skip
     """Write a commented plan, and its JSON Schema beside it. It never overwrites a plan."""
     from launcher.plan.file import PlanError, load_plan, override
     from launcher.plan.writing import commented_plan, plan_schema
     from launcher.study.first_plan import Request, first_plan, manifest_of, priced, sketched, summary, warnings
+    from launcher.study.warm_start import with_warm_start
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
@@ -54,6 +60,10 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
     lines: list[str] = []
     try:
         plan = write()
+        if warm_start is not None:
+            new, sentence = with_warm_start(new, warm_start, plan.search.space)
+            lines.append(sentence)
+            plan = write()
         manifest = manifest_of(plan, out.parent)
         if request.budget_usd is not None:
             new.values["target"]["budget_flops"], sentence = priced(sketched(plan, manifest), request)

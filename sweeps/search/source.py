@@ -142,8 +142,8 @@ class SearchSource:
             ledger: open for writing.
             stage: under which suggestions are recorded.
             num_trials: in all.
-            given: points beyond an end, not suggested: those of the first trials that are not known.
-            pruner: gives trials up; but none of those `given`: they are to tell of new ground.
+            given: points from elsewhere, or beyond an end: those of the first trials that are not known.
+            pruner: gives trials up; but none of those `given`: they show what the search would not have tried.
         """
         self._search, self._make_run, self._ledger, self._stage = search, make_run, ledger, stage
         self._num_trials = num_trials

@@ -72,6 +72,14 @@ class Axis:
             found = 2.0 ** (math.log2(low) + share * (math.log2(high) - math.log2(low)))
         return self.value(min(max(found, low), high))  # rounding must not leave the range
 
+    def nearest(self, value: float) -> float:
+        """Its value nearest to another one."""
+        if value == OFF and self.can_be_off:
+            return OFF
+        if self.choices:
+            return min(self.choices, key=lambda choice: abs(choice - value))
+        return self.value(self.coordinate(value))
+
     def octaves(self, value: float) -> float:
         """Log2 of a value as it is searched: of a complement, that of 1 - value."""
         return HYPERPARAMETERS[self.name].to_log2(value)
@@ -130,6 +138,12 @@ class SearchSpace:
         return {
             axis.name: OFF if axis.name in off else axis.at(share)
             for axis, share in zip(self.axes, values, strict=True)
+        }
+
+    def nearest(self, values: Params) -> Params:
+        """The point nearest to some values by name; an axis without one is in its middle."""
+        return {
+            axis.name: axis.nearest(values[axis.name]) if axis.name in values else axis.at(0.5) for axis in self.axes
         }
 
     @property

@@ -122,6 +122,18 @@ def test_repeats_choose_the_best(whole):
     assert body["num_runs"] == sum(one["num_repeats"] for one in body["standings"]) == 8
 
 
+def test_a_search_begins_with_the_points_of_its_plan(folder):
+    given = "[search]\nnum_trials = 8\nnum_startup = 4\nparallelism = 3\nwarm_start = [{ learning_rate = 0.01 }, {}]"
+    study = study_of(folder, "warm", given)
+    with open_ledger(study) as ledger, pytest.raises(StopError):
+        run_search(study, ledger, driver(ledger, 3, 1), bank_key)
+    points = trial_points(carried_out(study))
+    middle = study.space.at([0.5] * study.space.num_coordinates)
+    assert points[:2] == [middle | {"learning_rate": 0.01}, middle] and len(points) == 8
+    plain = trial_points(carried_out(study_of(folder, "cold", given.partition("warm_start")[0])))
+    assert points[2] == plain[2], "the rest of the design stays where it was"
+
+
 @pytest.mark.parametrize("stop_after", [0, 15, 25])
 def test_a_search_interrupted_anywhere_goes_on_as_it_would_have(folder, whole, stop_after):
     study = dataclasses.replace(whole[0], study_dir=folder / f"stopped-{stop_after}")
