@@ -36,7 +36,6 @@ COMMANDS = (
     "forerun explain demo/study learning_rate",
     "forerun freeze demo/study",
     "forerun verify demo/study",
-    "forerun watch demo/study --once",
     "forerun report demo/study",
 )
 """What is shown, in this order; none of them trains."""

@@ -272,4 +272,8 @@ class Plan(Section):
                 }
             )
         )
+        search = plain["search"]
+        assert isinstance(search, dict)
+        if not search["warm_start"]:  # studies that began before there was this key go on
+            del search["warm_start"]
         return plain
