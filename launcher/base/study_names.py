@@ -106,6 +106,7 @@ def _none(where: Path) -> str:
 
 
 def _listed(configs: list[Path]) -> str:
-    names = [one.name[:NUM_SHOWN] for one in configs]
+    short = [one.name[:NUM_SHOWN] for one in configs]
+    names = short if len(set(short)) == len(short) else [one.name for one in configs]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more

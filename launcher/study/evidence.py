@@ -96,7 +96,11 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
     if found.fit is not None and found.choice is None:
         from scaling_fits.laws.law import CannotTellError
 
-        raise CannotTellError(found.fit.warnings)
+        remedy = (
+            "no gate can be accepted in place of a fit: run more rungs (ladder.widths, ladder.num_steps) in a child "
+        )
+        remedy += f"study, by forerun run PLAN --study ANOTHER --fork {study.study_dir}"
+        raise CannotTellError((*found.fit.warnings, remedy))
     if found.transferred is None or found.verdicts is None or found.choice is None:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
     if is_own(study):

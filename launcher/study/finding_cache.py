@@ -1,7 +1,8 @@
 """What was worked out of a study's records, kept beside them in `findings.json`: seconds of work, once.
 
-The file is never trusted. It is read only if it holds its own sha256 and the key of what is asked now: the head of the
-chain, which the caller has just recomputed from every record, the plan, and what computes (our sources, Python, the
+A damaged or stale file is never used, one that somebody forged with its hash is: `freeze` alone computes anew, and is
+what counts. The file is read only if it holds its own sha256 and the key of what is asked now: the head of the chain,
+which the caller has just recomputed from every record, the plan, and what computes (our sources, Python, the
 libraries). The files that were read besides must have the bytes they had. Anything else is worked out anew and written
 over it; where nothing can be written, nothing is kept, and nothing fails.
 """

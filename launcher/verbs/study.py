@@ -132,6 +132,10 @@ def run(
     after = f"next: forerun freeze {study_dir}"
     if closed:
         after = f"{after}, which says what each closed gate needs"
+    if body["fit"] is not None and not body["choice"]:
+        after = (
+            "next: a child study (--fork) with more rungs, ladder.widths or ladder.num_steps: no law fits this ladder"
+        )
     if isinstance(body["own_run"], dict) and not closed:
         after = "every gate passed: start your main run as shown above"
     answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")
