@@ -53,6 +53,11 @@ def test_what_fits_two_is_refused_with_both_names(here):
         assert ONE[:12] in str(error.value) and TWO[:12] in str(error.value)
     assert frozen_named("ac").name == TWO
     assert frozen_named("latest").name == TWO  # which was written last
+    near = ONE[:-1] + "1"
+    freeze(here / "study", near)
+    with pytest.raises(StudyNameError) as error:
+        frozen_named("ab")
+    assert ONE in str(error.value) and near in str(error.value), "cut short, they would be one name"
 
 
 def test_a_path_that_exists_wins_over_a_word(here):
