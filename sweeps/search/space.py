@@ -78,7 +78,8 @@ class Axis:
             return OFF
         if self.choices:
             return min(self.choices, key=lambda choice: abs(choice - value))
-        return self.value(self.coordinate(value))
+        low, high = self.range
+        return min(max(value, low), high)
 
     def octaves(self, value: float) -> float:
         """Log2 of a value as it is searched: of a complement, that of 1 - value."""

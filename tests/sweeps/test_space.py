@@ -4,6 +4,7 @@ import pytest
 from spaces import usual
 
 from proxies.core.checks import SpecError
+from sweeps.search.space import Axis
 
 SPACE = usual((2**-10, 2**-2), (0.0, 0.2), (0.25, 4.0))
 
@@ -52,3 +53,10 @@ def test_every_problem_at_once():
     assert "learning_rate cannot be off" in str(caught.value) and "zzz is not a hyperparameter" in str(caught.value)
     with pytest.raises(SpecError, match=r"learning_rate = \[0.0, 1.0\]"):
         usual((0.0, 1.0))
+
+
+def test_a_value_of_the_range_is_its_own_nearest():
+    """Of a complement too, where 1 - (1 - value) may be another number: a plan's warm start would be refused."""
+    axis = Axis(name="beta1", range=(0.1, 0.95))
+    assert all(axis.nearest(i / 1000) == i / 1000 for i in range(100, 951))
+    assert (axis.nearest(0.01), axis.nearest(0.99)) == (0.1, 0.95)
