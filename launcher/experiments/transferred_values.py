@@ -30,7 +30,8 @@ from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
-from proxies.core.rules import Powers, Ratios, scaled, scaling
+from proxies.core.powers import Powers, Ratios
+from proxies.core.rules import scaled, scaling
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.growth import ranked
 from sweeps.search.space import Params

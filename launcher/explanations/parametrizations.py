@@ -12,7 +12,8 @@ from launcher.plan import sources
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import KINDS, Kind
-from proxies.core.rules import Parametrization, Powers, Ratios, decays, forward_rule, kind_rule, refusals
+from proxies.core.powers import Powers, Ratios
+from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, refusals
 from proxies.core.shape import Shape
 
 if TYPE_CHECKING:

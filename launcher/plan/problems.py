@@ -12,8 +12,9 @@ from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
-from proxies.core.rules import Ratios, decay_problems
+from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
 
 MIN_RUNGS = 6

@@ -17,8 +17,9 @@ from proxies.core.checks import Checks
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import Hparams
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
+from proxies.core.powers import Ratios
 from proxies.core.programs import Command, Factory
-from proxies.core.rules import Parametrization, Ratios, refusals
+from proxies.core.rules import Parametrization, refusals
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 

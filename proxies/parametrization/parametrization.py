@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
-from proxies.core.rules import Parametrization, Ratios, decays, forward_rule, kind_rule, moments
+from proxies.core.powers import Ratios
+from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, moments
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.core.spec import RunSpec
 

@@ -9,8 +9,9 @@ from proxy_cases import TINY, run_spec
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
+from proxies.core.powers import Ratios
 from proxies.core.programs import Command, Factory
-from proxies.core.rules import Ratios, named
+from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import MAX_SEED, Curve, Numerics, Run, RunResult, RunSpec
