@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from proxies.core.checks import Checks
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
+from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
 
 Axis = Literal["width", "depth", "batch", "duration", "params"]
 """What grows: model width, layers, tokens per step (at equal tokens in all), tokens in all, parameters."""
 Hyperparameter = str
-"""A name of `proxies.core.hyperparameters.WITH_OPTIMUM`."""
+"""By name: one of `proxies.core.hyperparameters`, or one that a plan declares."""
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 _SIZE = {
@@ -46,14 +46,14 @@ def to_log2(hyperparameter: Hyperparameter, value: float) -> float:
         TransferError: the value has no logarithm.
     """
     try:
-        return HYPERPARAMETERS[hyperparameter].to_log2(value)
+        return hyperparameter_named(hyperparameter).to_log2(value)
     except ValueError as error:
         raise TransferError([str(error)]) from error
 
 
 def from_log2(hyperparameter: Hyperparameter, log2_value: float) -> float:
     """The value of so many octaves; the inverse of `to_log2`."""
-    return HYPERPARAMETERS[hyperparameter].from_log2(log2_value)
+    return hyperparameter_named(hyperparameter).from_log2(log2_value)
 
 
 def written(hyperparameter: Hyperparameter, log2_value: float) -> str:
@@ -117,7 +117,8 @@ class Question:
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("axis", AXES)
-        checks.one_of("hyperparameter", WITH_OPTIMUM)
+        has_optimum = bool(self.hyperparameter) and hyperparameter_named(self.hyperparameter).has_optimum
+        checks.that(has_optimum, f"hyperparameter = {self.hyperparameter!r}: has no optimum that could transfer")
         checks.whole("target_size", "base_size")
         for name in ("transferred_log2", "power"):
             if getattr(self, name) is not None:

@@ -84,7 +84,7 @@ class RepeatedTrials:
 def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
     """The phases so far."""
     search = study.plan.search
-    found = [Phase(space=study.space, num_trials=search.num_trials, num_known=0, given=search.first_points)]
+    found = [Phase(space=study.space, num_trials=search.num_trials, num_known=0, given=study.plan.first_points)]
     for record in ledger.records(GROWTH):
         body, last = cast(dict[str, Any], record.body), found[-1]
         edges = [canon.decode(Edge, edge) for edge in body["edges"]]

@@ -24,7 +24,7 @@ from launcher.experiments.conventions import (
     power_of,
 )
 from launcher.plan.study import Study, base_duration, moved
-from proxies.core.hyperparameters import HYPERPARAMETERS, SHARE_OF_STEPS
+from proxies.core.hyperparameters import SHARE_OF_STEPS, hyperparameter_named
 from proxies.core.rules import Parametrization, scaling
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params
@@ -79,7 +79,7 @@ class TransferTest:
     @property
     def name(self) -> str:
         """As one says it: `clip norm over width`."""
-        return f"{HYPERPARAMETERS[self.hyperparameter].label} over {self.axis}"
+        return f"{hyperparameter_named(self.hyperparameter).label} over {self.axis}"
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -154,7 +154,7 @@ def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
     needed: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
     command = study.plan.command
     for name, over in study.plan.transfer.hyperparameters.items():
-        if command is None or command.reaches(HYPERPARAMETERS[name].told_as):
+        if command is None or command.reaches(hyperparameter_named(name).told_as):
             needed += [(name, axis) for axis in over if axis_sizes(study, axis)]
     return tuple(needed)
 
@@ -197,6 +197,8 @@ def base_value(study: Study, name: Hyperparameter, point: Params) -> float:
     """A hyperparameter as the plan or the search sets it."""
     if name in point:
         return point[name]
+    if name in study.plan.search.own:
+        return study.plan.search.own[name].value(name, None).value
     value: float = getattr(study.hparams(point), name)
     return value
 
@@ -340,7 +342,8 @@ def _judged_so_far(setting: SharedSettings, name: Hyperparameter, axis: Axis, co
 def question_of(setting: SharedSettings, name: Hyperparameter, axis: Axis, transferred: float | None) -> Question:
     """What is asked of a test's runs."""
     study, base = setting.study, base_sizes(setting.study)
-    powers, power = scaling(study.plan.parametrization, name), 0.0
+    own = study.plan.search.own
+    powers, power = own[name].powers if name in own else scaling(study.plan.parametrization, name), 0.0
     if name == WarmupRule.HYPERPARAMETER and axis == "duration":
         power = power_of(study, setting.warmup, setting.best, setting.target.duration)
     measured = name == "learning_rate" and axis in study.plan.transfer.measured_rules
@@ -361,7 +364,7 @@ def question_of(setting: SharedSettings, name: Hyperparameter, axis: Axis, trans
 def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value: float) -> bool:
     """Whether there can be such a run."""
     value = from_log2(name, log2_value)
-    one = HYPERPARAMETERS[name]
+    one = hyperparameter_named(name)
     if one.unit == SHARE_OF_STEPS and value > MOST_OF_STEPS:
         return False
     if one.scale == "log2_complement" and not 0 < value < 1:
@@ -382,7 +385,7 @@ def _condition(
         if name == "learning_rate":
             value = 2.0**log2_value
         elif log2_value != to_log2(name, own):
-            value = HYPERPARAMETERS[name].from_log2(log2_value, DIGITS)
+            value = hyperparameter_named(name).from_log2(log2_value, DIGITS)
         rules = study.control if control and size != base else None
         start = followed(study, setting.warmup, setting.best, size) if axis == "duration" else setting.best
         point = {**start, name: value}

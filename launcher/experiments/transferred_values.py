@@ -29,7 +29,7 @@ from launcher.experiments.sweep_grids import (
 from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM, hyperparameter_named
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import scaled, scaling
 from proxies.core.spec import RunResult, RunSpec
@@ -284,7 +284,11 @@ def transfer_body(
             for test, judged in verdicts.tests
         ],
         "together": together_summary(verdicts.together),
-        "values": [_value(study, found, verdicts, name) for name in WITH_OPTIMUM if name in told],
+        "values": [
+            _value(study, found, verdicts, name)
+            for name in (*WITH_OPTIMUM, *study.plan.search.own)
+            if name in told and study.plan.reaches(name)
+        ],
         "learning_rate": found.learning_rate,
         "at_base_optimum": found.at_optimum,
     }
@@ -324,7 +328,7 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
     twice = [cost for verdict in mine if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None]
     return {
         "hyperparameter": name,
-        "base_value": found.learning_rate if rate else base_value(study, name, found.point),
+        "base_value": _at_base(study, found, name),
         "target_value": value,
         "rule": "; ".join([rule, *(tie.words(margin) for tie in ties)]),
         "tested": list(axes),
@@ -336,6 +340,13 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
         "tie": next(iter(ties_body(ties, margin)), None),
         "carry": found.warmup.body(margin) if name == found.warmup.HYPERPARAMETER else None,
     }
+
+
+def _at_base(study: Study, found: Transferred, name: Hyperparameter) -> Json:
+    """A hyperparameter's value at the base; of a categorical axis of words, the word."""
+    value = found.learning_rate if name == LEARNING_RATE else base_value(study, name, found.point)
+    own = study.plan.search.own.get(name)
+    return value if own is None or not own.words else own.value(name, value).word
 
 
 def _regret(verdict: Verdict) -> tuple[int, float]:
@@ -364,7 +375,10 @@ def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter
     value = base_value(study, name, found.point)
     if name == found.warmup.HYPERPARAMETER:
         return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)
-    powers, one = scaling(rules, name), HYPERPARAMETERS[name]
+    if name in study.plan.search.own:
+        own = study.plan.search.own[name].value(name, value)
+        return own.at(ratios), "as it is" if own.powers == Powers() else f"times {own.powers}"
+    powers, one = scaling(rules, name), hyperparameter_named(name)
     if one.can_be_off and not value:
         return value, "off"
     if powers == Powers():

@@ -28,7 +28,7 @@ from launcher.plan import sources
 from launcher.study.gates import forecast_warnings
 from launcher.views.numbers import words
 from launcher.views.transfer import short_size, size_name, wanted
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import HYPERPARAMETERS, hyperparameter_named
 from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
 from proxies.core.rules import Parametrization, decays, kind_rule, scaling
 from transfer.question import from_log2
@@ -330,7 +330,7 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
     rule = field.of
     assert isinstance(rule, TransferRule)
     tests = known.tests_on(lambda *question: question == (rule.hyperparameter, rule.axis))
-    text = f"the verdict on {HYPERPARAMETERS[rule.hyperparameter].label} over {rule.axis}"
+    text = f"the verdict on {hyperparameter_named(rule.hyperparameter).label} over {rule.axis}"
     text += ": the runs do not determine it" if field.value is None else f"; the exponent used: {rule.source}"
     runs, asked = tuple(one.runs for one in tests), tuple(known.key(key) for key in origin.keys)
     return OriginParts(source=ValueSource(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests)
@@ -339,7 +339,7 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
 def _law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
     """By which power of the ratios a group's number follows from the base's."""
     power = scaling(rules, name, group.kind) if name in GROUP_NUMBERS else getattr(kind_rule(rules, group.kind), name)
-    what = "1 - value" if name in HYPERPARAMETERS and HYPERPARAMETERS[name].scale == "log2_complement" else "the base's"
+    what = "1 - value" if hyperparameter_named(name).scale == "log2_complement" else "the base's"
     return f"{words(group.kind)}: {what} times {power}"
 
 
@@ -362,7 +362,7 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
         steps = known.decision.learning_rate.schedule.num_steps
         by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
         return _tuned_by(known, hyperparameter, by=by)
-    if field.value or not HYPERPARAMETERS[name].can_be_off or decays(rules, group.kind):
+    if field.value or not hyperparameter_named(name).can_be_off or decays(rules, group.kind):
         return _tuned_by(known, hyperparameter, by=_law(rules, group, name), rules=_preset(known))
     key, text = "proxy.rules.decayed", f"0 for a {words(group.kind)}, whatever its value elsewhere"
     told = (f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",)
@@ -377,7 +377,7 @@ def _is_searched(known: DecisionContext, name: str) -> bool:
 
 def _key_of(known: DecisionContext, name: str) -> str:
     """The plan key that a hyperparameter is searched by, or set."""
-    search, set_by = known.plan.search, HYPERPARAMETERS[name].set_by
+    search, set_by = known.plan.search, hyperparameter_named(name).set_by
     for key, held in (("search.choices", search.choices), ("search.axes", search.axes)):
         if name in held:
             return f"{key}.{name}"
@@ -426,7 +426,7 @@ def _found(
     own = next(ties, search["best"].get(name))
     text = (
         f"the best of {len(search['trials'])} trials ({search['sampler']}), trial {best['index']} with "
-        f"{best['loss_nats']:.4f} nats, has {HYPERPARAMETERS[name].label} {number(own)}"
+        f"{best['loss_nats']:.4f} nats, has {hyperparameter_named(name).label} {number(own)}"
     )
     text += f"; {number(base)} is used" if base not in (None, own) else ""
     return "search", text, (known.search,)

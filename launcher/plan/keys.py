@@ -4,6 +4,7 @@ hyperparameters declares. Imports pydantic and nothing heavier.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -13,11 +14,10 @@ from pydantic_core import PydanticCustomError
 from launcher.plan.sources import QUESTIONS
 from proxies.core.hyperparameters import (
     CAN_BE_OFF,
-    HYPERPARAMETERS,
     LEARNING_RATE,
     SET_BY,
-    WITH_OPTIMUM,
     Hyperparameter,
+    hyperparameter_named,
 )
 from proxies.core.rules import CHOICES, POWERS
 
@@ -33,6 +33,8 @@ def must(holds: Callable[[Any], object], said: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_RANGES = tuple(one.name for one in SET_BY["search"])
 ONCE = must(lambda values: len(set(values)) == len(values), "must not repeat a value")
 RISING = must(lambda ends: ends[0] <= ends[1], "must have the lower end first")
 
@@ -53,10 +55,12 @@ if TYPE_CHECKING:
     CanBeOff: TypeAlias = str
     Tested: TypeAlias = str
 else:
-    MoreAxis = Literal[tuple(name for name in HYPERPARAMETERS if HYPERPARAMETERS[name].set_by != "search")]
-    AnyAxis = Literal[tuple(HYPERPARAMETERS)]
+    AnyAxis = Annotated[str, must(_NAME.fullmatch, "must be a name in lower case, such as muon_lr")]
+    MoreAxis = Annotated[AnyAxis, must(lambda name: name not in _RANGES, "has a key of its own in [search]")]
     CanBeOff = Literal[CAN_BE_OFF]
-    Tested = Literal[tuple(name for name in WITH_OPTIMUM if name != LEARNING_RATE)]
+    Tested = Annotated[
+        AnyAxis, must(lambda name: name != LEARNING_RATE and hyperparameter_named(name).has_optimum, "is not tested so")
+    ]
 
 
 class Section(BaseModel):

@@ -27,12 +27,14 @@ from launcher.plan.sections import (
 )
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import hyperparameter_named
 from proxies.core.programs import Command
 from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
 from sweeps.run.budget import BudgetCaps
+from sweeps.search.space import Params, SearchSpace
 
 # Section `[cluster]` of a plan: where proxies run. No part of the question: it may change on resume.
 
@@ -163,7 +165,28 @@ class Plan(Section):
             train_loss_key=proxy.metrics_train_loss_key,
             validation_loss_key=proxy.metrics_validation_loss_key,
             grad_norm_key=proxy.metrics_grad_norm_key,
+            own=tuple(self.search.own),
         )
+
+    def reaches(self, name: str) -> bool:
+        """Whether what trains gets a hyperparameter: a command only what it names."""
+        return self.command is None or self.command.reaches(hyperparameter_named(name).told_as)
+
+    @property
+    def space(self) -> SearchSpace:
+        """What the search varies, as it begins. Raises SpecError for what is no range."""
+        return self.search.space(self.reaches)
+
+    @property
+    def not_searched(self) -> tuple[str, ...]:
+        """What every search varies, but the user's own trainer does not get."""
+        return tuple(name for name in self.search.ranges if not self.reaches(name))
+
+    @property
+    def first_points(self) -> tuple[Params, ...]:
+        """The points of `search.warm_start`, whole."""
+        space = self.space
+        return tuple(space.nearest(dict(point)) for point in self.search.warm_start)
 
     def schedule(self, num_steps: int, warmup_share: float) -> Schedule:
         """The schedule over `num_steps`, its fractions turned into steps."""

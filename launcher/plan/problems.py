@@ -4,16 +4,18 @@ it must be.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import ClusterSection, Plan
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams, hyperparameter_named
 from proxies.core.powers import Ratios
-from proxies.core.programs import Factory
+from proxies.core.programs import PLACEHOLDERS, Factory
 from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
 
@@ -96,13 +98,8 @@ def _told_problems(plan: Plan) -> Iterator[str]:
     command = plan.command
     if command is None:
         return
-    told = [
-        (HYPERPARAMETERS[name].told_as, f"search.{name} varies it; name it, or set both ends to one value")
-        for name, (low, high) in plan.search.ranges.items()
-        if low != high
-    ]
     plain = ProxySection()
-    told += [
+    told = [
         (name, f"the trainer does not get proxy.{name} = {getattr(plan.proxy, name)!r}")
         for name in (*plain.hyperparameters, "schedule", "final_fraction")
         if getattr(plan.proxy, name) != getattr(plain, name)
@@ -210,23 +207,55 @@ def _transfer_problems(plan: Plan) -> Iterator[str]:
 def _search_problems(plan: Plan) -> list[str]:
     """Check single axes; if these are fine all together, and whether the trainer can get them."""
     search = plan.search
-    if problems := list(_axis_problems(search)):
+    if problems := [*_own_problems(plan), *_axis_problems(search)]:
         return problems
-    if refused := _refusals("search", lambda: search.space):
+    if refused := _refusals("search", lambda: plan.space):
         return refused
-    return [*_warm_start_problems(search)] + [
-        f"proxy.command lacks {{{name}}}: the search varies it; name it, or do not search it"
-        for axis in search.space.axes
-        if axis.can_be_off or (not axis.fixed and (axis.choices or axis.name not in search.ranges))
-        for name in [HYPERPARAMETERS[axis.name].told_as]
-        if plan.command is not None and not plan.command.reaches(name)
+    return [*_warm_start_problems(plan)] + [
+        f"proxy.command lacks {{{hyperparameter_named(name).told_as}}}: the search varies {name}; name it, or do not "
+        "search it"
+        for name in dict.fromkeys([*search.axes, *search.choices, *search.can_be_off])
+        if not plan.reaches(name)
     ]
 
 
+def _own_problems(plan: Plan) -> Iterator[str]:
+    """Check names that the registry does not know: only the user's own code can."""
+    own = plan.search.own
+    for name in own:
+        near = difflib.get_close_matches(name, HYPERPARAMETERS, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        taken = next((one.name for one in HYPERPARAMETERS.values() if name in (one.told_as, *one.aliases)), "")
+        if taken:
+            yield f"search.axes.{name}: is another name of {taken}: use that"
+        elif name in PLACEHOLDERS:
+            yield f"search.axes.{name}: {{{name}}} stands for something else: {PLACEHOLDERS[name]}"
+        elif not (plan.proxy.command or plan.proxy.factory):
+            known = ", ".join(HYPERPARAMETERS)
+            yield (
+                f"search.axes.{name}: forerun's own model has no such hyperparameter{meant}: must be one of {known}, "
+                "or one of your own code's (proxy.command, proxy.factory)"
+            )
+    for name in plan.transfer.hyperparameters:
+        if name in own and not own[name].tested:
+            yield (
+                f"transfer.hyperparameters.{name}: is tested in factors of 2, so its range must be above 0 and its "
+                "scale not categorical"
+            )
+        elif name not in own and name not in HYPERPARAMETERS:
+            near = difflib.get_close_matches(name, [*HYPERPARAMETERS, *own], n=1)
+            meant = f": did you mean {near[0]}?" if near else ": it is not searched"
+            yield f"transfer.hyperparameters.{name}: there is no such hyperparameter{meant}"
+
+
 def _axis_problems(search: SearchSection) -> Iterator[str]:
-    for key, given in (("axes", search.axes), ("choices", search.choices)):
-        for name, values in given.items():
-            if (below := HYPERPARAMETERS[name].below) is not None and max(values) >= below:
+    for name, given in search.axes.items():
+        if name in HYPERPARAMETERS and isinstance(given, OwnAxis):
+            yield f"search.axes.{name}: forerun knows its scale and how it grows: must be [lowest, highest]"
+    for key, lists in (("axes", search.axes), ("choices", search.choices)):
+        for name, values in lists.items():
+            below = hyperparameter_named(name).below
+            if below is not None and isinstance(values, tuple) and max(values) >= below:
                 yield f"search.{key}.{name} = {list(values)}: must be below {below:g}"
     for name in search.choices:
         if name in search.axes:
@@ -236,9 +265,9 @@ def _axis_problems(search: SearchSection) -> Iterator[str]:
             yield f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for where it is on"
 
 
-def _warm_start_problems(search: SearchSection) -> Iterator[str]:
+def _warm_start_problems(plan: Plan) -> Iterator[str]:
     """Say which points are none of this search's."""
-    axes = {axis.name: axis for axis in search.space.axes}
+    search, axes = plan.search, {axis.name: axis for axis in plan.space.axes}
     if len(search.warm_start) > search.num_trials:
         number = f"search.warm_start: {len(search.warm_start)} points"
         yield f"{number}: must be at most search.num_trials = {search.num_trials}"

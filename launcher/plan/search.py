@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from launcher.plan.axes import OwnAxis
 from launcher.plan.keys import (
     ONCE,
     AnyAxis,
@@ -19,12 +20,12 @@ from launcher.plan.keys import (
     must,
     with_ranges,
 )
-from proxies.core.hyperparameters import CAN_BE_OFF, SET_BY
+from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, SET_BY
 from sweeps.search.samplers import SAMPLERS
-from sweeps.search.space import Params, SearchSpace, search_space
+from sweeps.search.space import SearchSpace, search_space
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sweeps.search.samplers import Sampler
 
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
     SamplerName = str
 else:  # the registry's names: nowhere else are they spelled out
     SamplerName = Literal[tuple(SAMPLERS)]
+
+
+def _written_as(value: object) -> str:
+    return "table" if isinstance(value, (dict, OwnAxis)) else "range"
+
+
+RangeOrAxis = Annotated[Annotated[Range, Tag("range")] | Annotated[OwnAxis, Tag("table")], Discriminator(_written_as)]
 _REPLICATES = must(lambda number: number not in (1, 2, 3), "must be 0, or at least 4: two trials, twice each")
 _SEVERAL = must(lambda number: number != 1, "must be 0, or at least 2: one seed shows no noise")
 
@@ -53,9 +61,11 @@ class _Ranges(Section):
 class SearchSection(_Ranges):
     """The hyperparameter search at the base width, by Optuna."""
 
-    axes: dict[MoreAxis, Range] = Field(
+    axes: dict[MoreAxis, RangeOrAxis] = Field(
         {},
-        description="Other hyperparameters to search, as { name = [lowest, highest] }; the rest are [proxy]'s.",
+        description="Other hyperparameters to search, as { name = [lowest, highest] }; the rest are [proxy]'s. With "
+        "code of your own also any name that it knows, whose scale is log, linear, integer or categorical, and which "
+        "may grow as powers of width, depth, batch, duration: { muon_lr = { range = [1e-3, 0.1], width = -1.0 } }.",
     )
     choices: dict[AnyAxis, Annotated[tuple[Positive, ...], Field(min_length=2), ONCE]] = Field(
         {}, description="Hyperparameters searched over a list, not a range, as { name = [value, value] }."
@@ -101,14 +111,24 @@ class SearchSection(_Ranges):
         return {one.name: getattr(self, one.name) for one in SET_BY["search"]}
 
     @property
-    def space(self) -> SearchSpace:
-        """What the search varies. Raises SpecError for what is no range."""
-        ranges: dict[str, Range] = {**self.ranges, **self.axes}
-        choices = {str(name): values for name, values in self.choices.items()}
-        return search_space(ranges=ranges, choices=choices, can_be_off=self.can_be_off)
+    def own(self) -> dict[str, OwnAxis]:
+        """Axes that the registry of hyperparameters does not know, by name."""
+        found = {
+            name: given if isinstance(given, OwnAxis) else OwnAxis(range=given)
+            for name, given in self.axes.items()
+            if name not in HYPERPARAMETERS
+        }
+        lists = {name: values for name, values in self.choices.items() if name not in HYPERPARAMETERS}
+        return found | {name: OwnAxis(values=values, scale="categorical") for name, values in lists.items()}
 
-    @property
-    def first_points(self) -> tuple[Params, ...]:
-        """The points of `warm_start`, whole."""
-        space = self.space
-        return tuple(space.nearest({str(name): value for name, value in point.items()}) for point in self.warm_start)
+    def space(self, reaches: Callable[[str], bool]) -> SearchSpace:
+        """What the search varies: of `ranges`, those that reach the trainer. Raises SpecError for what is no range."""
+        ranges = {name: range_ for name, range_ in self.ranges.items() if reaches(name)}
+        ranges |= {name: given for name, given in self.axes.items() if not isinstance(given, OwnAxis)}
+        own = self.own
+        return search_space(
+            ranges={name: range_ for name, range_ in ranges.items() if name not in own},
+            choices={name: values for name, values in self.choices.items() if name not in own},
+            can_be_off=self.can_be_off,
+            own=[axis.searched(name) for name, axis in own.items()],
+        )

@@ -82,7 +82,7 @@ class Study:
     @property
     def space(self) -> SearchSpace:
         """What the search varies, as it begins."""
-        return self.plan.search.space
+        return self.plan.space
 
     @property
     def has_control(self) -> bool:
@@ -109,7 +109,8 @@ class Study:
 
     def hparams(self, point: Params) -> Hparams:
         """Base-width hyperparameters: those of the point, the others the plan's."""
-        return Hparams.at(point, self.plan.proxy.hyperparameters)
+        own = [axis.value(name, point.get(name)) for name, axis in self.plan.search.own.items()]
+        return Hparams.at(point, self.plan.proxy.hyperparameters, own)
 
     def asked(self, part: Part, shape: Shape, batch_tokens: int) -> ModeRequest:
         """How runs of a shape and batch compute, and what of it a calibration chooses."""
@@ -132,18 +133,20 @@ class Study:
     ) -> RunSpec:  # fmt: skip
         """One run of this study; the batch is the proxies' unless another is given."""
         proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
+        hparams = self.hparams(point)
+        needs_tokens = rules.needs_tokens or hparams.needs_tokens
         return RunSpec(
             shape=shape,
             base_shape=self.base_shape,
             parametrization=rules,
-            hparams=self.hparams(point),
+            hparams=hparams,
             schedule=self.plan.schedule(num_steps, warmup_of(point)),
             batch_tokens=batch_tokens or proxy.batch_tokens,
             data_id=self.manifest.data_id,
             seed=seed,
             numerics=self.numerics(part, shape, batch_tokens or proxy.batch_tokens),
-            base_batch_tokens=proxy.batch_tokens if rules.needs_tokens else None,
-            base_num_tokens=base_duration(self) if rules.needs_tokens else None,
+            base_batch_tokens=proxy.batch_tokens if needs_tokens else None,
+            base_num_tokens=base_duration(self) if needs_tokens else None,
             factory=self.factory,
             command=self.plan.command,
         )

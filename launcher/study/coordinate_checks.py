@@ -41,7 +41,7 @@ def checks_of(
     needed, own = study.coordinate_checks, study.plan.proxy.parametrization
     if study.factory is not None:  # what cannot be built is said before anything trains
         for runs in needed.values():
-            describe(load(study.plan.proxy.factory, study.code_dir)[0], runs[-1][0])
+            describe(load(study.plan.proxy.factory, study.code_dir, runs[-1][0].own_values)[0], runs[-1][0])
     for name, runs in needed.items():
         if ledger.find("coordinates", name) is None:
             found = _check(study, name, runs, store, check_stop, advance)

@@ -22,6 +22,7 @@ from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
+from proxies.core.hyperparameters import hyperparameter_named
 from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
 
@@ -79,6 +80,10 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
             f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} tokens, and the "
             "forecast is for those (ladder.batch_tokens)"
         )
+    notes += [
+        f"{name} is not searched: proxy.command has no {{{hyperparameter_named(name).told_as}}}"
+        for name in plan.not_searched
+    ]
     tokens, width = cast(float, found["tokens"]), cast(int, found["width"])
     share = cast(float, found["share_of_main_run"])
     there = study.manifest.num_tokens("train")

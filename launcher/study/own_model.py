@@ -44,7 +44,7 @@ def own_run(study: Study, found: Transferred, choice: Choice) -> Json:
     from proxies.parametrization.parametrization import forward_numbers
 
     try:
-        numbers = trained_with(load(study.plan.proxy.factory, study.code_dir)[0], spec)
+        numbers = trained_with(load(study.plan.proxy.factory, study.code_dir, spec.own_values)[0], spec)
     except FactoryError as error:  # the study stands without its code
         return {"kind": "factory", "factory": study.plan.proxy.factory, "groups": [], "problem": str(error)}
     names = ("pattern", "kind", *GROUP_NUMBERS)
@@ -71,7 +71,7 @@ def own_model(study: Study) -> dict[str, Json]:
     from proxies.external.factory import load, size_note
 
     spec = study.check_runs(study.plan.parametrization)[-1][0]
-    found = describe(load(study.plan.proxy.factory, study.code_dir)[0], spec)
+    found = describe(load(study.plan.proxy.factory, study.code_dir, spec.own_values)[0], spec)
     parameters: list[Json] = [
         {"name": each.name, "kind": each.kind, "factor": found.factors[each.name]} for each in found.numbers
     ]

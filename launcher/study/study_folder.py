@@ -16,6 +16,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
 from proxies.core import canon
+from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
 from sweeps.store.checkpoints import CHECKPOINTS_DIR
@@ -116,7 +117,8 @@ def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory |
         return Factory(target=plan.proxy.factory, source_sha256=source_sha256)
     from proxies.external.factory import load  # imports the user's module, and torch with it
 
-    return load(plan.proxy.factory, code_dir)[1]
+    values = {name: axis.value(name, None).at(Ratios()) for name, axis in plan.search.own.items()}
+    return load(plan.proxy.factory, code_dir, values)[1]
 
 
 def recorded_study(study_dir: Path) -> Study:

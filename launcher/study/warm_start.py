@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.study.first_plan import FirstPlan
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import hyperparameter_named
 from sweeps.search.optuna_storage import OptunaStorageError, best_trials
 from sweeps.search.space import Params, SearchSpace
 
@@ -47,7 +47,7 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
     """
     file, _, study = (text, "", "") if Path(text).exists() or ":" not in text else text.rpartition(":")
     found = best_trials(Path(file), study, most=MOST_POINTS)
-    axes = {name: axis for axis in space.axes for name in (axis.name, *HYPERPARAMETERS[axis.name].aliases)}
+    axes = {name: axis for axis in space.axes for name in (axis.name, *hyperparameter_named(axis.name).aliases)}
     points: list[Params] = []
     unused, moved = set[str](), set[str]()
     for params in found.params:

@@ -17,7 +17,7 @@ from launcher.plan import sources
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from proxies.core.hyperparameters import LEARNING_RATE, Hparams, hyperparameter_named
 from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.rules import named
 from proxies.core.shape import Family, Shape
@@ -65,7 +65,7 @@ _RATE = 0.01
 def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
     """An option for each number of a group of parameters, by its placeholder; conventional where one is."""
     for name in reversed(GROUP_NUMBERS):
-        one = HYPERPARAMETERS[name]
+        one = hyperparameter_named(name)
         default = _RATE if name == LEARNING_RATE else one.convention.value if one.convention else one.default
         flag, about = f"--{one.told_as.replace('_', '-')}", f"Value at the base: {one.label}."
         verb = click.option(flag, name, type=float, default=default, show_default=True, help=about)(verb)
@@ -126,7 +126,7 @@ def explain(
         return answer(as_json, *parametrizations.laws(rules))
     shape = _shape(shape_text, family, tied=tied, qk_norm=qk_norm)
     base = shape if base_text is None else _base(base_text, shape)
-    hparams = Hparams(**at_base)
+    hparams = Hparams.at(at_base, {})
     return answer(as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio))
 
 

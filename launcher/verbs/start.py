@@ -61,7 +61,7 @@ def init(
     try:
         plan = write()
         if warm_start is not None:
-            new, sentence = with_warm_start(new, warm_start, plan.search.space)
+            new, sentence = with_warm_start(new, warm_start, plan.space)
             lines.append(sentence)
             plan = write()
         manifest = manifest_of(plan, out.parent)

@@ -18,7 +18,7 @@ from launcher.views.transfer import (
     short_size,
 )
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import HYPERPARAMETERS, hyperparameter_named
 from transfer.question import from_log2, written
 
 if TYPE_CHECKING:
@@ -124,13 +124,18 @@ def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
 def values_table(values: Any) -> TextTable:
     """Every hyperparameter at the base and at the target."""
     rows = [
-        (hyperparameter_name(value["hyperparameter"]), number(value["base_value"]), number(value["target_value"]),
+        (hyperparameter_name(value["hyperparameter"]), _shown(value["base_value"]), _shown(value["target_value"]),
          ", ".join(value["tested"]) or "not tested", Outcome(value["outcome"]) if value["outcome"] else "-",
          estimate(value["regret_nats"]), number(value["cost_of_2x_off_nats"], ".4f"))
         for value in values
     ]  # fmt: skip
     head = ("value", "at the base", "at the target", "tested over", "outcome", "nats lost", "if 2x off")
     return TextTable(head=head, rows=rows, left=(0, 3, 4))
+
+
+def _shown(value: float | str | None) -> str:
+    """A number, or a word of a categorical axis."""
+    return value if isinstance(value, str) else number(value)
 
 
 def value_rules(values: Any) -> list[str]:
@@ -156,11 +161,14 @@ def coordinates_table(check: Any) -> TextTable:
 def trials_table(search: Any) -> TextTable:
     """The best trials of a search."""
     finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
-    names = [name for name in HYPERPARAMETERS if name in search["best"]]
+    best = search["best"]
+    names = sorted(
+        best, key=lambda name: list(HYPERPARAMETERS).index(name) if name in HYPERPARAMETERS else len(best) + 9
+    )
     rows = [
         (
             str(t["index"]),
-            *(NONE if t[name] is None else HYPERPARAMETERS[name].text(t[name]) for name in names),
+            *(NONE if t[name] is None else hyperparameter_named(name).text(t[name]) for name in names),
             number(t["loss_nats"], ".4f"),
         )
         for t in finished[:NUM_TRIALS]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.views.numbers import NONE, interval, number
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import hyperparameter_named
 from transfer.question import Axis, at_size, written
 
 Test = Mapping[str, Any]
@@ -22,7 +22,7 @@ _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 def hyperparameter_name(hyperparameter: str) -> str:
     """A hyperparameter in words, everywhere that people read one: `weight decay`."""
-    return HYPERPARAMETERS[hyperparameter].label
+    return hyperparameter_named(hyperparameter).label
 
 
 def name_of(test: Test) -> str:

@@ -22,6 +22,8 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 ID_LENGTH = 64  # hex digits of a sha256
 SHARED = {"shared": True}
 """Metadata of a field that is the same in many records: equal values read from JSON are decoded once, as one object."""
+UNLESS_DEFAULT = {"unless_default": True}
+"""Metadata of a field that is written only where it differs from its default: records without it keep their id."""
 _MOST_SHARED = 1000
 """The most such objects kept; beyond it, all are forgotten and decoded anew."""
 
@@ -128,7 +130,11 @@ def to_json(value: object, path: str = "$") -> Json:
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
         return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
-        return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in _fields(kind)}
+        return {
+            f.name: to_json(own, f"{path}.{f.name}")
+            for f in _fields(kind)
+            if (own := getattr(value, f.name)) != f.default or "unless_default" not in f.metadata
+        }
     raise CanonError(f"{path} is a {kind.__name__}: not a JSON value")
 
 
@@ -241,7 +247,7 @@ def _decode_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, dict):
         raise CanonError(f"{path} is a {type(value).__name__}: must be an object ({kind.__name__})")
     fields = _fields(kind)
-    missing = [f.name for f in fields if f.name not in value]
+    missing = [f.name for f in fields if f.name not in value and "unless_default" not in f.metadata]
     unknown = value.keys() - {f.name for f in fields}
     if missing or unknown:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
@@ -254,6 +260,7 @@ def _decode_record(kind: type, value: object, path: str) -> object:
                 hints[f.name], value[f.name], f"{path}.{f.name}"
             )
             for f in fields
+            if f.name in value
         }
     )
 

@@ -2,7 +2,8 @@
 only.
 
 Plans, search spaces, transfer tests, tables of runs, a trainer's placeholders, reports, explanations and completion
-read `HYPERPARAMETERS`. To add one: an entry here, a field of `Hparams`, and the code that trains by it.
+read `HYPERPARAMETERS`. To add one: an entry here, a field of `Hparams`, and the code that trains by it. A plan may
+declare others of the user's own code, which `hyperparameter` knows by their name alone and a run holds as `OwnValue`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
+from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.powers import UNSCALED, Powers, Ratios
 
 Scale = Literal["linear", "log2", "log2_complement"]
 """`log2_complement`: evenly in log2 of 1 - value, the inverse of a moving average's memory in steps."""
@@ -190,6 +194,39 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
 """By name, in the order they are searched in."""
 
 
+@cache
+def hyperparameter_named(name: str) -> Hyperparameter:
+    """By its name: the registry's, or one that a plan declares, whose octaves are log2 of its value."""
+    return HYPERPARAMETERS.get(name) or Hyperparameter(name=name, meaning="Of the user's own code.", default=math.nan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnValue:
+    """A value of the user's own code that a plan searches: as it is set at the base, and how it grows."""
+
+    name: str
+    value: float
+    """Of `words`, its place among them."""
+    whole: bool = False
+    """Whether the code gets a whole number."""
+    word: str = ""
+    """What the code gets in place of a number; empty: the number."""
+    powers: Powers = UNSCALED
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.that(bool(self.name), "name is empty")
+        checks.number("value")
+        checks.done()
+
+    def at(self, ratios: Ratios) -> float | int | str:
+        """What the code gets at these ratios."""
+        if self.word:
+            return self.word
+        value = self.value * self.powers.at(ratios)
+        return round(value) if self.whole else value
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hparams:
     """Hyperparameters at the base shape; a parametrization carries them to any other.
@@ -207,21 +244,29 @@ class Hparams:
     """Largest global gradient norm; None never clips."""
     embedding_multiplier: float = HYPERPARAMETERS["embedding_multiplier"].default
     output_multiplier: float = HYPERPARAMETERS["output_multiplier"].default
+    own: tuple[OwnValue, ...] = dataclasses.field(default=(), metadata=canon.UNLESS_DEFAULT)
+    """Values of the user's own code, by the plan's order."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        for field in dataclasses.fields(self):
-            one = HYPERPARAMETERS[field.name]
+        for one in map(HYPERPARAMETERS.__getitem__, HPARAMS):
             if getattr(self, one.name) is not None or one.off is not None:
                 checks.number(one.name, above=one.above, least=one.least, below=one.below, most=one.most)
         checks.done()
 
     @classmethod
-    def at(cls, point: Mapping[str, float], rest: Mapping[str, float]) -> Hparams:
-        """Those of a point of a search, in which 0 is none of what can be off; of others, `rest`'s or the default."""
+    def at(cls, point: Mapping[str, float], rest: Mapping[str, float], own: Iterable[OwnValue] = ()) -> Hparams:
+        """Those of a point of a search, in which 0 is none of what can be off; of others, `rest`'s or the default; with
+        the values of the user's own code.
+        """
         given = {name: value for name, value in {**rest, **point}.items() if name in HPARAMS}
         off = {name: HYPERPARAMETERS[name].off for name, value in given.items() if value == 0 and name in CAN_BE_OFF}
-        return cls(**{**given, **off})  # type: ignore[arg-type]
+        return cls(**{**given, **off}, own=tuple(own))  # type: ignore[arg-type]
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether a value of the user's own code grows with the batch or the duration."""
+        return any(one.powers.batch or one.powers.duration for one in self.own)
 
     @property
     def unclipped(self) -> Hparams:
@@ -239,15 +284,15 @@ class Hparams:
         return {name: getattr(self, name) for name in HPARAMS}
 
 
-HPARAMS = tuple(field.name for field in dataclasses.fields(Hparams))
-"""Names of its fields."""
+HPARAMS = tuple(field.name for field in dataclasses.fields(Hparams) if field.name in HYPERPARAMETERS)
+"""Names of its fields that the registry knows."""
 RUN_WIDE = tuple(name for name in HPARAMS if name not in GROUP_NUMBERS and not HYPERPARAMETERS[name].multiplies)
 """Those of a frozen config's own keys, beside the numbers of groups and the forward multipliers."""
 
 
 def warmup_of(point: Mapping[str, float]) -> float:
-    """A point's warmup, as a share of the steps."""
-    return point[WARMUP]
+    """A point's warmup, as a share of the steps; none where it is not searched."""
+    return point.get(WARMUP, 0.0)
 
 
 def with_warmup(point: Mapping[str, float], share: float) -> dict[str, float]:

@@ -72,6 +72,10 @@ class Powers:
         return " ".join(name if power == 1 else f"{name}^{_fraction(power)}" for name, power in parts if power) or "1"
 
 
+UNSCALED = Powers()
+"""The same at every size."""
+
+
 def _fraction(power: float) -> str:
     if power == int(power):
         return str(int(power))

@@ -6,10 +6,12 @@ import difflib
 import re
 import shlex
 import string
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, get_args
 
+from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.hyperparameters import HPARAMS, HYPERPARAMETERS
 
@@ -77,13 +79,15 @@ class Command:
     validation_loss_key: str
     grad_norm_key: str
     """Empty: the trainer logs none."""
+    own: tuple[str, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
+    """Names that a plan declares beside the placeholders."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("metrics_format", get_args(MetricsFormat))
-        problems = [*template_problems(self.template), *_command_problems(self.template)]
+        problems = [*template_problems(self.template, self.own), *_command_problems(self.template)]
         checks.problems += [f"template: {problem}" for problem in problems]
-        problems = [*template_problems(self.metrics_path), *_path_problems(self.metrics_path)]
+        problems = [*template_problems(self.metrics_path, self.own), *_path_problems(self.metrics_path)]
         checks.problems += [f"metrics_path: {problem}" for problem in problems]
         for name in ("step_key", "train_loss_key", "validation_loss_key"):
             checks.that(bool(getattr(self, name)), f"{name} is empty")
@@ -99,19 +103,19 @@ class Command:
         return not {placeholder, "run_json"}.isdisjoint(_names(self.template))
 
 
-def template_problems(template: str) -> list[str]:
-    """What is wrong with a template; nothing for a good one."""
+def template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
+    """What is wrong with a template, which may also name a plan's `own` axes; nothing for a good one."""
     if not template.strip():
         return ["it is empty"]
     try:
         fields = [(f, spec, how) for _, f, spec, how in string.Formatter().parse(template) if f is not None]
     except ValueError as error:
         return [f"{template!r} does not parse ({error}): write a literal brace twice"]
-    problems = []
+    problems, known = [], (*PLACEHOLDERS, *own)
     for name, spec, how in fields:
-        if name not in PLACEHOLDERS:
-            near = difflib.get_close_matches(name, PLACEHOLDERS, n=1)
-            meant = f"did you mean {{{near[0]}}}?" if near else f"must be one of {', '.join(PLACEHOLDERS)}"
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {{{near[0]}}}?" if near else f"must be an axis of the plan or {', '.join(known)}"
             problems.append(f"{{{name}}} is unknown: {meant} (write a literal brace twice)")
         elif spec or how:
             problems.append(f"{{{name}}} has a format, which would change the value: write {{{name}}}")

@@ -107,7 +107,7 @@ class RunSpec(_KeepsId):
         checks.that(type(self.seed) is not int or self.seed <= MAX_SEED, f"seed = {self.seed} > {MAX_SEED}")
         checks.that(bool(self.data_id), "data_id is empty")
         base = (self.base_batch_tokens, self.base_num_tokens)
-        if self.parametrization.needs_tokens:
+        if self.parametrization.needs_tokens or self.hparams.needs_tokens:
             checks.whole("base_batch_tokens", "base_num_tokens")
         elif base != (None, None):
             checks.that(False, f"base tokens = {base}: {self.parametrization} does not scale with them")
@@ -176,6 +176,11 @@ class RunSpec(_KeepsId):
         """Sequences per forward pass, at most, of a batch in so many passes at least."""
         tokens = self.numerics.microbatch_tokens or self.batch_tokens
         return min(-(-self.batch_sequences // num_microbatches), tokens // self.shape.seq_len)
+
+    @property
+    def own_values(self) -> dict[str, float | int | str]:
+        """What the user's own code gets by name, at this run's size."""
+        return {one.name: one.at(self.ratios) for one in self.hparams.own}
 
     @property
     def ratios(self) -> Ratios:

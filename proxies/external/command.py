@@ -289,6 +289,7 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
     shape, base, hparams, schedule = spec.shape, spec.base_shape, spec.hparams, spec.schedule
     values: dict[str, canon.Json] = {
         **{HYPERPARAMETERS[name].told_as: value for name, value in hparams.values.items()},
+        **spec.own_values,
         "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps, "decay_steps": schedule.decay_steps,
         "schedule": schedule.kind, "final_fraction": schedule.final_fraction,
         "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads,

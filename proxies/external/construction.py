@@ -15,9 +15,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,17 @@ def name_of(build: Build) -> str:
     return f"{getattr(build, '__module__', '?')}:{getattr(build, '__qualname__', repr(build))}"
 
 
+@lru_cache(maxsize=32)
+def with_values(build: Build, values: tuple[tuple[str, float | int | str], ...]) -> Build:
+    """The factory with values of a plan's own axes as keywords: one object for equal values."""
+    bound: Any = partial(build, **dict(values))
+    bound.__module__, bound.__qualname__ = build.__module__, name_of(build).partition(":")[2]
+    return cast(Build, bound) if values else build
+
+
+_SIGNATURE = "must be build(shape) or build(shape, forward), with the plan's own axes as keywords"
+
+
 def takes_forward(build: Build) -> bool:
     """Whether the factory takes the forward multipliers too.
 
@@ -168,7 +179,7 @@ def takes_forward(build: Build) -> bool:
         second = "forward" in signature.parameters
         signature.bind(None, **({"forward": None} if second else {}))
     except (TypeError, ValueError) as error:
-        raise FactoryError(name_of(build), [f"must be build(shape) or build(shape, forward): {error}"]) from None
+        raise FactoryError(name_of(build), [f"{_SIGNATURE}: {error}"]) from None
     return second
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,7 @@ from proxies.external.construction import (
     outline,
     quoted,
     takes_forward,
+    with_values,
 )
 from proxies.external.description import describe
 
@@ -62,7 +63,7 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
     """
     if spec.factory is None:
         raise ValueError(f"run {spec.id[:12]} names no factory")
-    build, found = load(spec.factory.target, folder)
+    build, found = load(spec.factory.target, folder, spec.own_values)
     if found != spec.factory:
         raise FactoryChangedError(
             f"{spec.factory.target} has changed: its source's sha256 was {spec.factory.source_sha256[:12]} and is "
@@ -99,7 +100,7 @@ def size_note(spec: RunSpec, folder: Path) -> str:
     """
     if spec.factory is None:
         return ""
-    module = outline(load(spec.factory.target, folder)[0], spec.shape)
+    module = outline(load(spec.factory.target, folder, spec.own_values)[0], spec.shape)
     own, counted = sum(p.numel() for p in module.parameters()), count_params(spec.shape).total
     if own == counted:
         return ""
@@ -109,12 +110,14 @@ def size_note(spec: RunSpec, folder: Path) -> str:
     )
 
 
-def load(target: str, folder: Path) -> tuple[Build, Factory]:
+def load(target: str, folder: Path, values: Mapping[str, float | int | str] | None = None) -> tuple[Build, Factory]:
     """Import `package.module:function` from `folder` (first on `sys.path` from now on) or what is installed.
+
+    It gets `values`, those of a plan's own axes, as keywords.
 
     Raises:
         FactoryError: no such module or function, an error in it, or arguments other than `(shape)` and
-            `(shape, forward)`.
+            `(shape, forward)` and these keywords.
         SpecError: the target is not of that form.
     """
     Factory(target=target, source_sha256="0" * 64)  # the form of the target
@@ -123,6 +126,7 @@ def load(target: str, folder: Path) -> tuple[Build, Factory]:
     build = getattr(module, function, None)
     if module.__file__ is None or not callable(build):
         raise FactoryError(target, [f"{module.__file__ or folder / name} has no function {function}"])
+    build = with_values(build, tuple((values or {}).items()))
     takes_forward(build)
     return build, Factory(target=target, source_sha256=_loaded[name][1])
 

@@ -62,7 +62,7 @@ def open_edges(
     diverged = [points[index] for index, loss in enumerate(losses) if loss is None and index not in pruned]
     edges = []
     for axis in space.axes:
-        if axis.fixed or axis.choices or axis.scale == "linear":
+        if axis.fixed or axis.choices or axis.whole or axis.scale == "linear":
             continue
         side = _side(axis, [point[axis.name] for point in top])
         above = any(point[axis.name] > top[0][axis.name] for point in diverged)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proxies.core.checks import Checks
-from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, Scale
+from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, Scale, hyperparameter_named
 
 Params = dict[str, float]
 """One point: a value for every axis, by name. 0.0 where it is off."""
@@ -34,11 +34,15 @@ class Axis:
     """Whether a trial may do without: whether it does is then an axis of its own, and the value counts only where it
     does not.
     """
+    own_scale: Scale | None = None
+    """How an axis that only the plan knows is searched; None: as the registry says."""
+    whole: bool = False
+    """Whether its values are whole numbers."""
 
     @property
     def scale(self) -> Scale:
         """How it is searched."""
-        return HYPERPARAMETERS[self.name].scale
+        return self.own_scale or hyperparameter_named(self.name).scale
 
     @property
     def fixed(self) -> bool:
@@ -59,7 +63,8 @@ class Axis:
     def value(self, coordinate: float) -> float:
         """The inverse of `coordinate`."""
         low, high = self.range
-        return min(max(1 - coordinate if self.scale == "log2_complement" else coordinate, low), high)
+        found = 1 - coordinate if self.scale == "log2_complement" else coordinate
+        return min(max(float(round(found)) if self.whole else found, low), high)
 
     def at(self, share: float) -> float:
         """The value at a share, in [0, 1], of the range as it is searched."""
@@ -79,17 +84,17 @@ class Axis:
         if self.choices:
             return min(self.choices, key=lambda choice: abs(choice - value))
         low, high = self.range
-        return min(max(value, low), high)
+        return min(max(float(round(value)) if self.whole else value, low), high)
 
     def octaves(self, value: float) -> float:
         """Log2 of a value as it is searched: of a complement, that of 1 - value."""
-        return HYPERPARAMETERS[self.name].to_log2(value)
+        return hyperparameter_named(self.name).to_log2(value)
 
     def rounded(self, value: float) -> float:
-        """To three digits; of a complement, of 1 - value; a choice as it is."""
-        if self.choices:
+        """To three digits; of a complement, of 1 - value; a choice and a whole number as they are."""
+        if self.choices or self.whole:
             return value
-        return HYPERPARAMETERS[self.name].rounded(value, DIGITS)
+        return hyperparameter_named(self.name).rounded(value, DIGITS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +110,9 @@ class SearchSpace:
     def __post_init__(self) -> None:
         checks = Checks(self)
         for axis in self.axes:
-            checks.that(
-                axis.name in HYPERPARAMETERS,
-                f"{axis.name} is not a hyperparameter: must be one of {', '.join(HYPERPARAMETERS)}",
-            )
-            if axis.name in HYPERPARAMETERS:
+            known = axis.name in HYPERPARAMETERS or axis.own_scale is not None
+            checks.that(known, f"{axis.name} is not a hyperparameter: must be one of {', '.join(HYPERPARAMETERS)}")
+            if known:
                 checks.that(*_range_check(axis))
         checks.done()
 
@@ -172,8 +175,9 @@ def search_space(
     ranges: Mapping[str, Range],
     choices: Mapping[str, Sequence[float]] | None = None,
     can_be_off: Sequence[str] = (),
+    own: Sequence[Axis] = (),
 ) -> SearchSpace:
-    """A space by ranges or choices of its axes, in whatever order.
+    """A space by ranges or choices of its axes, in whatever order, and then axes that only the plan knows.
 
     Raises:
         SpecError: see `SearchSpace`.
@@ -185,7 +189,7 @@ def search_space(
     axes = (
         Axis(name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off) for name in ordered
     )
-    return SearchSpace(axes=tuple(axes))
+    return SearchSpace(axes=(*axes, *own))
 
 
 def _range_check(axis: Axis) -> tuple[bool, str]:
@@ -196,8 +200,10 @@ def _range_check(axis: Axis) -> tuple[bool, str]:
     above = axis.scale == "log2"
     if fine:
         low, high = ends
-        fine = low <= high and (low > 0 if above else low >= 0) and (high < 1 or above)
-    limits = "above 0" if above else "at least 0 and below 1"
+        share = axis.own_scale is None and not above
+        fine = low <= high and (low > 0 or not above) and (not share or 0 <= low <= high < 1)
+        fine = fine and not (axis.whole and any(end != round(end) for end in ends))
+    limits = "above 0" if above else "of any size" if axis.own_scale else "at least 0 and below 1"
     problem = f"{axis.name} = {ends or value!r}: must be [low, high], two finite numbers {limits}, with low <= high"
     if axis.can_be_off and axis.name not in CAN_BE_OFF:
         return False, f"{axis.name} cannot be off: {', '.join(CAN_BE_OFF)} can"

@@ -35,7 +35,7 @@ def test_a_value_without_a_logarithm_is_named(name, value):
 
 def test_everything_wrong_is_said_at_once():
     with pytest.raises(TransferError) as caught:
-        Question(target_size=0, base_size=1.5, axis="time", hyperparameter="lr", power=math.inf,
+        Question(target_size=0, base_size=1.5, axis="time", hyperparameter="eps", power=math.inf,
                  transferred_log2=math.nan, built_in=math.nan, margin_nats=0.0, level=1.0)  # fmt: skip
     assert len(caught.value.problems) == 9
     with pytest.raises(TransferError) as caught:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import hyperparameter_named
 from proxies.core.table_files import Cells, FormatError, Source, read_cells
 from transfer.question import Hyperparameter, TransferError, to_log2
 
@@ -60,7 +60,7 @@ def shown(cell: object) -> str:
 def octaves(cell: object, hyperparameter: Hyperparameter, where: str, problems: list[str]) -> float | None:
     """The log2 of a hyperparameter's value (`transfer.question.to_log2`); None where a 0 says that it is off."""
     value = _number(cell)
-    one = HYPERPARAMETERS[hyperparameter]
+    one = hyperparameter_named(hyperparameter)
     if value == 0 and one.zero_is_none:
         return None
     share = one.scale == "log2_complement"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE
+from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
 from transfer.basin.optimum import Optimum, better_end
 from transfer.question import Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
@@ -81,7 +81,7 @@ def _costs(q: Question) -> str:
 
 
 def _noun(q: Question) -> str:
-    return "rate" if q.hyperparameter == LEARNING_RATE else HYPERPARAMETERS[q.hyperparameter].label
+    return "rate" if q.hyperparameter == LEARNING_RATE else hyperparameter_named(q.hyperparameter).label
 
 
 def rests_on(culprit: Point, q: Question) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from proxies.core.hyperparameters import WITH_OPTIMUM
+from proxies.core.hyperparameters import hyperparameter_named
 from transfer.question import Axis, Hyperparameter, Outcome, TransferError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class TransferRule:
     level: float
 
     def __post_init__(self) -> None:
-        if self.hyperparameter not in WITH_OPTIMUM:
-            raise TransferError([f"hyperparameter = {self.hyperparameter!r}: must be one of {', '.join(WITH_OPTIMUM)}"])
+        if not hyperparameter_named(self.hyperparameter).has_optimum:
+            raise TransferError([f"hyperparameter = {self.hyperparameter!r}: has no optimum that could transfer"])
 
 
 def rule_of(verdict: Verdict) -> TransferRule:
