@@ -7,13 +7,15 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pydantic
 from pydantic import BaseModel
 
+from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
+from launcher.plan.search import WRITTEN_AS
 from proxies.core.redaction import redacted, secret_in
 
 MOST_BYTES = 2**20
@@ -173,19 +175,27 @@ def _tuples(value: Any) -> Any:
 
 def _said(error: Any) -> str:
     """One of pydantic's problems: where, what is there, and what it must be."""
-    path = [str(part) for part in error["loc"]]
+    path = [str(part) for part in error["loc"] if part not in WRITTEN_AS]
     where = ".".join(path).removesuffix(".[key]")
     if error["type"] == "extra_forbidden":
-        section: type[BaseModel] = Plan
-        for part in path[:-1]:
-            section = cast(type[BaseModel], section.model_fields[part].annotation)
-        known = list(section.model_fields)
+        known = list(_section_at(path[:-1]).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
     sentence = "must be a section" if error["type"] == "model_type" else str(error["msg"])
     sentence = sentence.replace("Input should be", "must be").replace("tuple", "list").replace("Tuple", "List")
     sentence = sentence.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return f"{where} = {_shown(error['input'])}: {sentence}"
+
+
+def _section_at(path: Sequence[str]) -> type[BaseModel]:
+    """Whose keys are at this place: below the sections only axes that a plan declares are tables."""
+    section: type[BaseModel] = Plan
+    for part in path:
+        kind = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return OwnAxis
+        section = kind
+    return section
 
 
 def _shown(value: object) -> str:

@@ -37,10 +37,14 @@ else:  # the registry's names: nowhere else are they spelled out
 
 
 def _written_as(value: object) -> str:
-    return "table" if isinstance(value, (dict, OwnAxis)) else "range"
+    return WRITTEN_AS[isinstance(value, (dict, OwnAxis))]
 
 
-RangeOrAxis = Annotated[Annotated[Range, Tag("range")] | Annotated[OwnAxis, Tag("table")], Discriminator(_written_as)]
+WRITTEN_AS = ("axis-range", "axis-table")
+"""How an axis may be written; pydantic names them in the place of a problem."""
+RangeOrAxis = Annotated[
+    Annotated[Range, Tag(WRITTEN_AS[0])] | Annotated[OwnAxis, Tag(WRITTEN_AS[1])], Discriminator(_written_as)
+]
 _REPLICATES = must(lambda number: number not in (1, 2, 3), "must be 0, or at least 4: two trials, twice each")
 _SEVERAL = must(lambda number: number != 1, "must be 0, or at least 2: one seed shows no noise")
 

@@ -115,8 +115,8 @@ def template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
     for name, spec, how in fields:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            meant = f"did you mean {{{near[0]}}}?" if near else f"must be an axis of the plan or {', '.join(known)}"
-            problems.append(f"{{{name}}} is unknown: {meant} (write a literal brace twice)")
+            meant = f"did you mean {{{near[0]}}}?" if near else f"must be one of {', '.join(known)}"
+            problems.append(f"{{{name}}} is unknown, also to search.axes: {meant} (write a literal brace twice)")
         elif spec or how:
             problems.append(f"{{{name}}} has a format, which would change the value: write {{{name}}}")
     return problems

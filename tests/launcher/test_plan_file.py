@@ -37,7 +37,7 @@ BAD = {
     "transfer.durations = [0.001, 1.0]": "transfer: a run of 0.2 steps is too short",
     "transfer.batches = [1.0, 1.03]": "1.03 times proxy.batch_tokens = 1054.72: must be a multiple of 64",
     'transfer.hyperparameters = { weight_decay = ["width"] }': "proxy.weight_decay must not be 0",
-    'transfer.hyperparameters = { clipnorm = ["width"] }': "hyperparameters.clipnorm: there is no such hyperparameter: did you mean clip_norm?",
+    'transfer.hyperparameters = { clipnorm = ["width"] }': "no such hyperparameter: did you mean clip_norm?",
     "target.batch_tokens = 100": "must be a multiple of 64 tokens",
     "launch.data_parallel_shard = 3": "launch: 3 ranks do not divide the 16 sequences of a batch",
     "ladder.batch_tokens = 100": "ladder.batch_tokens = 100: must be a multiple of 64 tokens",
