@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base.reference import UnknownNameError, gpu
-from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of
+from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
 from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
 from launcher.estimates.utilization import paid_share
 from launcher.plan.plan import Plan
@@ -241,6 +241,6 @@ def summary(study: Study) -> dict[str, Json]:
     flops = sum(stage.flops.value for stage in stages)
     return {
         "params": count_params(run.shape).total, "width": run.shape.width, "num_layers": run.shape.num_layers,
-        "tokens": run.num_tokens, "num_runs": sum(stage.num_runs[0] for stage in stages), "flops": flops,
+        "tokens": run.num_tokens, "num_runs": total_of(stages).num_runs[0], "flops": flops,
         "share_of_main_run": flops / run.flops["causal"], "vocab_size": study.manifest.vocab_size,
     }  # fmt: skip
