@@ -9,6 +9,8 @@ from launcher.cli.options import table
 from launcher.views.numbers import count
 
 _GB = 1e9
+_OF_GPUS = ("GPU-hours", "dollars")
+"""How warnings begin that concern nobody who did not ask for GPUs."""
 
 
 def estimate_text(body: dict[str, Any], *, gpus: bool, full: bool, here: bool = True) -> str:
@@ -83,7 +85,7 @@ def _short_main(body: dict[str, Any], *, gpus: bool) -> list[str]:
         lines.append(_main_cost(main) if gpus else _main_here(main, speed))
         lines.append(f"assumed: a worker reaches {_span(speed)} FLOP/s ({speed['source']})")
         lines.append(f"assumed: the main run's size is {body['main_run_from']}")
-        warned = [*(text for text in body["warnings"] if gpus or text.startswith("hours")), *warned]
+        warned = [*(text for text in body["warnings"] if gpus or not text.startswith(_OF_GPUS)), *warned]
     return [*lines, *(f"warning: {text}" for text in warned)]
 
 

@@ -131,6 +131,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import num_workers, stages_of, total_of, wall_hours, worker_speed
     from launcher.estimates.utilization import PROXY_MFU
+    from launcher.study.gates import data_warning
     from proxies.core.flops import count_params
 
     machine, gpus = main.machine, study.plan.cluster.worker_gpus
@@ -160,7 +161,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
         "wall_hours": wall_hours(each, workers).told(),
-        "warnings": _wide(spans, gpus=gpus, measured=bool(speeds.measured)),
+        "warnings": [*filter(None, [data_warning(study, main.run.num_tokens)])] + _wide(spans, gpus=gpus, measured=bool(speeds.measured)),
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
         "main_run_from": f"a guess until the ladder is fitted: {main.run.num_tokens / params:.3g} tokens a parameter, "

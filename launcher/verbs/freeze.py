@@ -165,15 +165,15 @@ def _refuse(
     closed = [gate for gate in gates if gate.outcome != "passed" and gate.name not in given]
     if not closed:
         return
-    failed = any(gate.outcome == "failed" for gate in closed)
-    after = None if failed else deciding()
+    after = deciding()
     if after is not None and not {gate.name for gate in closed} & set(cast(list[str], after["gates"])):
         after = None
     outcomes = ", ".join(f"{gate.name} {gate.outcome.replace('_', ' ')}" for gate in closed)
-    lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir)]
+    lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir, closed)]
     lines += [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
     accept = " ".join(f"--accept {gate.name}" for gate in closed)
     lines.append(f"fix it, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
+    failed = any(gate.outcome == "failed" for gate in closed)
     raise (GateError if failed else CannotTellError)("\n".join(filter(None, lines)))
 
 
