@@ -56,7 +56,8 @@ def _first(body: dict[str, Any], *, gpus: bool, here: bool) -> str:
     total, where = body["total"], "this machine" if here else f"{counted(body['num_workers'], 'worker')}"
     share = total["share_of_main_run"]
     return (
-        f"{time_text(body['wall_hours'])} on {where} from `forerun run` to its report, {share:.2g} {'times' if share >= 1 else 'of'} the main run's FLOPs, "
+        f"{time_text(body['wall_hours'])} on {where} from `forerun run` to its report, "
+        f"{share:.2g} {'times' if share >= 1 else 'of'} the main run's FLOPs, "
         f"{bytes_text(total['disk_bytes']['value'])} of disk"
     )
 

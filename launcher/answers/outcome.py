@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from launcher.answers.texts import shown_table, spend_text
+from launcher.answers.texts import shown_table
 from launcher.base.talk import duration
 from launcher.study.gates import forecast_warnings, needs_text, open_gates
 from launcher.study.next_runs import deciding_command
@@ -134,7 +134,7 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
 
 
 def closing_text(body: Any, after: Any, study_dir: Path) -> str:
-    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice, gates, cost."""
+    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice, gates."""
     head = [outcome_line(body, after), decide_line(after, study_dir, open_gates(body))]
     if body["own_run"]:
         head.append(own_text(body["own_run"]))
@@ -142,5 +142,5 @@ def closing_text(body: Any, after: Any, study_dir: Path) -> str:
     if body["transfer"]:
         values = shown_table(tables.values_table(body["transfer"]["values"]))
         parts.append(f"{transfer_line(body['transfer'])}\n{values}")
-    parts += [choice_text(body), "\n".join(gate_lines(body, after)), f"spent: {spend_text(body)}"]
+    parts += [choice_text(body), "\n".join(gate_lines(body, after))]
     return "\n\n".join(filter(None, parts))

@@ -38,7 +38,11 @@ def with_runner(
 
         own_model(study)
     with open_ledger(study, parent_dir) as ledger:
-        if verb != "check" and not ledger.records("fit") and (text := data_warning(study, target_guess(study).duration)):
+        if (
+            verb != "check"
+            and not ledger.records("fit")
+            and (text := data_warning(study, target_guess(study).duration))
+        ):
             say(f"warning: {text}")
         reporter = Reporter(study, ledger, verb, verbose=verbose)
         with Runner(study, ledger, store, reporter).running() as runner:

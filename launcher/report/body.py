@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.talk import say
 from launcher.calibration.procedure import calibrations
+from launcher.calibration.study_cost import planned_main_run
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.search import num_asked
 from launcher.experiments.transferred_values import asked, transfer_body
@@ -246,7 +247,8 @@ def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Jso
         "by_status": {**Counter(str(result.status) for result in results)},
         "flops_causal": flops,
         "worker_seconds": sum(result.seconds for result in results),
-        "share_of_target": flops / (study.plan.target.budget_flops if choice is None else _causal_flops(choice)),
+        "share_of_target": flops
+        / (planned_main_run(study).flops["causal"] if choice is None else _causal_flops(choice)),
     }
 
 

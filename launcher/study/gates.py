@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from launcher.base.talk import counted
 from launcher.frozen.launch_file import CheckOutcome
 from proxies.core import canon
 from proxies.core.spec import RunResult
@@ -104,7 +105,7 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
     for test, judged in verdicts.tests:
         if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
             found.append("cannot_tell")
-            notes.append(f"{test.name}: {num_failed} runs failed, and count for nothing")
+            notes.append(f"{test.name}: {counted(num_failed, 'run')} failed, not counted")
         if test.hyperparameter != "learning_rate":
             found.append(outcomes[judged.verdict.outcome])
             notes.append(f"{test.name}: {judged.verdict.reasons[0]}")

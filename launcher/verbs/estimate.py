@@ -161,7 +161,10 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
         "wall_hours": wall_hours(each, workers).told(),
-        "warnings": [*filter(None, [data_warning(study, main.run.num_tokens)])] + _wide(spans, gpus=gpus, measured=bool(speeds.measured)),
+        "warnings": [
+            *filter(None, [data_warning(study, main.run.num_tokens)]),
+            *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),
+        ],
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
         "main_run_from": f"a guess until the ladder is fitted: {main.run.num_tokens / params:.3g} tokens a parameter, "
