@@ -56,7 +56,8 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, f
     study, ledger = recorded(study_dir)
     findings, after = body_and_next(study, ledger)
     now = now_body(study_dir, live, ledger, study.plan)
-    stood = now_text(now, study_dir, share_text(findings["spend"]["share_of_target"]))
+    spend: Any = findings["spend"]
+    stood = now_text(now, study_dir, share_text(spend["share_of_target"]))
     parts = [closing_text(findings, after, study_dir), f"runs: {progress_text(findings)}\n{stood}"]
     parts += [details_text(findings), *gate_lines(findings, after, full=True)] if full else []
     parts.append(next_line(findings, after, study_dir, at_work=now["at_work"] is not False))
