@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import say
+from launcher.base.talk import counted, say
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import answer, folder_of, full_option, json_option
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
@@ -87,7 +87,7 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
             "this one"
         )
     elif lost:
-        wrong = f"it lacks {len(lost)} runs of the config's evidence, such as {min(lost)[:12]}"
+        wrong = f"it lacks {counted(len(lost), 'run')} of the config's evidence, such as {min(lost)[:12]}"
     if wrong:
         raise TamperedError(str(study / LEDGER_NAME), [wrong])
     return ["the study's ledger holds the record at which this config was frozen, and its runs"]
