@@ -178,8 +178,8 @@ def why_no_end(columns: LogColumns, num_steps: int, since: float | None) -> str 
     useful = goodput(columns)
     if useful is not None and useful < LEAST_GOODPUT:
         return (
-            f"only {useful:.1%} of the time since the first start went into steps (at least {LEAST_GOODPUT:.0%} for a "
-            f"projection); {duration(max(0, num_steps - columns.step) * (step_seconds(columns) or 0.0))} of steps are left"
+            f"only {useful:.1%} of the time since the first start went into steps, at least {LEAST_GOODPUT:.0%} must; "
+            f"the steps left take {duration((num_steps - columns.step) * (step_seconds(columns) or 0.0))}"
         )
     return None
 
