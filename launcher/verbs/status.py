@@ -13,6 +13,7 @@ from launcher.cli.names import study_argument
 from launcher.cli.options import answer, full_option, json_option, table
 
 FOLLOW_SECONDS = 2.0
+INTERRUPTED = 130
 IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most
 
 
@@ -35,7 +36,11 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, f
     if follow and as_json:
         raise click.UsageError("--follow prints for people: for one JSON answer use --brief --json")
     if follow:
-        _follow(study_dir)
+        try:
+            _follow(study_dir)
+        except KeyboardInterrupt:
+            say("forerun: this view ended; nothing was stopped: a driver of the study continues")
+            raise SystemExit(INTERRUPTED) from None
         return
     if brief:
         from launcher.plan.study import PLAN_FILE
