@@ -88,7 +88,9 @@ def body_and_next(
 
     body = cached(study.study_dir, key_of(study, ledger), compute, anew=found is not None)
     after = cast(dict[str, Json] | None, body.pop(_NEXT))
+    gates = [(gate["name"], gate["outcome"], gate["reason"]) for gate in cast(list[dict[str, Json]], body["gates"])]
     return body | {
+        "accepted": _accepted(ledger, gates),  # by the ledger, whatever was kept
         "main_run": None if body["digest"] is None else main_run(study, str(body["digest"])),
         "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
     }, after
@@ -162,13 +164,17 @@ def progress(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Js
 
 def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
     """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate found then."""
+    return _accepted(ledger, [(gate.name, gate.outcome, gate.reason) for gate in gates])
+
+
+def _accepted(ledger: Ledger, gates: list[tuple[Json, Json, Json]]) -> dict[str, Json]:
+    """`accepted`, of each gate's name, outcome and reason."""
     given: dict[str, Json] = {}
     for record in ledger.records("accepted"):
         assert isinstance(record.body, dict)
         what = (record.body["gate"], record.body["outcome"], record.body["found"])
-        for gate in gates:
-            if what == (gate.name, gate.outcome, gate.reason):
-                given[gate.name] = record.body["reason"]
+        if what in gates:
+            given[str(what[0])] = record.body["reason"]
     return given
 
 
