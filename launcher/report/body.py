@@ -91,7 +91,9 @@ def body_and_next(
 
     body = cached(study.study_dir, key_of(study, ledger), compute, anew=found is not None)
     after = cast(dict[str, Json] | None, body.pop(_NEXT))
+    gates = tuple(canon.decode(Gate, gate) for gate in cast(list[Json], body["gates"]))
     return body | {
+        "accepted": accepted(ledger, gates),  # by the ledger, whatever was kept
         "main_run": None if body["digest"] is None else main_run(study, str(body["digest"])),
         "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
     }, after

@@ -223,6 +223,8 @@ def report(
         return
     if out is not None:
         raise click.UsageError("--out works only with --compare A B: a study's report is written to its own folder")
+    from launcher.base.talk import say
+    from launcher.frozen.frozen_folder import edited
     from launcher.report.about import about, next_line
     from launcher.report.body import body_and_next
     from launcher.report.page import write_report
@@ -232,6 +234,8 @@ def report(
 
     live = read_live(study_dir)
     study, ledger = recorded(study_dir)
+    for problem in edited(study_dir):
+        say(f"forerun: {problem}")
     body, after = body_and_next(study, ledger)
     at_work = is_held(study_dir) is not False
     shown = about(study, ledger, body, after, live, at_work=at_work)

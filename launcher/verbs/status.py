@@ -51,6 +51,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, f
         return
     from launcher.answers.outcome import closing_text, gate_lines, progress_text
     from launcher.answers.texts import details_text, share_text
+    from launcher.frozen.frozen_folder import edited
     from launcher.report.about import next_line
     from launcher.report.body import body_and_next
     from launcher.study.study_folder import recorded
@@ -60,6 +61,8 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, f
     live = read_live(study_dir)
     study, ledger = recorded(study_dir)
     findings, after = body_and_next(study, ledger)
+    for problem in edited(study_dir):
+        say(f"forerun: {problem}")
     now = now_body(study_dir, live, ledger, study.plan)
     spend: Any = findings["spend"]
     stood = now_text(now, study_dir, share_text(spend["share_of_target"]))
