@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from launcher.base.talk import duration
+from launcher.base.talk import counted
 from launcher.cli.options import table
 from launcher.views.numbers import count
 
 _GB = 1e9
+_OF_GPUS = ("GPU-hours", "dollars")
+"""How warnings begin that concern nobody who did not ask for GPUs."""
 
 
 def estimate_text(body: dict[str, Any], *, gpus: bool, full: bool, here: bool = True) -> str:
@@ -51,10 +53,10 @@ def _first(body: dict[str, Any], *, gpus: bool, here: bool) -> str:
     """Time and cost of what is asked about: the study, or the main run of a frozen config."""
     if "stages" not in body:
         return _main_cost(body["main_run"]) if gpus else _main_here(body["main_run"])
-    total, num = body["total"], body["num_workers"]
+    total, where = body["total"], "this machine" if here else f"{counted(body['num_workers'], 'worker')}"
     share = total["share_of_main_run"]
     return (
-        f"{time_text(total['hours'])} on {'this machine' if here else f'{num} workers'}, "
+        f"{time_text(body['wall_hours'])} on {where} from `forerun run` to its report, "
         f"{share:.2g} {'times' if share >= 1 else 'of'} the main run's FLOPs, "
         f"{bytes_text(total['disk_bytes']['value'])} of disk"
     )
@@ -64,13 +66,13 @@ def _short_stages(body: dict[str, Any], *, gpus: bool) -> str:
     """One row a stage."""
     num = body["num_workers"]
     rows = [
-        (s["stage"], _runs(s["num_runs"]), time_text(s["hours"]).removeprefix("about "),
+        (s["stage"], _runs(s), time_text(s["hours"]).removeprefix("about "),
          f"{s['share_of_main_run']:.2g}",
          *((_span(s["gpu_hours"], 2), "-" if s["usd"] is None else _span(s["usd"], 2)) if gpus else ()))
-        for s in [*body["stages"], body["total"]]
+        for s in [*body["stages"], {**body["total"], "stage": "all runs"}]
     ]  # fmt: skip
     more = ("or GPU-hours", "USD of these") if gpus else ()
-    return table(("stage", "runs", f"time on {num} worker{'s' * (num != 1)}", "share of main run", *more), rows)
+    return table(("stage", "runs", f"time on {counted(num, 'worker')}", "share of main run", *more), rows)
 
 
 def _short_main(body: dict[str, Any], *, gpus: bool) -> list[str]:
@@ -83,8 +85,8 @@ def _short_main(body: dict[str, Any], *, gpus: bool) -> list[str]:
         speed = body["worker_flops"]
         lines.append(_main_cost(main) if gpus else _main_here(main, speed))
         lines.append(f"assumed: a worker reaches {_span(speed)} FLOP/s ({speed['source']})")
-        lines.append(f"assumed: the main run's size is from {body['main_run_from']}")
-        warned = [*(text for text in body["warnings"] if gpus or text.startswith("hours")), *warned]
+        lines.append(f"assumed: the main run's size is {body['main_run_from']}")
+        warned = [*(text for text in body["warnings"] if gpus or not text.startswith(_OF_GPUS)), *warned]
     return [*lines, *(f"warning: {text}" for text in warned)]
 
 
@@ -126,9 +128,9 @@ def _size(main: dict[str, Any]) -> str:
 
 
 def _stages(body: dict[str, Any]) -> list[str]:
-    every = [*body["stages"], body["total"]]
+    every = [*body["stages"], {**body["total"], "stage": "all runs"}]
     ran = [
-        (s["stage"], _runs(s["num_runs"]), _between(s["flops"]), f"{s['share_of_main_run']:.2g}",
+        (s["stage"], _runs(s), _between(s["flops"]), f"{s['share_of_main_run']:.2g}",
          f"{s['disk_bytes']['value'] / 1e6:.2g} MB")
         for s in every
     ]  # fmt: skip
@@ -136,29 +138,25 @@ def _stages(body: dict[str, Any]) -> list[str]:
         (s["stage"], _span(s["hours"], 2), _span(s["gpu_hours"], 2), "-" if s["usd"] is None else _span(s["usd"], 2))
         for s in every
     ]
-    on = f"hours on {body['num_workers']} worker{'s' * (body['num_workers'] != 1)}"
+    on = f"hours on {counted(body['num_workers'], 'worker')}"
     speed, share = body["worker_flops"], body["proxy_mfu"]
     notes = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
             f"a GPU reaches {_span(share)} of its peak ({share['source']})",
             f"from `forerun run` to its report: {body['wall_hours']['source']}",
-            f"the main run's size is from {body['main_run_from']}",
+            f"the main run's size is {body['main_run_from']}",
             *([f"the search is counted in full, an upper bound: search.pruner = {body['pruner']!r} stops trials early"]
               if body["pruner"] != "none" else []))  # fmt: skip
     return [
         table(("stage", "runs", "FLOPs", "share of main run", "disk"), ran),
         table(("stage", on, "or GPU-hours", "USD of these"), taken),
-        f"from `forerun run` to its report: {_time(body['wall_hours'])}; the upper end is for a busy machine",
         "\n".join(["assumed:", *(f"- {text}" for text in notes), *(f"warning: {text}" for text in body["warnings"])]),
     ]
 
 
-def _time(hours: dict[str, Any]) -> str:
-    low, high = (duration(3600.0 * end) for end in hours["interval"])
-    return f"{low} to {high}"
-
-
-def _runs(ends: list[int]) -> str:
-    return " to ".join(str(number) for number in sorted(set(ends)))
+def _runs(stage: dict[str, Any]) -> str:
+    """Checks are short, and none of the runs that the ledger and `status` count."""
+    ends = " to ".join(str(number) for number in sorted(set(stage["num_runs"])))
+    return f"{ends} short" if stage["stage"] == "check" else ends
 
 
 def _main(main: dict[str, Any]) -> str:

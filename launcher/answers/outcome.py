@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from launcher.answers.texts import shown_table, spend_text
+from launcher.answers.texts import shown_table
 from launcher.base.talk import duration
-from launcher.study.gates import forecast_warnings, open_gates
+from launcher.study.gates import forecast_warnings, needs_text, open_gates
 from launcher.study.next_runs import deciding_command
 from launcher.study.own_model import own_text
 from launcher.views import tables
@@ -47,10 +48,12 @@ def progress_text(body: Any) -> str:
     return ", ".join(parts) or "no run has ended"
 
 
-def decide_line(after: Any, study_dir: Path) -> str:
-    """The one command that would decide what cannot tell, its time and its price; empty where no runs would."""
+def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
+    """The one command that would decide what cannot tell, its time and its price; else what each of the `closed` gates
+    that failed needs, as no runs of this study open it.
+    """
     if after is None:
-        return ""
+        return needs_text(closed)
     least = "" if after["sets"] else " at least"  # each round may ask for more
     costs = [f"+{after['num_runs']} run{'s' * (after['num_runs'] != 1)}{least}"]
     costs += [f"about {rough_time(after['seconds'])} here"] if after["seconds"] else []
@@ -131,13 +134,13 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
 
 
 def closing_text(body: Any, after: Any, study_dir: Path) -> str:
-    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice, gates, cost."""
-    head = [outcome_line(body, after), decide_line(after, study_dir)]
+    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice, gates."""
+    head = [outcome_line(body, after), decide_line(after, study_dir, open_gates(body))]
     if body["own_run"]:
         head.append(own_text(body["own_run"]))
     parts = ["\n".join(filter(None, head))]
     if body["transfer"]:
         values = shown_table(tables.values_table(body["transfer"]["values"]))
         parts.append(f"{transfer_line(body['transfer'])}\n{values}")
-    parts += [choice_text(body), "\n".join(gate_lines(body, after)), f"spent: {spend_text(body)}"]
+    parts += [choice_text(body), "\n".join(gate_lines(body, after))]
     return "\n\n".join(filter(None, parts))

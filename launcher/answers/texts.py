@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from launcher.base.talk import counted
 from launcher.cli.options import table
 from launcher.study.gates import findings, points
 from launcher.views import tables
@@ -100,9 +101,13 @@ def ladder_text(body: dict[str, Json]) -> str:
 def spend_text(body: dict[str, Json]) -> str:
     """What all runs of a study cost, beside the main run."""
     spend: Any = body["spend"]
-    share = spend["share_of_target"]
+    return f"{counted(spend['num_runs'], 'run')}, {share_text(spend['share_of_target'])}"
+
+
+def share_text(share: float) -> str:
+    """A share of the main run's FLOPs; before there is a choice, of the main run that `estimate` guesses."""
     much = f"{share:.3g} times" if share >= 1 else f"{share:.3g} of" if share >= 0.1 else f"{share:.2%} of"
-    return f"{spend['num_runs']} runs, {much} the main run's FLOPs"
+    return f"{much} the main run's FLOPs"
 
 
 def details_text(body: dict[str, Any]) -> str:

@@ -43,6 +43,11 @@ def _put(text: str) -> None:
         print(text, end="", file=sys.stderr, flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 run`, `2 runs`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them: 42 s, 3 min 05 s, 2 h 10 min."""
     whole = round(seconds)

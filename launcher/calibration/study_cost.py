@@ -109,7 +109,7 @@ class StageCost:
 
     name: str
     num_runs: tuple[int, int]
-    """At least, and with all the extensions that the plan allows."""
+    """At least, and with all the extensions that the plan allows; a winner's second execution is none of its own."""
     flops: Span
     """Counted `causal`, as every record of a study."""
     core_hours: Span
@@ -143,6 +143,8 @@ class StageRuns:
     runs: list[RunSpec]
     more: list[RunSpec]
     """With all the extensions that the plan allows, beyond those."""
+    num_again: int = 0
+    """Of `runs`, second executions: they cost time and are no runs of the ledger."""
 
 
 def runs_of(study: Study) -> list[StageRuns]:
@@ -158,6 +160,7 @@ def runs_of(study: Study) -> list[StageRuns]:
         StageRuns(
             name="sweep", runs=[trial] * (search.num_trials + search.num_replicates + study.replays_winner + ties),
             more=[trial] * (search.max_extensions * max(search.extension_trials, PROBES) + most_ties - ties),
+            num_again=int(study.replays_winner),
         ),
         StageRuns(name="transfer", runs=least, more=more),
         StageRuns(name="ladder", runs=stage_specs(study, ladder_runs(study, point)), more=[]),
@@ -170,10 +173,11 @@ def stages_of(study: Study, speeds: Speeds) -> list[StageCost]:
 
 
 def total_of(stages: Iterable[StageCost]) -> StageCost:
-    """All of them together."""
+    """All of them together; checks are in the cost and not in the runs, as the ledger and `status` count them."""
     every = list(stages)
+    counts = [s.num_runs for s in every if s.name != "check"]
     return StageCost(
-        name="total", num_runs=(sum(s.num_runs[0] for s in every), sum(s.num_runs[1] for s in every)),
+        name="total", num_runs=(sum(least for least, _ in counts), sum(most for _, most in counts)),
         flops=added(s.flops for s in every), core_hours=added(s.core_hours for s in every),
         disk_bytes=added(s.disk_bytes for s in every),
     )  # fmt: skip
@@ -238,7 +242,8 @@ def _stage(stage: StageRuns, speeds: Speeds) -> StageCost:
     part: Part = "ladder" if stage.name == "ladder" else "proxy"
     hours, more = _core_hours(runs, speeds, part), _core_hours(stage.more, speeds, part)
     return StageCost(
-        name=stage.name, num_runs=(len(runs), len(every)), flops=Span(value=flops, low=flops, high=_flops(every)),
+        name=stage.name, num_runs=(len(runs) - stage.num_again, len(every) - stage.num_again),
+        flops=Span(value=flops, low=flops, high=_flops(every)),
         core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
         disk_bytes=Span(value=disk, low=disk, high=_disk(every)),
     )  # fmt: skip

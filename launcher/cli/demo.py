@@ -19,6 +19,7 @@ from typing import Any
 from launcher.base.signals import die_with_parent
 from launcher.base.study_names import shown_name
 from launcher.base.talk import duration, say
+from launcher.report.about import next_line
 from launcher.study.gates import open_gates
 from launcher.supervisor.attempt import hearing
 from launcher.views.numbers import count, interval, loss, number, words
@@ -71,8 +72,7 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
         *summary_lines(_report(study)),
         *_labelled("took", duration(seconds)),
         "frozen config:", str(frozen / "launch.json"), "report, for a browser:", str(study / "report.html"),
-        "next, faults injected into a scaled-down copy of the main run:",
-        f"forerun rehearse {shlex.quote(named)}",
+        next_line(_report(study), None, study),
     ])  # fmt: skip
     return {"frozen": str(frozen), "report": str(study / "report.html"), "seconds": seconds}, text
 

@@ -24,7 +24,9 @@ def with_runner(
     Raises:
         PlanError, DataError, SweepError, GateError: what keeps it from being done.
     """
-    from launcher.study.gates import failed_text
+    from launcher.base.talk import say
+    from launcher.experiments.transferred_values import target_guess
+    from launcher.study.gates import data_warning, failed_text
     from launcher.study.progress import Reporter
     from launcher.study.stages import Runner
     from launcher.study.study_folder import open_ledger, plan_study, verified_corpus
@@ -36,6 +38,12 @@ def with_runner(
 
         own_model(study)
     with open_ledger(study, parent_dir) as ledger:
+        if (
+            verb != "check"
+            and not ledger.records("fit")
+            and (text := data_warning(study, target_guess(study).duration))
+        ):
+            say(f"warning: {text}")
         reporter = Reporter(study, ledger, verb, verbose=verbose)
         with Runner(study, ledger, store, reporter).running() as runner:
             body, text = work(runner)

@@ -5,11 +5,13 @@ Nothing heavy is loaded before a function is called.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import json
 import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from proxies.core.canon import Json
@@ -27,14 +29,22 @@ class UnknownKeyError(ValueError):
     """No key of a plan has that name."""
 
 
-def explained_keys(name: str | None) -> tuple[dict[str, Json], str]:
+def explained_keys(name: str | None, study_dir: Path | None = None) -> tuple[dict[str, Json], str]:
     """Every key of a plan, or those of a name: `search.num_trials`, `num_trials`, `search`, `*seed*`.
+
+    Values are those of the plan in `study_dir`, if one can be read there, and the default beside them.
 
     Raises:
         UnknownKeyError: there is none; it names the nearest.
     """
+    from launcher.plan.file import PlanError, checked_plan
+    from launcher.plan.study import PLAN_FILE
     from launcher.plan.writing import plan_schema, toml_value
 
+    own, file = None, (study_dir or Path()) / PLAN_FILE
+    if study_dir is not None and file.is_file():
+        with contextlib.suppress(PlanError, OSError):  # the meaning of a key helps to mend such a plan
+            own, _ = checked_plan(file)
     whole, keys = plan_schema(), {}
     for section in whole["properties"]:
         for key, one in whole["$defs"][f"{section.title()}Section"]["properties"].items():
@@ -42,9 +52,10 @@ def explained_keys(name: str | None) -> tuple[dict[str, Json], str]:
             keys[f"{section}.{key}"] = {
                 "key": f"{section}.{key}", "what": one["description"], "value": kind_of(one, whole["$defs"]),
                 "default": said, "unit": unit_of(key),
+                "study_value": None if own is None else toml_value(getattr(getattr(own, section), key)),
             }  # fmt: skip
     found = list(keys.values()) if name is None else [keys[key] for key in _named(name, list(keys))]
-    lines = [_block(one) for one in found] if len(found) <= MOST_BLOCKS else [_line(one) for one in found]
+    lines = [_block(one, file) for one in found] if len(found) <= MOST_BLOCKS else [_line(one) for one in found]
     lines += [] if len(found) <= MOST_BLOCKS else ["one key: forerun explain plan search.num_trials"]
     return {"keys": [{**one} for one in found]}, "\n".join(lines)
 
@@ -59,16 +70,22 @@ def _named(name: str, keys: list[str]) -> list[str]:
     raise UnknownKeyError(f"{name}: no key of a plan has that name; {hint}")
 
 
-def _line(one: dict[str, str]) -> str:
-    return f"{one['key']} = {one['default'] or '(empty)'}  # {one['what']}"
+def _line(one: dict[str, Any]) -> str:
+    own, default = one["study_value"], one["default"] or "(empty)"
+    differs = f" Default: {default}." if own not in (None, one["default"]) else ""
+    return f"{one['key']} = {own or default}  # {one['what']}{differs}"
 
 
-def _block(one: dict[str, str]) -> str:
+def _block(one: dict[str, Any], file: Path) -> str:
+    own, default = one["study_value"], one["default"]
+    value = f"{default}  (the default)"
+    if own is not None:
+        value = f"{own}  (in {file}; the default{'' if own == default else ': ' + (default or 'empty')})"
     unit = f", in {one['unit']}" if one["unit"] else ""
     what = textwrap.wrap(one["what"], 100, break_on_hyphens=False)
-    value = one["value"].replace("`", "")
-    return "\n".join([f"{one['key']} = {one['default']}  (the default)", *(f"  {line}" for line in what),
-                      f"  must be: {value}{unit}"])  # fmt: skip
+    kind = one["value"].replace("`", "")
+    return "\n".join([f"{one['key']} = {value}", *(f"  {line}" for line in what),
+                      f"  must be: {kind}{unit}"])  # fmt: skip
 
 
 def unit_of(key: str) -> str:

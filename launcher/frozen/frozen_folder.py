@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base.run_files import kinds_in
-from launcher.frozen.frozen import Decision, TamperedError
-from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, attest, path_of, read_attestation, write_launch
+from launcher.frozen.frozen import Decision, FrozenError, TamperedError
+from launcher.frozen.launch_file import (
+    LAUNCH_FILE,
+    RUN_FILE,
+    attest,
+    path_of,
+    read_attestation,
+    read_launch,
+    write_launch,
+)
 from proxies.core import canon
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -66,6 +74,20 @@ def study_of(folder: Path) -> Path | None:
     place = folder if folder.parent.name == "frozen" else folder.resolve()
     study = place.parent.parent
     return study if place.parent.name == "frozen" and (study / LEDGER_NAME).is_file() else None
+
+
+def edited(study_dir: Path) -> list[str]:
+    """What is wrong with the launch files of a study, in words: which one is no longer what its digest names."""
+    problems = []
+    for path in sorted((study_dir / "frozen").glob(f"*/{LAUNCH_FILE}")):
+        try:
+            decision = read_launch(path)
+        except FrozenError as error:
+            problems.append(str(error))
+        else:
+            if decision.digest != path.parent.name:
+                problems.append(f"{path}: its digest is {decision.digest[:12]}, not its folder's: copy it back there")
+    return problems
 
 
 def since_frozen(folder: Path, digest: str, ledger: Ledger) -> tuple[str, int | None, set[str]]:

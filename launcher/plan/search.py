@@ -86,7 +86,9 @@ class SearchSection(_Ranges):
         "tpe", description=f"How trials are suggested. {_lines(SAMPLERS)}. docs/search.md compares them."
     )
     parallelism: Count = Field(8, description="Most trials in flight, P: suggestion k uses only outcomes of 0 ... k-P.")
-    num_startup: Count = Field(12, description="Trials spread evenly before TPE or GP begins.")
+    num_startup: Count = Field(
+        12, description="First trials, spread evenly over the ranges; then the sampler suggests."
+    )
     pruner: Literal["none", "curve"] = Field(
         "none",
         description="curve: stops trials whose training losses cannot become the best; pays from about 40 trials.",

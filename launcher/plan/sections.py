@@ -122,7 +122,9 @@ class _Recipe(Section):
         4, description="Equal stages of that growth; used where that share is not 0."
     )
     num_steps: Count = Field(200, description="Optimizer steps of a proxy.")
-    schedule: ScheduleKind = Field("cosine", description="Also the main run's: another schedule moves the optimum.")
+    schedule: ScheduleKind = Field(
+        "cosine", description="Learning-rate schedule, the main run's too: another one moves the optimum."
+    )
     decay_fraction: Fraction = Field(0.2, description="Share of the steps with decay; used by wsd only.")
     final_fraction: Fraction = Field(0.0, description="Learning rate at the end, as a share of the peak.")
 
@@ -169,9 +171,10 @@ class TransferSection(Section):
         (-2.0, -1.0, 0.0, 1.0, 2.0), description="Learning rates tried, in octaves (powers of 2) around the best."
     )
     narrow_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
-        (-1.5, -0.5, 0.5, 1.5), description="The same from the third size on, around the smaller sizes' prediction."
+        (-1.5, -0.5, 0.5, 1.5),
+        description="Learning rates tried from the third size on, in octaves around the smaller sizes' prediction.",
     )
-    num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per learning rate.")
+    num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per learning rate over width.")
     durations: Annotated[tuple[Positive, ...], ONCE] = Field(
         (1.0, 2.0, 4.0, 8.0), description="Durations tested, as multiples of proxy.num_steps; empty: none."
     )
@@ -179,7 +182,10 @@ class TransferSection(Section):
     batches: Annotated[tuple[Positive, ...], ONCE] = Field(
         (), description="Batches tested, as multiples of proxy.batch_tokens at equal tokens; empty: none."
     )
-    axis_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="Seeds per rate on these three axes.")
+    axis_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(
+        2,
+        description="Seeds per learning rate over durations, depths, batches; per value of other hyperparameters.",
+    )
     measured_rules: tuple[Measured, ...] = Field(
         ("duration", "batch"),
         description="Axes on which the learning rate follows its measured exponent; on others, the plan's rule.",
@@ -189,10 +195,11 @@ class TransferSection(Section):
         description="Other hyperparameters tested for transfer, and over which axes.",
     )
     hyperparameter_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=3), ONCE] = Field(
-        (-2.0, -1.0, 0.0, 1.0), description="Values tried of these, in octaves around the search's best."
+        (-2.0, -1.0, 0.0, 1.0),
+        description="Values tried of the other hyperparameters, in octaves around the search's best.",
     )
     hyperparameter_widths: Widths = Field(
-        (), description="Widths for these over width; empty: the base's and the farthest of transfer.widths."
+        (), description="Widths of other hyperparameters' tests; empty: the base's and the farthest of transfer.widths."
     )
     max_extensions: Annotated[int, Field(ge=0)] = Field(
         2,
@@ -200,13 +207,16 @@ class TransferSection(Section):
     )
     control_widths: Widths = Field((64,), description="Widths of the standard-parametrization control.")
     control_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
-        (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum falls by about an octave per doubling."
+        (-3.0, -2.0, -1.0, 0.0, 1.0),
+        description="Learning rates of the standard-parametrization control, in octaves around the base width's best; "
+        "mostly lower, since its optimum falls by about an octave per doubling of width.",
     )
     control_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate of the control.")
     margin_nats: Positive = Field(0.01, description="The most loss that a wrong transfer may cost.")
     level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Confidence level of every interval.")
     check_widths: Annotated[tuple[Width, ...], Field(min_length=2), INCREASING] = Field(
-        (32, 64, 128, 256), description="Widths of the coordinate check."
+        (32, 64, 128, 256),
+        description="Widths of the coordinate check: activations must keep their size as width grows.",
     )
     check_num_steps: Count = Field(10, description="Optimizer steps of the coordinate check.")
     check_depths: Annotated[
@@ -234,10 +244,10 @@ class LadderSection(Section):
     """The scaling ladder: every width at every duration."""
 
     widths: Annotated[tuple[Width, ...], Field(min_length=1), ONCE] = Field(
-        (32, 48, 64, 96, 128), description="Widths."
+        (32, 48, 64, 96, 128), description="Model widths of the ladder."
     )
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1), ONCE] = Field(
-        (150, 400, 1000), description="Durations, in optimizer steps."
+        (150, 400, 1000), description="Durations of the ladder's runs, in optimizer steps."
     )
     batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
         0, description="Tokens per step; 0: as the proxies. The learning rate follows the rule over batch."
@@ -255,9 +265,13 @@ class LadderSection(Section):
         (-1.0, 1.0),
         description="Other rates at which some rungs are checked, in octaves around their own; empty: none.",
     )
-    num_checked: Count = Field(2, description="Rungs checked so, spread from the cheapest upwards.")
+    num_checked: Count = Field(
+        2, description="Rungs (runs of the ladder) checked at other rates, spread from the cheapest upwards."
+    )
     check_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
-        0.125, description="Largest share of the ladder's FLOPs in checked rungs; each runs again per rate and seed."
+        0.125,
+        description="Largest share of the ladder's FLOPs in rungs (its runs) that are checked: each runs again at "
+        "other learning rates.",
     )
     check_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Seeds per rate of a checked rung.")
 
@@ -272,7 +286,9 @@ class TargetSection(Section):
     num_layers: Annotated[int, Field(ge=0, le=10**4)] = Field(
         0, description="Layers of the main run; 0: as the proxies."
     )
-    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Tokens per step; 0: as the proxies.")
+    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        0, description="Tokens per optimizer step of the main run; 0: as the proxies."
+    )
 
 
 class LaunchSection(Section):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.talk import say
 from launcher.calibration.procedure import calibrations
+from launcher.calibration.study_cost import planned_main_run
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.search import num_asked
 from launcher.experiments.transferred_values import asked, transfer_body
@@ -30,7 +31,7 @@ from proxies.core.canon import Json
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.spec import RunResult
 from sweeps.store.curves import curve_path
-from sweeps.store.ledger import Ledger
+from sweeps.store.ledger import DRIVEN, Ledger
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
@@ -56,6 +57,8 @@ def main_run(study: Study, digest: str) -> Json:
     }
 
 
+_NO_EVIDENCE = ("accepted", "driver", DRIVEN)
+"""Kinds of records that change nothing that a gate finds."""
 _NEXT = "next_runs"
 """Kept with the findings, and no key of the report."""
 FINDING = "computing verdicts, fit and forecast"
@@ -88,7 +91,9 @@ def body_and_next(
 
     body = cached(study.study_dir, key_of(study, ledger), compute, anew=found is not None)
     after = cast(dict[str, Json] | None, body.pop(_NEXT))
+    gates = tuple(canon.decode(Gate, gate) for gate in cast(list[Json], body["gates"]))
     return body | {
+        "accepted": accepted(ledger, gates),  # by the ledger, whatever was kept
         "main_run": None if body["digest"] is None else main_run(study, str(body["digest"])),
         "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
     }, after
@@ -161,14 +166,21 @@ def progress(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Js
 
 
 def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
-    """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate found then."""
+    """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate found then.
+
+    That is the same outcome of the same records; after other records, the same in every number and word. So another
+    version, which may word a reason otherwise, takes back no acceptance.
+    """
     given: dict[str, Json] = {}
+    by_name = {gate.name: gate for gate in gates}
+    newest = max((record.seq for record in ledger.records() if record.kind not in _NO_EVIDENCE), default=0)
     for record in ledger.records("accepted"):
         assert isinstance(record.body, dict)
-        what = (record.body["gate"], record.body["outcome"], record.body["found"])
-        for gate in gates:
-            if what == (gate.name, gate.outcome, gate.reason):
-                given[gate.name] = record.body["reason"]
+        gate = by_name.get(str(record.body["gate"]))
+        if gate is None or gate.outcome != record.body["outcome"]:
+            continue
+        if record.seq > newest or gate.reason == record.body["found"]:
+            given[gate.name] = record.body["reason"]
     return given
 
 
@@ -246,7 +258,8 @@ def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Jso
         "by_status": {**Counter(str(result.status) for result in results)},
         "flops_causal": flops,
         "worker_seconds": sum(result.seconds for result in results),
-        "share_of_target": flops / (study.plan.target.budget_flops if choice is None else _causal_flops(choice)),
+        "share_of_target": flops
+        / (planned_main_run(study).flops["causal"] if choice is None else _causal_flops(choice)),
     }
 
 

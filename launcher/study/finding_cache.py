@@ -1,7 +1,9 @@
 """What was worked out of a study's records, kept beside them in `findings.json`: seconds of work, once.
 
-A damaged or stale file is never used, one that somebody forged with its hash is: `freeze` alone computes anew, and is
-what counts. The file is read only if it holds its own sha256 and the key of what is asked now: the head of the chain,
+This protects against accidents and stale versions, not against someone who may write in the study folder: a file forged
+with its hash is used (acceptances are read from the ledger all the same). `freeze` computes anew, and is what counts.
+
+The file is read only if it holds its own sha256 and the key of what is asked now: the head of the chain,
 which the caller has just recomputed from every record, the plan, and what computes (our sources, Python, the
 libraries). The files that were read besides must have the bytes they had. Anything else is worked out anew and written
 over it; where nothing can be written, nothing is kept, and nothing fails.
@@ -103,9 +105,11 @@ def _read(path: Path, key: str) -> dict[str, Json] | None:
             return None
         if entry.pop("sha256", None) != canon.content_id(entry):
             return None
-        files = cast(dict[str, str], entry["files"])
+        files, findings = entry.get("files"), entry.get("findings")
+        if not isinstance(files, dict) or not isinstance(findings, dict):
+            return None
         if any(canon.file_sha256(path.parent / name) != digest for name, digest in files.items()):
             return None
-    except (OSError, canon.CanonError):
+    except (OSError, ValueError, RecursionError, canon.CanonError):
         return None
-    return cast(dict[str, Json], entry["findings"])
+    return findings

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base.reference import UnknownNameError, gpu
-from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of
+from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
 from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
 from launcher.estimates.utilization import paid_share
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 from launcher.plan.study import Study
+from launcher.study.gates import data_warning
 from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
@@ -30,8 +31,6 @@ from proxies.external.command import CommandError, find_program
 #
 # Nothing is run, no torch.
 
-MOST_EPOCHS = 4.0
-"""Repeated data are as good as new ones up to so many epochs (arXiv 2305.16264)."""
 MOST_SHARE = 0.3
 """Proxies that take a larger share of the main run's FLOPs get a warning."""
 
@@ -86,13 +85,7 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     ]
     tokens, width = cast(float, found["tokens"]), cast(int, found["width"])
     share = cast(float, found["share_of_main_run"])
-    there = study.manifest.num_tokens("train")
-    if there and tokens > MOST_EPOCHS * there:
-        notes.append(
-            f"the main run takes about {tokens:.3g} tokens and the corpus has {there:.3g}: {tokens / there:.1f} "
-            f"epochs, and beyond {MOST_EPOCHS:g} repeated data are worth less than new ones (arXiv 2305.16264); use "
-            "more data or a smaller target.budget_flops"
-        )
+    notes += filter(None, [data_warning(study, tokens)])
     if share > MOST_SHARE:
         notes.append(
             f"the proxies cost {share:.2g} times the main run's FLOPs, too much for this run alone; "
@@ -246,6 +239,6 @@ def summary(study: Study) -> dict[str, Json]:
     flops = sum(stage.flops.value for stage in stages)
     return {
         "params": count_params(run.shape).total, "width": run.shape.width, "num_layers": run.shape.num_layers,
-        "tokens": run.num_tokens, "num_runs": sum(stage.num_runs[0] for stage in stages), "flops": flops,
+        "tokens": run.num_tokens, "num_runs": total_of(stages).num_runs[0], "flops": flops,
         "share_of_main_run": flops / run.flops["causal"], "vocab_size": study.manifest.vocab_size,
     }  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from launcher.base.talk import counted
 from launcher.frozen.launch_file import CheckOutcome
 from proxies.core import canon
 from proxies.core.spec import RunResult
@@ -69,7 +70,7 @@ def gates(
         coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
         transfer_gate(verdicts),
         _fit_gate(fit, choice, lost_rungs),
-        _data_gate(study, choice),
+        _data_gate(study, choice.num_tokens),
         tuned_gate(checks),
     )
 
@@ -104,7 +105,7 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
     for test, judged in verdicts.tests:
         if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
             found.append("cannot_tell")
-            notes.append(f"{test.name}: {num_failed} runs failed, and count for nothing")
+            notes.append(f"{test.name}: {counted(num_failed, 'run')} failed, not counted")
         if test.hyperparameter != "learning_rate":
             found.append(outcomes[judged.verdict.outcome])
             notes.append(f"{test.name}: {judged.verdict.reasons[0]}")
@@ -162,8 +163,8 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
     return Gate(name="ladder_tuned", outcome=worst(found), reason="; ".join(notes))
 
 
-def _data_gate(study: Study, choice: Choice) -> Gate:
-    have, want = study.manifest.num_tokens("train"), choice.num_tokens
+def _data_gate(study: Study, want: float) -> Gate:
+    have = study.manifest.num_tokens("train")
     if study.corpus is None:
         unseen = f"{want:,.0f} tokens needed; forerun cannot count the unique ones of {study.plan.data.external}"
         return Gate(name="data", outcome="cannot_tell", reason=unseen)
@@ -174,6 +175,37 @@ def _data_gate(study: Study, choice: Choice) -> Gate:
     if repeated and len(sources) > 1:
         reason += f"; by their weights the run repeats {', '.join(repeated)}"
     return Gate(name="data", outcome="failed" if repeated else "passed", reason=reason)
+
+
+def data_warning(study: Study, want: float) -> str:
+    """What the data gate will refuse of a main run of so many tokens, as guessed before any run; empty if nothing."""
+    sources = [source for source in study.manifest.sources if source.weight]
+    most = min((source.num_tokens("train") / source.weight for source in sources), default=0.0)
+    if not most or want <= most:  # a trainer's own data are not counted
+        return ""
+    return (
+        f"gate data: the main run will need about {want:.3g} tokens and the corpus has {most:.3g}, so `forerun freeze` "
+        "will refuse, whatever the runs find. Use a larger corpus (data.path), or target.budget_flops of at most about "
+        f"{most * most * _BUDGET_OF_TOKENS:.2g}; or repeat the data, by `forerun freeze --accept data` in the end"
+    )
+
+
+_BUDGET_OF_TOKENS = 6 / 20
+"""Of the square of its tokens, the FLOPs (6ND) of a main run with 20 tokens per parameter."""
+_NEEDS = {
+    "coordinates": "a model whose layers keep their size: fix what the check names, in a new study",
+    "transfer": "a new plan with another parametrization, or with sizes nearer to the target",
+    "fit": "more rungs (ladder.widths, ladder.num_steps) in a child study (--fork keeps the runs)",
+    "data": "a larger corpus (data.path) in a new study, or a smaller target.budget_flops in a child study (--fork)",
+    "ladder_tuned": "learning rates tested up to the ladder's sizes (transfer.widths, transfer.durations)",
+    "replays_agree": "sound machines: test those named, and begin a new study",
+}
+
+
+def needs_text(gates: Iterable[Any]) -> str:
+    """What each gate that failed needs, one line each; of gates as records or as JSON."""
+    failed = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["outcome"] == "failed"]
+    return "\n".join(f"gate {gate['name']} needs {_NEEDS[gate['name']]}" for gate in failed if gate["name"] in _NEEDS)
 
 
 def failed_text(ledger: Ledger, study_dir: Path) -> str:

@@ -57,6 +57,8 @@ def next_runs(
     """
     if found.transferred is None or found.verdicts is None:
         return None
+    if any(gate.outcome == "failed" and gate.name not in accepted for gate in found.gates):
+        return None  # these runs mend no gate that failed, so they would open nothing
     judged = transfer_gate(found.verdicts).outcome
     tuned = tuned_gate(found.checks) if found.checks is not None and found.checks.rungs else None
     if "failed" in (judged, tuned and tuned.outcome):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.base.talk import say
+from launcher.base.talk import counted, say
 from launcher.experiments.search import (
     GROWTH,
     Phase,
@@ -46,11 +46,12 @@ def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[R
         say(f"search: {said(wider)}")
     while (again := replicated(study, ledger, losses)) is not None and again.comparison is None:
         missing = [spec for spec in again.specs if spec.id not in ledger.results()]
-        say(f"search: {len(missing)} repeats of the best {len(again.candidates)} trials with other seeds")
+        best = counted(len(again.candidates), "trial")
+        say(f"search: {counted(len(missing), 'repeat')} of the best {best} with other seeds")
         drive("replicates", StaticSource(missing, bank_key), missing)
     while (found := ties(study, ledger, losses)) is not None and found.point is None:
         missing = [spec for spec in found.specs if spec.id not in ledger.results()]
-        say(f"search: {len(missing)} runs compare the best trial's values with conventional ones, seed by seed")
+        say(f"search: {counted(len(missing), 'run')} to compare the best trial with conventional values, seed by seed")
         drive("ties", StaticSource(missing, bank_key), missing)
 
 
@@ -62,7 +63,8 @@ def said(record: Json) -> str:
         f"{edge['wider'][1]:.4g}]"
         for edge in body["edges"]
     ]
-    return f"the best trials lie at an end, which moves: {' and '.join(moved)}; {body['num_trials']} more trials"
+    more = f"{body['num_trials']} more trial{'s' * (body['num_trials'] != 1)}"
+    return f"the best trials lie at an end, which moves: {' and '.join(moved)}; {more}"
 
 
 def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:

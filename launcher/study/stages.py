@@ -13,8 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from launcher.base.talk import say
+from launcher.base.talk import counted, say
 from launcher.calibration.procedure import calibrate, calibrated
+from launcher.calibration.study_cost import planned_main_run
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.transferred_values import (
     SPEND,
@@ -160,10 +161,10 @@ class Runner:
         say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
 
     def _interrupted(self) -> InterruptedStudyError:
-        done = len(self.ledger.runs())
+        done = counted(len(self.ledger.runs()), "run")
         folder = self.study.study_dir
         return InterruptedStudyError(
-            f"stopped with {done} runs recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
+            f"stopped with {done} recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
         )
 
     def drive(self, label: str, source: RunSource, specs: Sequence[RunSpec]) -> None:
@@ -320,10 +321,9 @@ class Runner:
             specs = {spec.id: spec for missing in needed.values() for spec in missing}
             if not specs:
                 return num_runs
-            share = self._flops(specs.values()) / self.study.plan.target.budget_flops
             sentence = ", ".join(f"{len(missing)} for {name}" for name, missing in needed.items() if missing)
             sentence += ", some for both" if sum(map(len, needed.values())) > len(specs) else ""
-            say(f"transfer: {len(specs)} runs ({sentence}), {share:.2g} of the target's FLOPs")
+            say(f"transfer: {counted(len(specs), 'run')} ({sentence}), {self._share(specs.values())}")
             self.drive("transfer", StaticSource(specs.values(), bank_key), list(specs.values()))
             num_runs += len(specs)
 
@@ -336,11 +336,10 @@ class Runner:
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
         if missing:
             num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
-            share = self._flops(missing) / self.study.plan.target.budget_flops
-            checks = self._flops(missing[num_rungs:]) / self._flops(missing)
+            checks = counted(len(missing) - num_rungs, "run")
             say(
-                f"ladder: {num_rungs} rungs and {len(missing) - num_rungs} runs at other rates that check some of them "
-                f"({checks:.0%} of it), {share:.2g} of the target's FLOPs"
+                f"ladder: {counted(num_rungs, 'rung')} and {checks} at other rates that check some of them, "
+                f"{self._share(missing)}"
             )
             self.drive("ladder", StaticSource(missing, bank_key), missing)
         self.reporter.begin(FIT)
@@ -353,6 +352,7 @@ class Runner:
         self._check_stop()
         return specs
 
-    @staticmethod
-    def _flops(specs: Iterable[RunSpec]) -> float:
-        return float(sum(spec.flops for spec in specs))
+    def _share(self, specs: Iterable[RunSpec]) -> str:
+        """As `forerun estimate` has it, until the ladder is fitted."""
+        share = float(sum(spec.flops for spec in specs)) / planned_main_run(self.study).flops["causal"]
+        return f"{share:.2g} of the main run's FLOPs as guessed"

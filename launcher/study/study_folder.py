@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from launcher.base.talk import say
+from launcher.base.talk import counted, say
 from launcher.calibration.procedure import calibrated, groups_of
 from launcher.experiments.search import implied_problems
 from launcher.plan.file import PlanError, load_plan
@@ -195,7 +195,8 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
 def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
     """Import the parent's runs, and say how many."""
     found = import_runs(ledger, study.study_dir, parent, parent_dir)
-    say(f"fork: {found.num_runs} finished runs imported from {parent_dir}, {found.num_known} were here already")
+    runs = counted(found.num_runs, "finished run")
+    say(f"fork: {runs} imported from {parent_dir}, {found.num_known} were here already")
     for sentence in found.damaged:
         say(f"fork: not imported: {sentence}")
     records = parent.records(CALIBRATION)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.base.talk import counted
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
@@ -49,7 +50,7 @@ def dashboards(
         "arrived": arrived and canon.to_json(arrived),
     }  # fmt: skip
     notes = [
-        f"W&B: {len(folders)} runs in {study_dir / 'wandb'}, {len(written)} written now",
+        f"W&B: {counted(len(folders), 'run')} in {study_dir / 'wandb'}, {len(written)} written now",
         f"the study itself is run {runs[0].run_id} in {path}",
     ]  # fmt: skip
     notes += _arrived_lines(arrived)
@@ -63,6 +64,6 @@ def _arrived_lines(arrived: UploadState | None) -> list[str]:
     if arrived is None:
         return ["nothing has left this machine; --online sends it, with your own login, and verifies it"]
     lacking = [f"did not arrive: {name}: {'; '.join(problems)}" for name, problems in arrived.lacking.items()]
-    whole = f"{arrived.url} confirms {arrived.num_there} complete runs; {arrived.num_sent} sent now"
+    whole = f"{arrived.url} confirms {counted(arrived.num_there, 'complete run')}; {arrived.num_sent} sent now"
     again = ["run the same command again to send what is missing"] if lacking else []
     return [whole, *lacking, *again]

@@ -24,7 +24,7 @@ PROGRAM, VARIABLE = "forerun", "_FORERUN_COMPLETE"
 @study_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 def doctor(study_dir: Path, as_json: bool) -> None:
-    """Check this machine for what a study needs. Each line is ok, warn or fail, with a fix; some 10 seconds.
+    """Check this machine for what a study needs. Each line is ok, warn or fail, with a fix; some 5 seconds.
 
     Exit 0 if nothing fails (warnings are allowed), 2 if something does.
     """

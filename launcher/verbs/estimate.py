@@ -131,6 +131,8 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import num_workers, stages_of, total_of, wall_hours, worker_speed
     from launcher.estimates.utilization import PROXY_MFU
+    from launcher.study.gates import data_warning
+    from proxies.core.flops import count_params
 
     machine, gpus = main.machine, study.plan.cluster.worker_gpus
     measured_gpus = gpus if speeds.measured else 0.0
@@ -149,7 +151,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
             "share_of_main_run": stage.flops.value / main.run.flops["causal"],
         }  # fmt: skip
 
-    share = PROXY_MFU
+    share, params = PROXY_MFU, count_params(main.run.shape).total
     if measured_gpus:
         share = replace(speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source)
     total = total_of(each)
@@ -159,10 +161,14 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
         "wall_hours": wall_hours(each, workers).told(),
-        "warnings": _wide(spans, gpus=gpus, measured=bool(speeds.measured)),
+        "warnings": [
+            *filter(None, [data_warning(study, main.run.num_tokens)]),
+            *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),
+        ],
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
-        "main_run_from": "the budget, at 20 tokens a parameter: a guess until the ladder is fitted",
+        "main_run_from": f"a guess until the ladder is fitted: {main.run.num_tokens / params:.3g} tokens a parameter, "
+        f"as near to 20 as the budget and target.width_multiple = {study.plan.target.width_multiple} allow",
     }  # fmt: skip
 
 

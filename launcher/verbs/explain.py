@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -104,14 +105,15 @@ def explain(
     `groups.*.wd`; a prefix selects everything below it. FIELD alone: of the study's only frozen config. Exit 4 without
     the record that `freeze` writes, 5 if something was edited.
 
-    plan [KEY]: every key of a plan, or those of a name: what it means, its allowed values, its default.
+    plan [KEY]: every key of a plan, or those of a name: what it means, its allowed values, its value in ./study and
+    its default.
 
     With neither, a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
     the forward multipliers, and for each choice its source and what other sources do.
     """
     if frozen is not None:
         if frozen == _PLAN and not Path(frozen).exists():
-            return answer(as_json, *plan_keys.explained_keys(field))
+            return answer(as_json, *plan_keys.explained_keys(field, default_study()))
         if given := [option for name, option in typed_options(ctx).items() if name not in ("as_json", "full")]:
             raise click.UsageError(f"{', '.join(given)}: for a parametrization, cannot be used with FROZEN")
         return answer(as_json, *explained_fields(*_config_and_field(ctx, frozen, field), full=full))
@@ -136,8 +138,13 @@ def _config_and_field(ctx: click.Context, name: str, field: str | None) -> tuple
         return frozen_named(name), field
     except StudyNameError as error:
         configs = configs_in(default_study())
-        if field is None and "/" not in name and not Path(name).exists() and len(configs) == 1:
-            return configs[0], name
+        if field is None and "/" not in name and not Path(name).exists():
+            if len(configs) == 1:
+                return configs[0], name
+            with contextlib.suppress(plan_keys.UnknownKeyError):
+                plan_keys.explained_keys(name)
+                sentence = f"{error}\nnext: forerun explain plan {name}, or, of a frozen config: explain FROZEN {name}"
+                raise click.BadParameter(sentence, ctx) from error
         raise click.BadParameter(str(error), ctx) from error
 
 

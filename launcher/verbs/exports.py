@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import say
+from launcher.base.talk import counted, say
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import answer, folder_of, full_option, json_option
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
@@ -87,7 +87,7 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
             "this one"
         )
     elif lost:
-        wrong = f"it lacks {len(lost)} runs of the config's evidence, such as {min(lost)[:12]}"
+        wrong = f"it lacks {counted(len(lost), 'run')} of the config's evidence, such as {min(lost)[:12]}"
     if wrong:
         raise TamperedError(str(study / LEDGER_NAME), [wrong])
     return ["the study's ledger holds the record at which this config was frozen, and its runs"]
@@ -178,7 +178,8 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, full
                 attest(folder, f"export-{name}", decision.digest, body)
     entries = cast(list[Json], canon.to_json(report.entries))
     answered = {"trainer": name, "version": report.version, "out": None if refused else str(target), "entries": entries}
-    answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, beside, full)))
+    verified = f"forerun verify {shown_name(frozen)}" if beside else ""
+    answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, verified, full)))
     if refused:
         say(
             f"forerun: {name} cannot express {_some([entry.field for entry in report.lost])}: change these in the "
@@ -188,13 +189,17 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, full
 
 
 def _told_of(
-    report: FidelityReport, target: Path, num_files: int, refused: bool, beside: bool, full: bool
+    report: FidelityReport, target: Path, num_files: int, refused: bool, verified: str, full: bool
 ) -> list[str]:
-    """An export in words: what was written and how faithful it is, what is lost, the next step."""
+    """An export in words: what was written and how faithful it is, what is lost, the next step.
+
+    `verified`: the command that checks it; empty for an export elsewhere than beside its config.
+    """
     from launcher.frozen.launch_file import RUN_FILE
 
     counts = Counter(entry.verdict for entry in report.entries)
-    done = "nothing written" if refused else f"{num_files} files in {target}"
+    where = target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target
+    done = "nothing written" if refused else f"{num_files} files in {where}"
     first = f"{report.trainer} {report.version}: {done}; fields exact: {counts['exact']}; "
     lines = [f"{first}equivalent: {counts['equivalent']}; not expressible: {counts['not_expressible']}"]
     if full:
@@ -206,9 +211,9 @@ def _told_of(
     lines += [f"  lost: {entry.field}: {entry.note}" for entry in report.lost]
     if refused:
         return lines
-    lines.append(f"field by field: {target / FIDELITY_FILE}")
-    before = "forerun verify, then " if beside else "(verify checks only exports beside the config) "
-    return [*lines, f"next: {before}{target / RUN_FILE}, whose first lines say what it needs"]
+    lines.append(f"there: {FIDELITY_FILE}, field by field; {RUN_FILE}, whose first lines say what it needs")
+    before = f"{verified}, then " if verified else "(verify checks only exports beside the config) "
+    return [*lines, f"next: {before}{RUN_FILE} there"]
 
 
 def _some(fields: list[str]) -> str:

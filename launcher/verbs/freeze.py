@@ -47,7 +47,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     from launcher.explanations.record import packed
     from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.status import rehearsal_of
-    from launcher.report.about import about
+    from launcher.report.about import about, next_line
     from launcher.report.body import FINDING, accepted, body_and_next
     from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
@@ -55,6 +55,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     from launcher.study.study_folder import open_ledger, recorded_study
     from launcher.trainer.assembly import unfit
     from sweeps.store.ledger import Ledger
+    from sweeps.store.live import read_live
 
     _check_reason(accepts, reason)
     Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
@@ -78,16 +79,15 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
             "provenance": packed(records_of(known_of(study, found, decision, body))),
         }  # fmt: skip
         path = write_frozen(study_dir / "frozen", decision, attested)
-        write_report(study_dir, body, about(study, ledger, body, after))
+        write_report(study_dir, body, about(study, ledger, body, after, read_live(study_dir)))
     doubts = forecast_warnings(found.gates)
     lines = _decision_lines(decision, path, doubts, full=full)
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     standing = rehearsal_of(path.parent, decision.digest)
-    named = shown_name(path)
-    then = f"launch {named} --steps 20" if standing.rehearsed else f"rehearse {named}"
-    if unfit(decision):  # then another trainer is wanted
-        then = f"export {named} --to torchtitan"
-    lines += [standing.sentence, f"next: forerun {then}"]
+    after_this = next_line(body, after, study_dir)
+    if unfit(decision):  # our trainer cannot run it
+        after_this = f"next: forerun export {shown_name(path)} --to torchtitan"
+    lines += [standing.sentence, after_this]
     carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])  # a warmup, over duration
     told: dict[str, Json] = {
         "digest": decision.digest, "path": str(path), "accepted": cast(Json, given), "rehearsed": standing.body,
@@ -165,15 +165,15 @@ def _refuse(
     closed = [gate for gate in gates if gate.outcome != "passed" and gate.name not in given]
     if not closed:
         return
-    failed = any(gate.outcome == "failed" for gate in closed)
-    after = None if failed else deciding()
+    after = deciding()
     if after is not None and not {gate.name for gate in closed} & set(cast(list[str], after["gates"])):
         after = None
     outcomes = ", ".join(f"{gate.name} {gate.outcome.replace('_', ' ')}" for gate in closed)
-    lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir)]
+    lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir, closed)]
     lines += [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
     accept = " ".join(f"--accept {gate.name}" for gate in closed)
     lines.append(f"fix it, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
+    failed = any(gate.outcome == "failed" for gate in closed)
     raise (GateError if failed else CannotTellError)("\n".join(filter(None, lines)))
 
 
@@ -223,17 +223,25 @@ def report(
         return
     if out is not None:
         raise click.UsageError("--out works only with --compare A B: a study's report is written to its own folder")
-    from launcher.report.about import about
+    from launcher.base.talk import say
+    from launcher.frozen.frozen_folder import edited
+    from launcher.report.about import about, next_line
     from launcher.report.body import body_and_next
     from launcher.report.page import write_report
     from launcher.study.study_folder import recorded
+    from sweeps.store.live import read_live
+    from sweeps.store.lock import is_held
 
+    live = read_live(study_dir)
     study, ledger = recorded(study_dir)
+    for problem in edited(study_dir):
+        say(f"forerun: {problem}")
     body, after = body_and_next(study, ledger)
-    shown = about(study, ledger, body, after)
+    at_work = is_held(study_dir) is not False
+    shown = about(study, ledger, body, after, live, at_work=at_work)
     write_report(study_dir, body, shown)
     text = f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}"
-    answer(as_json, body, f"{text}\nnext: {shown.next_command}" if shown.next_command else text)
+    answer(as_json, body, f"{text}\n{next_line(body, after, study_dir, at_work=at_work)}")
 
 
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:

@@ -78,8 +78,9 @@ def _text(found: RehearsalAttestation, folder: Path, *, whole: bool) -> str:
         rows.append((result.outcome, result.name, duration(result.seconds), "\n".join([result.said, *more])))
     lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]
     lines.append(f"rehearsal {found.outcome} in {duration(found.seconds)}")
-    if found.outcome == "failed":
+    config = shown_name(folder)
+    after = f"launch {config}" if whole else f"rehearse {config}"
+    if failed := found.named("failed"):
         lines.append(f"the runs are kept in {folder / 'rehearsal'}")
-    elif whole:
-        lines.append(f"next: forerun launch {shown_name(folder)}")
-    return "\n".join(lines)
+        after = f"rehearse {config} --only {failed[0]}"
+    return "\n".join([*lines, f"next: forerun {after}"])

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from launcher.base.talk import duration, say, shown
+from launcher.base.talk import counted, duration, say, shown
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, full_option, json_option, table
 
 FOLLOW_SECONDS = 2.0
+INTERRUPTED = 130
 IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most
 
 
@@ -31,27 +32,43 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, f
 
         view = StudyView(study_dir)
         view.write(runs_file)
-        say(f"wrote {len(view.ledger.runs())} runs to {runs_file}")
+        say(f"wrote {counted(len(view.ledger.runs()), 'run')} to {runs_file}")
     if follow and as_json:
         raise click.UsageError("--follow prints for people: for one JSON answer use --brief --json")
     if follow:
-        _follow(study_dir)
+        try:
+            _follow(study_dir)
+        except KeyboardInterrupt:
+            say("forerun: this view ended; nothing was stopped: a driver of the study continues")
+            raise SystemExit(INTERRUPTED) from None
         return
     if brief:
+        from launcher.plan.study import PLAN_FILE
+
         now, _ = _look(study_dir)
-        answer(as_json, {"now": now}, now_text(now, study_dir))
+        resume = f"to resume: forerun run {study_dir / PLAN_FILE} --study {study_dir}"
+        answer(as_json, {"now": now}, now_text(now, study_dir) + f"\n\n{resume}" * (now["at_work"] is False))
         return
     from launcher.answers.outcome import closing_text, gate_lines, progress_text
-    from launcher.answers.texts import details_text
+    from launcher.answers.texts import details_text, share_text
+    from launcher.frozen.frozen_folder import edited
+    from launcher.report.about import next_line
     from launcher.report.body import body_and_next
     from launcher.study.study_folder import recorded
     from launcher.views.study_status import now_body
+    from sweeps.store.live import read_live
 
+    live = read_live(study_dir)
     study, ledger = recorded(study_dir)
     findings, after = body_and_next(study, ledger)
-    now = now_body(study_dir, ledger, study.plan)
-    parts = [closing_text(findings, after, study_dir), f"runs: {progress_text(findings)}\n{now_text(now, study_dir)}"]
+    for problem in edited(study_dir):
+        say(f"forerun: {problem}")
+    now = now_body(study_dir, live, ledger, study.plan)
+    spend: Any = findings["spend"]
+    stood = now_text(now, study_dir, share_text(spend["share_of_target"]))
+    parts = [closing_text(findings, after, study_dir), f"runs: {progress_text(findings)}\n{stood}"]
     parts += [details_text(findings), *gate_lines(findings, after, full=True)] if full else []
+    parts.append(next_line(findings, after, study_dir, at_work=now["at_work"] is not False))
     answer(as_json, {**findings, "now": now}, "\n\n".join(filter(None, parts)))
 
 
@@ -62,9 +79,11 @@ def _look(study_dir: Path) -> tuple[dict[str, Any], str]:
     from launcher.study.progress_text import chart_text
     from launcher.views.study_status import now_body
     from sweeps.store.ledger import Ledger
+    from sweeps.store.live import read_live
 
+    live = read_live(study_dir)
     ledger = Ledger.read(study_dir)
-    return now_body(study_dir, ledger, load_plan(study_dir / PLAN_FILE)), chart_text(ledger.runs())
+    return now_body(study_dir, live, ledger, load_plan(study_dir / PLAN_FILE)), chart_text(ledger.runs())
 
 
 def _followed(body: dict[str, Any], chart: str, study_dir: Path) -> str:
@@ -85,13 +104,12 @@ def _follow(study_dir: Path) -> None:
             live.update(Text(shown(_followed(body, chart, study_dir))), refresh=True)
 
 
-def now_text(body: dict[str, Any], study_dir: Path) -> str:
-    """The same for people."""
-    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body)]))
+def now_text(body: dict[str, Any], study_dir: Path, share: str = "") -> str:
+    """The same for people; `share`: of the main run's FLOPs, where findings tell it."""
+    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body, share)]))
 
 
 def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
-    from launcher.plan.study import PLAN_FILE
     from launcher.study.progress_text import line_of
     from proxies.core import canon
     from sweeps.store.live import StudyState
@@ -102,8 +120,7 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     done += f"; {body['num_lost_executions']} executions lost" if body["num_lost_executions"] else ""
     lines = [f"{study_dir}: runs with an outcome: {done}"]
     if live is None or live["at_work"] is False:
-        idle = f"no driver is running; to resume: forerun run {study_dir / PLAN_FILE} --study {study_dir}"
-        none = idle if body["at_work"] is False else "a driver is running; no run has started yet"
+        none = "no driver is running" if body["at_work"] is False else "a driver is running; no run has started yet"
         return "\n".join([*lines, none])
     where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last report {live['at']}")
     state = canon.decode(StudyState, live["study"])
@@ -128,16 +145,15 @@ def _widths_text(body: dict[str, Any]) -> str:
     return table(("width", *statuses, "best (nats)", "its lr", "its steps"), rows) if rows else ""
 
 
-def _spent_text(body: dict[str, Any]) -> str:
+def _spent_text(body: dict[str, Any], share: str) -> str:
     spent, caps = body["spent"], body["caps"]
 
     def of(value: float, cap: float | None) -> str:
         return f"{value:.4g}" if cap is None else f"{value:.4g} of {cap:.4g} ({value / cap:.0%})"
 
-    share = spent["flops"] / body["target_flops"]
     parts = [
-        f"{of(spent['num_runs'], caps['num_runs'])} runs",
-        f"{of(spent['flops'], caps['flops'])} FLOPs, {share:.3g} times target.budget_flops",
+        f"{of(spent['num_runs'], caps['num_runs'])} run{'s' * ((caps['num_runs'] or spent['num_runs']) != 1)}",
+        f"{of(spent['flops'], caps['flops'])} FLOPs" + (f", {share}" if share else ""),
         f"{of(spent['hours'], caps['hours'])} hours",
         f"{of(spent['device_hours'], caps['device_hours'])} device-hours",
     ]

@@ -109,9 +109,9 @@ def run(
 
     def work(runner: Runner) -> tuple[Json, str]:
         from launcher.answers.outcome import closing_text, gate_lines
-        from launcher.answers.texts import details_text
+        from launcher.answers.texts import details_text, spend_text
         from launcher.base.talk import say
-        from launcher.report.about import about
+        from launcher.report.about import about, next_line
         from launcher.report.body import body_and_next
         from launcher.report.page import write_report
 
@@ -122,20 +122,10 @@ def run(
         runner.reporter.draw()
         body, after = body_and_next(runner.study, runner.ledger)
         write_report(study_dir, body, about(runner.study, runner.ledger, body, after))
-        parts = [closing_text(body, after, study_dir)]
+        parts = [closing_text(body, after, study_dir), f"spent: {spend_text(body)}"]
         parts += [details_text(body), *gate_lines(body, after, full=True)] if full else []
+        parts.append(f"report: {study_dir / 'report.html'}\n{next_line(body, after, study_dir)}")
         return body, "\n\n".join(parts)
 
     body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir, verb="run", verbose=verbose)
-    assert isinstance(body, dict) and isinstance(body["gates"], list)
-    closed = [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
-    after = f"next: forerun freeze {study_dir}"
-    if closed:
-        after = f"{after}, which says what each closed gate needs"
-    if body["fit"] is not None and not body["choice"]:
-        after = (
-            "next: a child study (--fork) with more rungs, ladder.widths or ladder.num_steps: no law fits this ladder"
-        )
-    if isinstance(body["own_run"], dict) and not closed:
-        after = "every gate passed: start your main run as shown above"
-    answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")
+    answer(as_json, body, text)

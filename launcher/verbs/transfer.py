@@ -74,7 +74,7 @@ def _judged(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
     from launcher.base.talk import say
     from launcher.report.body import FINDING, body_and_next
     from launcher.study.evidence import gather
-    from launcher.study.gates import transfer_gate
+    from launcher.study.gates import open_gates, transfer_gate
     from launcher.views.tables import tests_table
 
     runner.transfer(spend=spend)
@@ -86,7 +86,7 @@ def _judged(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
     body, after = body_and_next(runner.study, runner.ledger, found)
     judged = body["transfer"]
     assert isinstance(judged, dict)
-    deciding = decide_line(after, runner.study.study_dir) if gate == "cannot_tell" else ""
+    deciding = decide_line(after, runner.study.study_dir, open_gates(body)) if gate == "cannot_tell" else ""
     head = "\n".join(filter(None, [transfer_line(judged, outcome), deciding]))
     table = transfer_text(judged) if full else shown_table(tests_table(judged))
     return {**judged, "outcome": outcome, "spend": body["spend"]}, f"{head}\n\n{table}\n\nspent: {spend_text(body)}"

@@ -11,19 +11,26 @@ from launcher.plan.plan import Plan
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import Run, Status
-from sweeps.run.budget import BudgetCaps, Spent, is_driven, spent
+from sweeps.run.budget import Spent, is_driven, spent
 from sweeps.run.lost_runs import LOST
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import DriverState, read_live
+from sweeps.store.live import DriverState
 from sweeps.store.lock import is_held
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
-def now_body(study_dir: Path, ledger: Ledger, plan: Plan) -> dict[str, Json]:
-    """What has ended, what is running, what it took, what is left; ledger and plan are the study's, as just read."""
-    live, held = read_live(study_dir), is_held(study_dir)
-    caps = plan.cluster.caps
+def now_body(study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Plan) -> dict[str, Json]:
+    """What has ended, what is running, what it took, what is left.
+
+    Args:
+        study_dir: the study's folder.
+        live: the driver's last look, read before the ledger was: else what the driver recorded in between is lost,
+            and what a study took would sink between two calls.
+        ledger: as just read.
+        plan: the study's.
+    """
+    held, caps = is_held(study_dir), plan.cluster.caps
     runs = ledger.runs()
     return {
         "num_runs": _by_status(runs),
@@ -32,7 +39,7 @@ def now_body(study_dir: Path, ledger: Ledger, plan: Plan) -> dict[str, Json]:
         "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
         "at_work": held,
         "driver": None if live is None else _driver(live, held),
-        "spent": canon.to_json(_spent(ledger, live, caps)),
+        "spent": canon.to_json(spent_now(ledger, live, caps.usd_per_device_hour)),
         "caps": canon.to_json(caps),
         "target_flops": plan.target.budget_flops,
     }
@@ -67,8 +74,8 @@ def _driver(live: DriverState, held: bool | None) -> dict[str, Json]:
     return {**cast(dict[str, Json], canon.to_json(live)), "at_work": held is not False and live.at_work}
 
 
-def _spent(ledger: Ledger, live: DriverState | None, caps: BudgetCaps) -> Spent:
-    """The ledger's count, with the hours of a driver that has not recorded its own yet."""
+def spent_now(ledger: Ledger, live: DriverState | None, usd_per_device_hour: float | None) -> Spent:
+    """The ledger's count, with the hours of a driver that has not recorded its own yet; arguments as `now_body`'s."""
     if live is None or is_driven(ledger, live.driver, live.stretch):
-        return spent(ledger, caps.usd_per_device_hour)
-    return spent(ledger, caps.usd_per_device_hour, more=(live.seconds, live.device_seconds))
+        return spent(ledger, usd_per_device_hour)
+    return spent(ledger, usd_per_device_hour, more=(live.seconds, live.device_seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,15 +155,20 @@ def _finite(value: float) -> float | None:
 def _pace_figures(run: WatchedRun) -> dict[str, Json]:
     columns, header = run.columns, run.columns.header
     num_ranks = run.decision.parallelism.num_ranks if header is None else header.num_ranks
-    ends = pace.projection(columns, run.schedule.num_steps, num_ranks)
+    num_steps = run.schedule.num_steps
+    since = pace.still_since(columns, num_steps, run.now, run.liveness)
+    reason = pace.why_no_end(columns, num_steps, since)
+    ends = pace.projection(columns, num_steps, num_ranks) if reason is None else None
     attempts = [event for event in columns.events if event.get("event") == "started"]
     return {
         "num_attempts": len(attempts) or None,
         "step_seconds": pace.step_seconds(columns),
         "tokens_per_second": _recent(columns, "tokens_per_second"),
         "mfu": _recent(columns, "mfu"),
-        "goodput": pace.goodput(columns),
+        "goodput": pace.goodput(columns) if pace.measured_enough(columns) else None,
         "projection": None if ends is None else canon.to_json(ends),
+        "projection_reason": reason,
+        "still_since": None if since is None else datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(),
     }
 
 
@@ -328,9 +334,12 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
         f"{figures['num_attempts']} attempts" if (figures["num_attempts"] or 1) > 1 else "",
     ]
     if any(pace):
-        lines.append(", ".join(filter(None, pace)))
+        until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
+        lines.append(until + ", ".join(filter(None, pace)))
     if (ends := figures["projection"]) is not None:
         lines.append(_end_line(ends))
+    elif figures["projection_reason"] is not None:
+        lines.append(f"cannot tell when it ends: {figures['projection_reason']}")
     return lines
 
 

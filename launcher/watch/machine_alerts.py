@@ -91,12 +91,8 @@ def medians_of_others(values_KR: Floats) -> Floats:
 
 
 def over(columns: LogColumns, num_steps: int) -> bool:
-    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself.
-
-    Where not every step is logged the schedule has ended when the next line would lie beyond it.
-    """
-    done = len(columns) and columns.step > num_steps - pace.line_steps(columns)
-    return bool(done) or bool(columns.events and columns.events[-1].get("event") in ENDINGS)
+    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself."""
+    return pace.done(columns, num_steps) or bool(columns.events and columns.events[-1].get("event") in ENDINGS)
 
 
 @alert(

@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from launcher.base import chronicle
+from launcher.base.metrics import ENDINGS
 from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE
+from launcher.base.talk import duration
 from launcher.base.watchdog import START_SECONDS
 from launcher.watch.logs.columns import Floats, LogColumns, headers, spacing
 
@@ -77,6 +79,8 @@ _MOST_SECONDS = 1e8
 """The longest that a step can take: a longer time, or one below 0, was not measured."""
 BLOCK_LINES, SUSTAINED = 16, 2
 """Lines of a block, and blocks on end that are a level."""
+LEAST_GOODPUT = 0.1
+"""Below it, the rest of a run cannot be projected: what was lost so far is not a rate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +122,10 @@ def goodput(columns: LogColumns) -> float | None:
 
 def projection(columns: LogColumns, num_steps: int, num_ranks: int) -> Projection | None:
     """From the recorded step times; None where there are none."""
-    seconds = measured(columns)[_comparable(columns)]
+    seconds = measured(columns)
+    begun = np.searchsorted(columns.steps, [one.step for one in headers(columns.events)], side="right")
+    seconds[begun[begun < len(seconds) - 1]] = np.nan  # an attempt's first line: it compiles once
+    seconds = seconds[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
     if not len(seconds):
         return None
@@ -128,12 +135,53 @@ def projection(columns: LogColumns, num_steps: int, num_ranks: int) -> Projectio
     paces = np.array([seconds.mean() / useful, np.quantile(blocks, 0.1), np.quantile(blocks, 0.9) / useful])
     paces[1:] = min(paces[:2]), max(paces[0], paces[2])
     centre, low, high = (float(left * pace) for pace in paces)
-    begun = headers(columns.events)
+    attempts = headers(columns.events)
     spent = float(seconds.mean()) * columns.step
-    if begun and columns.newest_at is not None:
-        spent = columns.newest_at - unix_seconds(begun[0].started_at)
+    if attempts and columns.newest_at is not None:
+        spent = columns.newest_at - unix_seconds(attempts[0].started_at)
     hours = [(spent + rest) * num_ranks / 3600 for rest in (centre, low, high)]
     return Projection(remaining_seconds=(centre, low, high), device_hours=(hours[0], hours[1], hours[2]))
+
+
+def done(columns: LogColumns, num_steps: int) -> bool:
+    """Whether the schedule has ended: where not every step is logged, whether the next line would lie beyond it."""
+    return bool(len(columns)) and columns.step > num_steps - line_steps(columns)
+
+
+def measured_enough(columns: LogColumns) -> bool:
+    """Whether the lines with a step time cover at least `BLOCK_LINES` steps since the ranks or the device changed."""
+    return int(np.isfinite(measured(columns)[_comparable(columns)]).sum()) * line_steps(columns) >= BLOCK_LINES
+
+
+def still_since(columns: LogColumns, num_steps: int, now: float | None, found: Liveness) -> float | None:
+    """Since when a run makes no step, in seconds since 1970; None: it advances, is done, or nobody says when."""
+    if done(columns, num_steps):
+        return None
+    silent, allowed, _ = silence(columns, now, found) or (0.0, 0.0, False)
+    if now is not None and silent > allowed:
+        return now - silent
+    ended = bool(columns.events) and columns.events[-1].get("event") in ENDINGS
+    return columns.newest_at if ended and not found.starting(columns.newest_at) else None
+
+
+def why_no_end(columns: LogColumns, num_steps: int, since: float | None) -> str | None:
+    """Why the end of a run cannot be projected, `since` of `still_since`; None where it can."""
+    if done(columns, num_steps):
+        return None
+    if since is not None:
+        at = datetime.datetime.fromtimestamp(since, datetime.UTC)
+        return f"the run stands still after step {columns.step}, since {at:%Y-%m-%d %H:%M:%S} UTC"
+    if step_seconds(columns) is None:
+        return "no step time is logged"
+    if not measured_enough(columns):
+        return f"fewer than {BLOCK_LINES} steps were timed"
+    useful = goodput(columns)
+    if useful is not None and useful < LEAST_GOODPUT:
+        return (
+            f"only {useful:.1%} of the time since the first start went into steps, at least {LEAST_GOODPUT:.0%} must; "
+            f"the steps left take {duration((num_steps - columns.step) * (step_seconds(columns) or 0.0))}"
+        )
+    return None
 
 
 def silence(columns: LogColumns, now: float | None, found: Liveness) -> tuple[float, float, bool] | None:

@@ -7,6 +7,7 @@ import pytest
 from example_report import finished_body
 from tiny_study import ask, forerun, set_gates
 
+from launcher.answers.main_run_estimate import time_text
 from launcher.answers.outcome import closing_text, decide_line, gate_lines, outcome_line
 
 SEEDS = {"gates": ["transfer", "ladder_tuned"], "sets": ["transfer.num_seeds=6"], "num_runs": 24, "flops": 1e12,
@@ -58,6 +59,7 @@ def test_an_estimate_for_a_laptop_is_short_and_names_no_gpu(finished):
     code, text, _ = forerun("estimate", finished / "plan.toml")
     assert code == 0 and text.startswith("about ") and len(text.splitlines()) <= 20
     assert "H100" not in text and "USD" not in text
+    assert text.startswith(time_text(ask("estimate", finished / "plan.toml")[1]["wall_hours"]))
     assert "H100" in forerun("estimate", finished / "plan.toml", "--gpu", "H100")[1]
     full = forerun("estimate", finished / "plan.toml", "--full")[1]
     assert full.splitlines()[0] == text.splitlines()[0] and "memory of a rank" in full

@@ -23,7 +23,7 @@ _VERDICT = {
     "control": {"outcome": "drifts", "drift_octaves_per_doubling": {"value": -1.0, "interval": [-1.3, -0.7]}},
 }  # fmt: skip
 REPORT = {
-    "accepted": {},
+    "accepted": {}, "fit": {}, "own_run": None, "main_run": None, "digest": DIGEST,
     "coordinates": {
         name: {"axis": "width", "outcome": outcome, "widths": [32, 64, 128, 256, 512]}
         for name, outcome in (("mup", "passes"), ("sp", "blows_up"))

@@ -11,6 +11,7 @@ from tiny_study import ask, forerun, replay
 
 from launcher.report import body as report
 from launcher.study.finding_cache import FINDINGS_FILE
+from proxies.core import canon
 from sweeps.store.ledger import LEDGER_NAME
 
 
@@ -62,6 +63,15 @@ def one_number(path):
     path.write_text(json.dumps(entry))
 
 
+def resealed(**changed):
+    def damage(path):
+        entry = {**json.loads(path.read_text()), **changed}
+        del entry["sha256"]
+        path.write_text(json.dumps({"sha256": canon.content_id(entry), **entry}))
+
+    return damage
+
+
 DAMAGE = {
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
@@ -69,6 +79,9 @@ DAMAGE = {
     "another shape": lambda path: path.write_text("[1]"),
     "edited": one_number,
     "of another key": lambda path: path.write_bytes(path.read_bytes().replace(b'"key": "', b'"key": "0', 1)),
+    "resealed, no findings": resealed(findings=None),
+    "resealed, files a list": resealed(files=[]),
+    "deeply nested": lambda path: path.write_text("[" * 100_000),
     "a pipe": pipe,
     "a folder": folder,
 }

@@ -10,7 +10,7 @@ from main_run import tiny_decision
 
 from launcher.frozen import frozen_folder
 from launcher.frozen.frozen import FrozenError, TamperedError
-from launcher.frozen.frozen_folder import ATTESTED, look_through, write_frozen
+from launcher.frozen.frozen_folder import ATTESTED, edited, look_through, write_frozen
 from launcher.frozen.launch_file import attest, read_launch
 from proxies.core import canon
 
@@ -140,3 +140,16 @@ def test_freezing_that_fails_leaves_nothing_or_what_was(decision, tmp_path, monk
     assert [path.name for path in frozen_dir.iterdir()] == [decision.digest]
     assert (folder / "notes.txt").exists() == again
     look_through(folder, decision.digest)
+
+
+def test_a_study_names_the_launch_file_that_was_edited(folder):
+    study = folder.parent.parent
+    assert edited(study) == []
+    path = folder / "launch.json"
+    content = path.read_text()
+    path.write_text(content.replace('"on_non_finite": true', '"on_non_finite": false'))
+    assert path.read_text() != content
+    assert [str(path) in problem for problem in edited(study)] == [True]
+    path.write_text(content)
+    shutil.move(folder, folder.with_name("f" * 64))
+    assert len(edited(study)) == 1

@@ -1,11 +1,14 @@
 """What closes each gate."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import pytest
 
+from launcher.answers.outcome import decide_line
 from launcher.study import gates
+from launcher.study.next_runs import next_runs
 
 LAYER = {"layer": "lm_head", "role": "readout", "slope": -0.83, "interval": [-1.0, -0.7], "expected": [0.0, 0.0],
          "cause": "too small", "outcome": "vanishes"}  # fmt: skip
@@ -104,6 +107,26 @@ def test_the_data_gate(study, found):
         choice = dataclasses.replace(found.choice, prediction=prediction)
         gate = gates.gates(study, {}, found.verdicts, found.fit, choice)[3]
         assert (gate.name, gate.outcome) == ("data", outcome)
+
+
+def test_no_runs_are_offered_where_a_gate_failed_that_they_cannot_open(study, ledger, found):
+    def asked(*accepted, **outcomes):
+        planted = tuple(gates.Gate(name=name, outcome=outcome, reason="") for name, outcome in outcomes.items())
+        return next_runs(study, ledger, dataclasses.replace(found, gates=planted), accepted)
+
+    assert asked(data="passed")["num_runs"] > 0
+    assert asked(data="failed") is None and asked(fit="failed") is None
+    assert asked("data", data="failed") == asked(data="passed")
+    failed = gates.Gate(name="data", outcome="failed", reason="")
+    assert "data.path" in gates.needs_text([failed]) and gates.needs_text([failed]) == decide_line(None, None, [failed])
+
+
+def test_too_few_data_are_named_before_any_run(study):
+    have = study.manifest.num_tokens("train")
+    assert not gates.data_warning(study, have)
+    warned = gates.data_warning(study, have + 1)
+    most = float(re.search(r"target.budget_flops of at most about (\S+);", warned)[1])
+    assert most == pytest.approx(6 * have * have / 20, rel=0.05)  # 6ND at 20 tokens a parameter
 
 
 def test_the_gates_have_the_names_that_freeze_knows(found):

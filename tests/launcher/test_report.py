@@ -13,7 +13,7 @@ from markupsafe import escape
 from launcher.answers.outcome import choice_text
 from launcher.figures import plots
 from launcher.figures.panel import svg_of
-from launcher.report.about import About, next_command
+from launcher.report.about import About, next_command, next_line
 from launcher.report.page import environment, report_page, write_report
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
@@ -246,7 +246,10 @@ def test_the_next_command_follows_the_study(tmp_path, body):
     (frozen / "launch.json").touch()
     named = frozen.with_name(frozen.name[:12])
     assert next_command(body, None, tmp_path) == f"forerun rehearse {named}"
-    assert next_command(body | {"main_run": {"event": "stopped"}}, None, tmp_path) == f"forerun launch {named}"
+    begun = {"stopped": "rehearse", "interrupted": "launch", None: "watch"}  # nobody rehearsed; --steps stopped it
+    for event, verb in begun.items():
+        assert next_command(body | {"main_run": {"event": event}}, None, tmp_path) == f"forerun {verb} {named}"
+    assert next_command(body, None, tmp_path, at_work=True) == f"forerun status {tmp_path} --follow"
     body["gates"][1] |= {"outcome": "cannot_tell"}
     assert next_command(body, None, tmp_path) == f"forerun freeze {tmp_path}"
     assert next_command(body, after, tmp_path) == f"forerun transfer {plan} --study {tmp_path} --spend"
@@ -254,7 +257,10 @@ def test_the_next_command_follows_the_study(tmp_path, body):
     assert next_command(body, more, tmp_path).endswith(f"--fork {tmp_path} --set transfer.num_seeds=4")
     body["gates"][0] |= {"outcome": "cannot_tell"}  # those runs would not open this one
     assert next_command(body, after, tmp_path) == f"forerun freeze {tmp_path}"
-    body |= dict.fromkeys(("fit", "decision", "digest"))
+    assert next_line(body, None, tmp_path).startswith(f"next: forerun freeze {tmp_path}, which ")
+    none = body | {"choice": None}
+    assert next_command(none, None, tmp_path) == "" and "--fork" in next_line(none, None, tmp_path)
+    body |= dict.fromkeys(("fit", "choice", "decision", "digest"))
     assert next_command(body, None, tmp_path) == f"forerun run {plan} --study {tmp_path}"
 
 

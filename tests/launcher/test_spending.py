@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from tiny_study import ask, forerun, write_plan
+from tiny_study import PLAN, ask, forerun, write_plan
 
 from launcher.study.stages import Accounts
 from sweeps.run.budget import BudgetCaps, spent
@@ -74,6 +74,26 @@ def test_a_look_is_what_status_reads(ledger, tmp_path):
     accounts.write_down()
     accounts.write_down()
     assert [record.key for record in ledger.records("driven")] == ["0/0", "0/1"]
+
+
+def test_what_is_spent_does_not_sink_while_the_driver_records_it(ledger, tmp_path, monkeypatch):
+    study, accounts = tmp_path / "study", Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
+    (study / "plan.toml").write_text(PLAN)
+    time.sleep(0.05)
+    accounts.look("search", (), 0, None, lambda: STATE)
+    before, read = ask("status", study, "--brief")[1]["now"]["spent"], Ledger.read
+
+    def reading(folder):
+        found = read(folder)
+        accounts.write_down()
+        accounts._looked -= 1.0
+        accounts.look("transfer", (), 0, None, lambda: STATE)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "read", reading)
+        meanwhile = ask("status", study, "--brief")[1]["now"]["spent"]
+    assert before["device_hours"] <= meanwhile["device_hours"] <= spent(read(study), None).device_hours
 
 
 def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):

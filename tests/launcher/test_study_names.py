@@ -89,6 +89,27 @@ def test_explain_plan_names_every_key_once():
     assert (code, "search.num_trials" in err) == (2, True)
 
 
+def test_explain_shows_a_studys_own_value_and_names_the_plans_key(here):
+    code, _, err = forerun("explain", "learning_rate")
+    assert (code, "forerun explain plan learning_rate" in err) == (2, True)
+    (here / "study").mkdir(exist_ok=True)
+    (here / "study" / "plan.toml").write_text("[search]\nnum_trials = 17\n")
+    (one,) = json.loads(forerun("explain", "plan", "num_trials", "--json")[1])["keys"]
+    assert (one["study_value"], one["default"]) == ("17", "24")
+    assert forerun("explain", "plan", "num_trials")[1].startswith("search.num_trials = 17 ")
+    (here / "study" / "plan.toml").write_text("[search\n")
+    assert forerun("explain", "plan", "num_trials")[0] == 0, "a plan to be mended is no obstacle"
+
+
+def test_ctrl_c_of_a_view_says_that_nothing_was_stopped(here, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.verbs.status._follow", interrupted)
+    code, _, err = forerun("status", "study", "--follow")
+    assert (code, "nothing was stopped" in err) == (130, True)
+
+
 def test_a_quick_plan_shows_what_people_change(here):
     code, out, _ = forerun("init", "--quick", "--json")
     assert (code, json.loads(out)["preset"]) == (0, "demo")

@@ -1,5 +1,6 @@
 """The verbs around a study: what they write, refuse and answer. Their keys are a contract."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,10 @@ from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.exporters.trainers import native
 from launcher.frozen.launch_file import attest, read_attestation
 from launcher.plan.file import load_plan
+from launcher.report.body import accepted
+from launcher.study.gates import Gate
+from launcher.study.study_folder import recorded_study
+from sweeps.store.ledger import Ledger
 
 
 @pytest.fixture
@@ -50,6 +55,19 @@ def test_an_accepted_gate_is_told_wherever_the_config_is(frozen, copied):
     assert len(attestation["body"]["run_ids"]) == attestation["body"]["spend"]["num_runs"]
     assert json.loads((copied / "report.json").read_text())["accepted"] == given
     assert ask("status", copied)[1]["accepted"] == given
+
+
+def test_an_acceptance_outlives_other_words_but_not_other_evidence(frozen, copied):
+    study = recorded_study(copied)
+    reworded = tuple(
+        Gate(name=name, outcome=outcome, reason="as a later version says") for name, outcome in GATES.items()
+    )
+    assert set(accepted(Ledger.read(copied), reworded)) == {"coordinates", "transfer"}
+    other = tuple(dataclasses.replace(gate, outcome="cannot_tell") for gate in reworded)
+    assert set(accepted(Ledger.read(copied), other)) == {"transfer"}
+    with Ledger.open(copied, study.question, create=False) as ledger:
+        ledger.append("spend", "more runs follow", {})
+        assert accepted(ledger, reworded) == {}
 
 
 def test_the_digest_knows_nothing_of_gates(frozen, finished, tmp_path, monkeypatch):

@@ -48,6 +48,7 @@ def test_stages_are_counted_from_the_plan(body):
     # 16 over width and 4 in the control arm; two longer durations of 8; two widths of 3 clips, the base's own shared.
     least, most = stages["transfer"]["num_runs"]
     assert least == 45 < most
+    assert body["total"]["num_runs"] == [4 + least + 13, 4 + most + 13]  # checks are no runs of the ledger
     for stage in stages.values():
         low, high = stage["core_hours"]["interval"]
         assert low < stage["core_hours"]["value"] < high

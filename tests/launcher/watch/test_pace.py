@@ -7,6 +7,7 @@ from planted_watch import BEGAN, columns_of, decision, started
 from launcher.base.watchdog import START_SECONDS
 from launcher.watch import pace
 from launcher.watch.alerts import WatchedRun
+from launcher.watch.follower import judge
 from launcher.watch.machine_alerts import medians_of_others, slow, straggler
 from launcher.watch.pace import Liveness
 
@@ -101,6 +102,35 @@ def test_the_end_is_projected_from_recorded_times_and_what_was_lost():
     found = pace.projection(columns, 300, 2)
     assert found.remaining_seconds == pytest.approx((200.0, 100.0, 200.0)), "200 steps of 0.5 s, half of it lost so far"
     assert found.device_hours[0] == pytest.approx(2 * 300 / 3600)
+
+
+def test_no_end_is_projected_from_too_little_or_of_a_run_that_stands_still():
+    now = BEGAN.timestamp() + 100.0
+
+    def ends(columns, at, num_steps=1000):
+        figures = judge(decision(num_steps), columns, now=at).figures
+        assert (figures["projection"] is None) == (figures["projection_reason"] is not None)
+        return figures
+
+    early = ends(run(5, events=(started(),), newest_at=now), now + 1.0)
+    assert early["projection"] is None and early["goodput"] is None and early["still_since"] is None
+    going = run(100, events=(started(),), newest_at=now)
+    assert ends(going, now + 5.0)["projection"] is not None
+    still = ends(going, now + 7200.0)
+    assert still["projection"] is None and pace.unix_seconds(still["still_since"]) == now
+    ended = run(100, events=(started(), {"event": "interrupted", "step": 100}), newest_at=now)
+    assert pace.unix_seconds(ends(ended, None)["still_since"]) == now
+    late = ends(run(100, events=(started(),), newest_at=now + 36000.0), now + 36001.0)
+    assert late["projection"] is None and late["still_since"] is None, "hours between attempts are no rate of loss"
+    over = run(100, events=(started(),), newest_at=now)
+    assert ends(over, now + 7200.0, num_steps=100)["projection"] is not None, "nothing is left"
+
+
+def test_an_attempts_first_line_is_not_the_pace_of_the_rest():
+    columns = run(100, noise=0.0)
+    columns.seconds[0] = 500.0
+    assert pace.projection(columns_of(columns.train_loss_nats, seconds=columns.seconds, events=(started(),)), 200, 1
+                           ).remaining_seconds[0] == pytest.approx(50.0)  # fmt: skip
 
 
 def silence(columns, now, **given):
