@@ -15,12 +15,12 @@ from proxies.core.schedule import Schedule
 
 DIGEST = "ab" * 32
 NUM_STEPS = 400
-STARTED = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def header(step=0, digest=DIGEST):
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return metrics.Header(
-        digest=digest, step=step, started_at=STARTED, num_ranks=1, device="cpu",
+        digest=digest, step=step, started_at=now, num_ranks=1, device="cpu",
         model_flops_per_token=6e3, peak_flops_per_second=None,
     )  # fmt: skip
 

@@ -85,5 +85,5 @@ def test_a_wide_price_names_what_narrows_it(tmp_path):
     """A study was priced at USD 295 [38, 3873]."""
     body = ask("estimate", write_plan(tmp_path), *ON_GPUS)[1]
     low, high = body["total"]["usd"]["interval"]
-    (said,) = body["warnings"]
-    assert high > 10 * low and "--study STUDY" in said and f"{high / low:.3g}" in said
+    (said,) = [text for text in body["warnings"] if "--study STUDY" in text]
+    assert high > 10 * low and f"{high / low:.3g}" in said
