@@ -30,6 +30,7 @@ from launcher.views.numbers import words
 from launcher.views.transfer import short_size, size_name, wanted
 from proxies.core.hyperparameters import HYPERPARAMETERS, hyperparameter_named
 from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
+from proxies.core.programs import PLACEHOLDERS
 from proxies.core.rules import Parametrization, decays, kind_rule, scaling
 from transfer.question import from_log2
 from transfer.verdict.rules import TransferRule
@@ -185,6 +186,11 @@ ORIGINS: dict[str, Origin] = {
     "spikes.*": _fixed(_SPIKE),
     "abort.train_loss_above_nats": _derived("ln(vocabulary) plus one nat, as for the proxies", "shape.vocab_size"),
     "abort.*": _fixed("whether the run stops before a step on a gradient that is not finite"),
+    "own.command.metrics_path": _from_key("proxy.metrics_path"),
+    "own.command.metrics_format": _from_key("proxy.metrics_format"),
+    "own.command.*_key": _from_key("proxy.metrics_{}"),
+    "own.command.*": _from_key("proxy.command"),
+    "own.values.*": _derived("what your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"),
     "predicted.level": _from_key("transfer.level"),
     "predicted.curve": _from_fit(
         "the ladder's loss curves relative to their final losses, regressed on size and tokens (arXiv 2507.02119)",
@@ -198,10 +204,17 @@ ORIGINS: dict[str, Origin] = {
 """By pattern of `Field.key`."""
 
 
+_OWN = "own.values"
+"""What a user's own trainer gets: by placeholder, those that the plan declares among them."""
+
+
 def hyperparameter_of(key: str) -> str | None:
     """The hyperparameter that a field comes from: of its name, a share of the steps, or a part of a multiplier."""
     record, _, name = key.rpartition(".")
     spelled = (name, name.replace("_steps", "_fraction"))
+    if record == _OWN:
+        told = {one.told_as: one.name for one in HYPERPARAMETERS.values()}
+        return told.get(name, None if name in PLACEHOLDERS else name)
     return next(
         (
             one.name

@@ -50,7 +50,12 @@ def fields_of(decision: Decision) -> tuple[Field, ...]:
 def _walk(record: Any, path: str, key: str) -> Iterator[Field]:
     for field in dataclasses.fields(record):
         name, value = field.name, getattr(record, field.name)
-        if dataclasses.is_dataclass(value):
+        if value == field.default and "unless_default" in field.metadata:
+            continue
+        if isinstance(value, dict):
+            for item in value:
+                yield Field(path=f"{path}{name}.{item}", key=f"{key}{name}.{item}", value=value[item], of=record)
+        elif dataclasses.is_dataclass(value):
             yield from _walk(value, f"{path}{name}.", f"{key}{name}.")
         elif f"{path}{name}" in NAMED:
             for item, called in zip(value, _names(value), strict=True):

@@ -67,6 +67,7 @@ def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str],
         "this version's learning-rate table differs from the frozen one: export with the version that froze it": (
             learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
         ),
+        "own: your own trainer trains this config: use --to command": decision.own is None,
         f"shape.family = {decision.shape.family!r}: this export writes llama-like models; use the native trainer": (
             decision.shape.family == "llama"
         ),
@@ -114,6 +115,7 @@ MODULES = {
     "huggingface": "huggingface",
     "megatron-lm": "megatron_lm",
     "olmo-core": "olmo_core",
+    "command": "command",
 }
 """Trainers by the name that users type, and the module of `trainers` that writes their files."""
 

@@ -7,6 +7,7 @@ hash shows accident and edit, not a forger.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -17,6 +18,7 @@ from proxies.core.checks import Checks
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers, OptimizerName
+from proxies.core.programs import PLACES, Command, placeholders_in
 from proxies.core.rules import Parametrization
 from proxies.core.schedule import STEP_CONVENTION, Schedule, lr_table
 from proxies.core.shape import Shape
@@ -148,6 +150,34 @@ class PredictedLoss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnTrainer:
+    """The user's own trainer, where forerun's model is not what trains: a command, and what each placeholder is."""
+
+    command: Command
+    values: dict[str, object]
+    """By placeholder, all but the places of one machine (`proxies.core.programs.PLACES`)."""
+
+    @property
+    def named(self) -> dict[str, object]:
+        """Those that the command line names; all, if it gets them as a file."""
+        named = placeholders_in(self.command.template)
+        return {name: value for name, value in self.values.items() if "run_json" in named or name in named}
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for name, value in self.values.items():
+            fine = value is None or isinstance(value, str) or (type(value) in (int, float) and math.isfinite(value))  # type: ignore[arg-type]
+            checks.that(fine, f"values.{name} = {value!r}: must be a finite number, a word or null")
+        if checks.fine:
+            checks.problems += [
+                f"values lacks {name}, which the command names"
+                for name in placeholders_in(self.command.template)
+                if name not in self.values and name not in PLACES
+            ]
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """Everything the main run computes with. Its content id is the digest."""
 
@@ -180,6 +210,8 @@ class Decision:
     monitoring: Monitoring = field(default=Monitoring())
     compiled: bool = False
     """torch.compile of each block."""
+    own: OwnTrainer | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
+    """Of such a trainer `values` count: there are no groups, and what is parallel is up to it."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.base import policy
@@ -18,8 +19,10 @@ from launcher.plan.study import Study
 from launcher.study.history import ConcludedRun
 from proxies.core import canon
 from proxies.core.flops import count_params
+from proxies.core.programs import PLACES
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
+from proxies.external.command import placeholder_values
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
 from transfer.verdict.rules import rule_of
@@ -190,7 +193,10 @@ def decision(
 
     plan, shape, base = study.plan, choice.shape, study.base_shape
     run = main_spec(study, found, choice)
-    table = parameter_table(run)
+    own = None
+    if run.command is not None:
+        values = {name: value for name, value in placeholder_values(run, Path(), None).items() if name not in PLACES}
+        own = frozen.OwnTrainer(command=run.command, values=dict(values))
     return frozen.Decision(
         schema_version=frozen.SCHEMA_VERSION,
         shape=shape,
@@ -198,10 +204,11 @@ def decision(
         parametrization=run.parametrization,
         transfer=tuple(rule_of(judged.verdict) for _, judged in verdicts.tests),
         forward=forward_numbers(run),
-        groups=frozen.groups_of(table),
+        groups=() if own else frozen.groups_of(parameter_table(run)),
         optimizer=run.optimizer,
         learning_rate=frozen.learning_rate_of(run.schedule),
-        **run.hparams.run_wide,  # type: ignore[arg-type]
+        # What a command does not get is up to it.
+        **{name: value if plan.reaches(name) else None for name, value in run.hparams.run_wide.items()},  # type: ignore[arg-type]
         batch_tokens=run.batch_tokens,
         num_tokens=run.num_tokens,
         data=frozen.Data(
@@ -213,7 +220,7 @@ def decision(
         ),
         seed=plan.launch.seed,
         precision=plan.launch.precision,
-        parallelism=planned_parallelism(plan.launch),
+        parallelism=frozen.Parallelism(data_parallel_shard=1) if own else planned_parallelism(plan.launch),
         checkpointing=policy.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
         predicted=predicted_loss(choice, rungs),
         abort=policy.AbortPolicy(
@@ -226,4 +233,5 @@ def decision(
             replay_every_steps=plan.launch.replay_every_steps,
         ),
         compiled=plan.launch.compiled,
+        own=own,
     )

@@ -22,7 +22,7 @@ from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.gates import Gate, failed_gates, gates
 from launcher.study.ladder_checks import LadderChecks, ladder_checks
-from launcher.study.own_model import OwnProgramError, is_own
+from launcher.study.own_model import OwnProgramError
 from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
@@ -90,7 +90,7 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
 
     Raises:
         StageMissingError: something is still to run.
-        OwnProgramError: it is not one of our models that trains.
+        OwnProgramError: the model is the user's own.
         CannotTellError: all has run, and the ladder fits no law.
     """
     if found.fit is not None and found.choice is None:
@@ -103,7 +103,7 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
         raise CannotTellError((*found.fit.warnings, remedy))
     if found.transferred is None or found.verdicts is None or found.choice is None:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
-    if is_own(study):
+    if study.factory is not None:
         raise OwnProgramError(study)
     finished = decide.finished_rungs(study, found.ladder, found.rungs)
     return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

@@ -17,12 +17,12 @@ from proxies.external.command import filled, placeholder_values
 
 
 class OwnProgramError(ValueError):
-    """A frozen config is asked for a model or a trainer that is not ours."""
+    """A frozen config is asked for a model that is not ours."""
 
     def __init__(self, study: Study) -> None:
-        whose = "trainer" if study.plan.command is not None else "model"
         super().__init__(
-            f"freeze writes configs for forerun's own model families, not for your own {whose}: `forerun report "
+            "freeze writes configs for forerun's own model families and for your own trainer, not for your own model: "
+            "`forerun report "
             f"{study.study_dir}` shows how to start its main run, and `report.json` has it as `own_run`"
         )
 

@@ -133,6 +133,8 @@ def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> None:
 
 def unfit(decision: Decision) -> list[str]:
     """Why the embedded trainer cannot run a decision, on whatever corpus and ranks; empty if it can."""
+    if decision.own is not None:
+        return ["your own trainer trains this config: `forerun export FROZEN --to command` writes how to start it"]
     layout = decision.parallelism
     expected = {
         "this version's learning-rate table differs from the frozen one: train with the version that froze it": (

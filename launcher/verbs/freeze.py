@@ -86,7 +86,8 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     standing = rehearsal_of(path.parent, decision.digest)
     after_this = next_line(body, after, study_dir)
     if unfit(decision):  # our trainer cannot run it
-        after_this = f"next: forerun export {shown_name(path)} --to torchtitan"
+        trainer = "torchtitan" if decision.own is None else "command"
+        after_this = f"next: forerun export {shown_name(path)} --to {trainer}"
     lines += [standing.sentence, after_this]
     carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])  # a warmup, over duration
     told: dict[str, Json] = {
@@ -184,9 +185,11 @@ def _start(group: ParameterGroup) -> str:
 def _decision_lines(decision: Decision, path: Path, doubts: tuple[str, ...], *, full: bool) -> list[str]:
     """What was frozen in a sentence, where it is, how it trains; every group of parameters where it is to be `full`."""
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
+    own = decision.own
+    rate = max(g.learning_rate for g in decision.groups) if own is None else cast(float, own.values["lr"])
     return [
         (
-            f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {max(g.learning_rate for g in decision.groups):.4g}, "
+            f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {rate:.4g}, "
             f"width {shape.width}, {shape.num_layers} layers, expected loss {predicted.loss_nats:.4f} nats "
             f"[{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] at level {predicted.level:g}"
         ),
@@ -196,6 +199,7 @@ def _decision_lines(decision: Decision, path: Path, doubts: tuple[str, ...], *, 
             f"warmup {schedule.warmup_steps} steps, "
             + ", ".join(f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}" for name in RUN_WIDE)
         ),
+        *([] if own is None else ["  your own trainer gets " + ", ".join(f"{k}={v}" for k, v in own.named.items())]),
         *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups if full),
         *(f"  {sentence}" for sentence in doubts),
     ]

@@ -57,6 +57,10 @@ def watch(
     decision, folder = read_launch(frozen), folder_of(frozen)
     metrics = where or str(folder / "run")
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
+    if decision.own is not None:  # its plan said what the trainer calls them
+        own = decision.own.command
+        named = (own.step_key, own.train_loss_key, own.validation_loss_key, own.grad_norm_key)
+        asked = {column: name or usual for (column, name), usual in zip(asked.items(), named, strict=True)}
     keys = ColumnNames(asked)
     readings = LogReader(
         source_of(metrics, keys), keys, decision.digest, decision.learning_rate.schedule.num_steps,

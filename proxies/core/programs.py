@@ -52,6 +52,8 @@ PLACEHOLDERS = {
 }  # fmt: skip
 """What a command template may name."""
 
+PLACES = ("run_dir", "run_json", "data")
+"""Those of the machine that a run is on."""
 NEEDED = {
     "lr": "the search cannot reach the trainer",
     "width": "the model would not grow",
@@ -100,7 +102,7 @@ class Command:
 
     def reaches(self, placeholder: str) -> bool:
         """Whether the trainer receives this value: a search over one that it does not receive has no effect."""
-        return not {placeholder, "run_json"}.isdisjoint(_names(self.template))
+        return not {placeholder, "run_json"}.isdisjoint(placeholders_in(self.template))
 
 
 def template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
@@ -122,7 +124,7 @@ def template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
     return problems
 
 
-def _names(template: str) -> set[str]:
+def placeholders_in(template: str) -> set[str]:
     """The placeholders of a template; none for one that does not parse."""
     try:
         return {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
@@ -137,14 +139,14 @@ def _command_problems(template: str) -> list[str]:
         shlex.split(template)
     except ValueError as error:
         problems.append(f"{template!r} does not split into words ({error}): are its quotes balanced?")
-    names = _names(template)
+    names = placeholders_in(template)
     missing = {} if "run_json" in names else {name: why for name, why in NEEDED.items() if name not in names}
     return problems + [f"it lacks {{{name}}}: {why}" for name, why in missing.items()]
 
 
 def _path_problems(path: str) -> list[str]:
     """Two runs must never write, nor an attempt find, the same metrics."""
-    names, pure = _names(path), PurePosixPath(path)
+    names, pure = placeholders_in(path), PurePosixPath(path)
     shared = pure.is_absolute() or path.startswith("~") or not names.isdisjoint(("data", "run_json"))
     if ".." in pure.parts or (shared and "run_dir" not in names):
         return [f"{path!r} is outside {{run_dir}}, so runs would write one file: begin it with {{run_dir}}/"]
