@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from launcher.base.policy import AbortPolicy, Checkpointing, Monitoring, Recomputed, SpikePolicy
@@ -156,11 +157,18 @@ class OwnTrainer:
     command: Command
     values: dict[str, object]
     """By placeholder, all but the places of one machine (`proxies.core.programs.PLACES`)."""
+    resume: str = ""
+    """Arguments behind the command's by which it goes on where it stopped, placeholders allowed; empty: it cannot."""
+
+    def metrics_at(self, run_dir: Path) -> Path:
+        """Where a run logs its metrics."""
+        values = {name: str(value) for name, value in self.values.items()} | {"run_dir": str(run_dir.resolve())}
+        return run_dir.resolve() / self.command.metrics_path.format_map(values)
 
     @property
     def named(self) -> dict[str, object]:
         """Those that the command line names; all, if it gets them as a file."""
-        named = placeholders_in(self.command.template)
+        named = self.command.named
         return {name: value for name, value in self.values.items() if "run_json" in named or name in named}
 
     def __post_init__(self) -> None:
@@ -171,7 +179,7 @@ class OwnTrainer:
         if checks.fine:
             checks.problems += [
                 f"values lacks {name}, which the command names"
-                for name in placeholders_in(self.command.template)
+                for name in self.command.named | placeholders_in(self.resume)
                 if name not in self.values and name not in PLACES
             ]
         checks.done()

@@ -15,7 +15,7 @@ from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams, hyperparameter_named
 from proxies.core.powers import Ratios
-from proxies.core.programs import PLACEHOLDERS, Factory
+from proxies.core.programs import PLACEHOLDERS, Factory, template_problems
 from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
 
@@ -76,6 +76,12 @@ def _proxy_problems(plan: Plan) -> list[str]:
     problems += [] if problems else _decay_problems(plan)
     problems += [*_batch_problems(plan), *_data_problems(plan)]
     problems += [] if problems else _told_problems(plan)
+    if plan.launch.resume_arguments:
+        known = tuple(plan.search.own)
+        problems += [
+            f"launch.resume_arguments: {said}" for said in template_problems(plan.launch.resume_arguments, known)
+        ]
+        problems += [] if proxy.command else ["launch.resume_arguments: only for your own trainer (proxy.command)"]
     if plan.model.tied and not problems and plan.parametrization.output == "absorbed":
         problems.append(
             f"model.tied = true under {plan.parametrization}: a tied readout has no init and rate of its own to absorb "

@@ -317,6 +317,11 @@ class LaunchSection(Section):
         0, description="How often the trainer may go back before a spike and skip its data by itself; 0: never."
     )
     seed: Seed = Field(1000, description="Seed of the main run's weights and data order.")
+    resume_arguments: str = Field(
+        "",
+        description="Arguments by which your own trainer goes on where it stopped, such as --resume {run_dir}/last.pt; "
+        "empty: it cannot.",
+    )
     gpu: str = Field(
         "", description="Accelerator of the main run, for `forerun estimate`: a name it knows; empty: H100."
     )

@@ -80,7 +80,7 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
     closed = open_gates(body)
     if after is not None and {gate["name"] for gate in closed} <= set(after["gates"]):
         return deciding_command(after, study_dir)
-    if body["own_run"] is not None:
+    if body["own_run"] is not None and body["digest"] is None:
         return ""
     frozen = study_dir / "frozen" / str(body["digest"])
     if closed or not (frozen / "launch.json").is_file():
@@ -89,7 +89,9 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
     event = None if body["main_run"] is None else body["main_run"]["event"] or "running"
     if event in ("finished", "running"):  # or killed, which `watch` finds out
         return f"forerun watch {named}{' --conclude' if event == 'finished' else ''}"
-    tried = event in (None, "stopped")  # at most some steps, on purpose
+    tried = (
+        event in (None, "stopped") and body["own_run"] is None
+    )  # at most some steps, on purpose; ours alone is drilled
     return f"forerun {'rehearse' if tried and not rehearsal_of(frozen, body['digest']).rehearsed else 'launch'} {named}"
 
 

@@ -84,7 +84,7 @@ def body_and_next(
         gathered = gather(study, ledger) if found is None else found
         body = report_body(study, ledger, gathered)
         body[_NEXT] = next_runs(study, ledger, gathered, accepted(ledger, gathered.gates))
-        if study.factory is not None or (gathered.choice is not None and not is_own(study) and body["digest"] is None):
+        if study.factory is not None or (gathered.choice is not None and body["digest"] is None):
             return body, None  # made of the user's code, or of a curve that is lost, which is to be said each time
         rungs = () if body["decision"] is None else gathered.rungs
         return body, [curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None]
@@ -103,7 +103,7 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
     """What a study's records say, of `report.json`: all but what lies beside them."""
     results = ledger.results()
     own = is_own(study)
-    decision = _decision(study, found) if found.choice is not None and not own else None
+    decision = _decision(study, found) if found.choice is not None and study.factory is None else None
     return {
         "schema_version": 1,
         "question": study.question,

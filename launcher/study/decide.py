@@ -196,7 +196,7 @@ def decision(
     own = None
     if run.command is not None:
         values = {name: value for name, value in placeholder_values(run, Path(), None).items() if name not in PLACES}
-        own = frozen.OwnTrainer(command=run.command, values=dict(values))
+        own = frozen.OwnTrainer(command=run.command, values=dict(values), resume=plan.launch.resume_arguments)
     return frozen.Decision(
         schema_version=frozen.SCHEMA_VERSION,
         shape=shape,

@@ -20,7 +20,7 @@ from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from launcher.dashboards.log_sink import SinkOutcome
-    from launcher.frozen.frozen import Decision
+    from launcher.frozen.frozen import Decision, OwnTrainer
     from launcher.supervisor.launch import LaunchOutcome, Nodes
 
 _ENDPOINT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
@@ -66,6 +66,13 @@ def launch(
     from launcher.trainer.assembly import unfit
 
     decision, folder = read_launch(frozen), folder_of(frozen)
+    if decision.own is not None:
+        odd = {"--steps": stop_after, "--trainer": trainer, "--srun": srun or None, "--sbatch": sbatch_file,
+               "--wandb": wandb, "--nnodes": None if num_nodes == 1 else num_nodes}  # fmt: skip
+        _launch_own(
+            frozen, decision, decision.own, data_dir, out_dir, max_restarts, odd, dry_run=dry_run, as_json=as_json
+        )
+        return
     corpus = corpus_of(folder, data_dir)
     why = unfit(decision)
     if why or trainer is not None:
@@ -100,6 +107,36 @@ def launch(
         answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
                          "rehearsed": standing.body, "wandb": shown and canon.to_json(shown)},
                _text(decision, outcome, shown) + _next(outcome, frozen, out_dir))  # fmt: skip
+    if outcome.exit_code:
+        raise SystemExit(outcome.exit_code)
+
+
+def _launch_own(
+    frozen: Path, decision: Decision, own: OwnTrainer, data_dir: Path | None, out_dir: Path | None, max_restarts: int,
+    odd: Mapping[str, object], *, dry_run: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Start the user's own trainer; `odd`: options that are of the embedded one, None of those not given."""
+    from launcher.study.study_folder import recorded_study
+    from launcher.supervisor.attempt import Signals, hearing
+    from launcher.supervisor.own_launch import OwnPlaces, launch_own, words_of
+
+    if given := [name for name, value in odd.items() if value is not None]:
+        raise OptionProblems([f"{name}: works only with the embedded trainer; your own trainer trains this config"
+                              for name in given])  # fmt: skip
+    folder = folder_of(frozen)
+    study = recorded_study(folder.resolve().parent.parent)
+    places = OwnPlaces(run_dir=out_dir or folder / "run", code_dir=study.code_dir, corpus=data_dir or study.corpus)
+    line = shlex.join(words_of(own, places, resume=False))
+    if dry_run:
+        answer(as_json, {"line": line, "rehearsed": None}, line)
+        return
+    signals = Signals()
+    with hearing(signals.hear):
+        outcome = launch_own(decision, places, max_restarts, signals)
+        _keep(folder, decision, outcome, line)
+        body = {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(places.run_dir), "rehearsed": None,
+                "wandb": None}  # fmt: skip
+        answer(as_json, body, _text(decision, outcome, None) + _next(outcome, frozen, out_dir))
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 

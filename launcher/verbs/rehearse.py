@@ -36,6 +36,11 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
 
     decision = read_launch(frozen)
     folder = folder_of(frozen)
+    if decision.own is not None:
+        raise click.UsageError(
+            "the drills are of the embedded trainer, and your own trains this config: stop a short run of it with "
+            "Ctrl-C, and see that `forerun launch` resumes it (launch.resume_arguments)"
+        )
     corpus = corpus_of(folder, data_dir)
     from launcher.rehearsal.run import SCRATCH, set_up
     from launcher.rehearsal.run import rehearse as hold

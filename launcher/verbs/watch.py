@@ -56,6 +56,8 @@ def watch(
         raise click.UsageError("--every: must be a number, not nan")
     decision, folder = read_launch(frozen), folder_of(frozen)
     metrics = where or str(folder / "run")
+    if decision.own is not None and where is None:
+        metrics = str(decision.own.metrics_at(folder / "run"))
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
     if decision.own is not None:  # its plan said what the trainer calls them
         own = decision.own.command

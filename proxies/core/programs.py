@@ -100,6 +100,11 @@ class Command:
         checks.that(not twice, f"{', '.join(map(repr, twice))}: two metrics must not share one key")
         checks.done()
 
+    @property
+    def named(self) -> set[str]:
+        """The placeholders of its template."""
+        return placeholders_in(self.template)
+
     def reaches(self, placeholder: str) -> bool:
         """Whether the trainer receives this value: a search over one that it does not receive has no effect."""
         return not {placeholder, "run_json"}.isdisjoint(placeholders_in(self.template))

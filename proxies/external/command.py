@@ -20,6 +20,7 @@ from pathlib import Path
 
 from proxies.core import canon, flops
 from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.programs import Command
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 from proxies.external.growing_file import MetricsError
 from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
@@ -225,7 +226,7 @@ class _Running:
         self.kept = SupervisedCommand(
             argv,
             folder=place.code_dir,
-            environment=_environment(spec, self.run_dir, place.python_path),
+            environment=command_environment(spec.command, self.run_dir, place.python_path),
             log=RedactedLog(self._log, place.redact()),
             grace_seconds=_GRACE_SECONDS,
         )
@@ -347,13 +348,13 @@ def _fresh_folder(folder: Path) -> Path:
         number += 1
 
 
-def _environment(spec: RunSpec, run_dir: Path, python_path: str | None) -> dict[str, str]:
-    """The worker's own, but for what it needs itself; a W&B run is written into the run's folder, without network."""
+def command_environment(command: Command, run_dir: Path, python_path: str | None) -> dict[str, str]:
+    """This process's own, but for what it needs itself; a W&B run is written into the run's folder, without network."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment[RUN_DIR_VARIABLE] = str(run_dir)
     if python_path is not None:
         environment["PYTHONPATH"] = python_path
-    if spec.command is not None and spec.command.metrics_format == "wandb":
+    if command.metrics_format == "wandb":
         environment["WANDB_DIR"] = str(run_dir)
         environment.setdefault("WANDB_MODE", "offline")
     return environment

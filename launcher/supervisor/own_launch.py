@@ -1,0 +1,139 @@
+"""The main run in the user's own trainer: started from the frozen values, kept an eye on, resumed by its own option."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from launcher.base.talk import say
+from launcher.supervisor.launch import LaunchOutcome
+from proxies.core import canon
+from proxies.core.redaction import LineRedactor
+from proxies.external.command import RUN_FILE, command_environment, filled, find_program
+from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
+from proxies.external.metric_files import MetricFiles
+from proxies.external.supervised_command import SupervisedCommand
+
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import Decision, OwnTrainer
+    from launcher.supervisor.attempt import Signals
+
+GRACE_SECONDS = 60.0
+"""Between SIGTERM and SIGKILL: a trainer may save."""
+_POLL_SECONDS, _TOLD_SECONDS = 1.0, 30.0
+
+
+class OwnLaunchError(ValueError):
+    """A run that cannot be started as asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnPlaces:
+    """Where one machine runs it."""
+
+    run_dir: Path
+    code_dir: Path
+    """Where the command runs."""
+    corpus: Path | None
+    """What `{data}` stands for; None: the trainer has its own."""
+
+
+def words_of(own: OwnTrainer, places: OwnPlaces, *, resume: bool) -> list[str]:
+    """The words of the command; with those of `resume` behind them, where it is to go on.
+
+    Raises:
+        OwnLaunchError: the command needs a corpus, and there is none.
+    """
+    if "data" in own.command.named and places.corpus is None:
+        raise OwnLaunchError("the command names {data}: give the corpus with --data")
+    run_dir = places.run_dir.resolve()
+    here = {"run_dir": str(run_dir), "run_json": str(run_dir / RUN_FILE), "data": str(places.corpus)}
+    values = {**cast(dict[str, canon.Json], own.values), **here}
+    return [*filled(own.command.template, values), *(filled(own.resume, values) if resume else [])]
+
+
+def launch_own(decision: Decision, places: OwnPlaces, max_restarts: int, signals: Signals) -> LaunchOutcome:
+    """Run it to its end; restart it where it dies, if the plan says how it resumes.
+
+    A restart that brings no new step counts against `max_restarts`. Ctrl-C or SIGTERM stops it in order.
+
+    Raises:
+        OwnLaunchError: the run was begun before, and nothing says how it resumes.
+        CommandError: there is no such program.
+    """
+    own = decision.own
+    assert own is not None
+    log, begun = places.run_dir / LOG_FILE, (places.run_dir / LOG_FILE).exists()
+    if begun and not own.resume:
+        raise OwnLaunchError(
+            f"{places.run_dir}: this run was begun before, and launch.resume_arguments is empty: give a fresh --out, "
+            "or freeze with the arguments by which your trainer resumes"
+        )
+    canon.make_folder(places.run_dir)
+    idle = restarts = last = 0
+    while True:
+        words = words_of(own, places, resume=begun)
+        find_program(words[0], places.code_dir)
+        values = {"digest": decision.digest, "values": own.values, "argv": words}
+        canon.write_atomic(places.run_dir / RUN_FILE, canon.pretty(values))
+        metrics = MetricFiles(own.command, own.metrics_at(places.run_dir.resolve()))
+        ended = _attempt(decision, words, places, metrics, signals)
+        step = metrics.logged().last_step or 0
+        outcome = _outcome(decision, metrics, ended, restarts, log)
+        if outcome.event != "failed" or not own.resume:
+            return outcome
+        idle, last = (0 if step > last else idle + 1), max(last, step)
+        if idle >= max_restarts:
+            return outcome
+        restarts, begun = restarts + 1, True
+        say(f"forerun: {outcome.reason}; restart {restarts} with {own.resume}")
+
+
+def _attempt(
+    decision: Decision, words: list[str], places: OwnPlaces, metrics: MetricFiles, signals: Signals
+) -> int | str:
+    """How one attempt ended: its exit code, -N for signal N, or `interrupted` or `aborted` by us."""
+    num_steps = decision.learning_rate.schedule.num_steps
+    assert decision.own is not None
+    kept = SupervisedCommand(
+        words, folder=places.code_dir,
+        environment=command_environment(decision.own.command, places.run_dir.resolve(), None),
+        log=RedactedLog(places.run_dir / LOG_FILE, LineRedactor(), append=True), grace_seconds=GRACE_SECONDS,
+    )  # fmt: skip
+    told, stopped = time.monotonic(), ""
+    while not kept.wait(_POLL_SECONDS):
+        metrics.read(num_steps)
+        if signals.save.is_set() or metrics.logged().bad:
+            stopped = "interrupted" if signals.save.is_set() else "aborted"
+            kept.stop()
+            break
+        if time.monotonic() - told > _TOLD_SECONDS:
+            told = time.monotonic()
+            step = metrics.logged().last_step or 0
+            say(f"step {step}/{num_steps}" + (f"  loss {metrics.logged().train_loss.get(step, float('nan')):.4f} nats"))
+    while metrics.read(num_steps):
+        pass
+    metrics.end(num_steps)
+    return stopped or (kept.ended if kept.ended is not None else "it did not end")
+
+
+def _outcome(
+    decision: Decision, metrics: MetricFiles, ended: int | str, num_restarts: int, log: Path
+) -> LaunchOutcome:  # fmt: skip
+    logged, num_steps = metrics.logged(), decision.learning_rate.schedule.num_steps
+    step, loss = logged.last_step or 0, logged.validation_loss.get(max(logged.validation_loss, default=0))
+    done = {"step": step, "validation_loss_nats": loss, "num_restarts": num_restarts}
+    if logged.bad:
+        return LaunchOutcome(event="aborted", exit_code=3, reason=logged.bad[1], **done)  # type: ignore[arg-type]
+    if ended == "interrupted":
+        return LaunchOutcome(event="interrupted", exit_code=130, reason="", **done)  # type: ignore[arg-type]
+    if ended == 0 and step >= num_steps - 1 and loss is not None:
+        return LaunchOutcome(event="finished", exit_code=0, reason="", **done)  # type: ignore[arg-type]
+    said = f"it ended with exit code {ended} at step {step} of {num_steps}"
+    if ended == 0:
+        said += "; " + metrics.hint()
+    elif isinstance(ended, int) and ended < 0:
+        said = f"it was killed by signal {-ended} at step {step} of {num_steps}"
+    return LaunchOutcome(event="failed", exit_code=1, reason=f"{said}{log_end(log)}", **done)  # type: ignore[arg-type]
