@@ -176,6 +176,11 @@ FINE = (
     "sk-learn-models-in-a-folder",
     "a token: the smallest piece",
     "--tokenizer bytes",
+    "a basic understanding of the key result",
+    "the key fix is in commit " + 10 * "0a1b",
+    "run at " + 10 * "0a1b",
+    "--api-key $WANDB_API_KEY and password=${DB_PASSWORD}",
+    "64 hex digits are a digest, not a key: " + 16 * "0a1b",
 )
 
 
@@ -218,6 +223,16 @@ SHOWN = {
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY----- so": "*** so",
     "sk_live_0123456789 AIzaSyD-1234567890abcdefghijk npm_0123456789abcdefgh xoxb-12345-67890ab": "*** *** *** ***",
 }
+
+
+@pytest.mark.parametrize("text", [text for text, shown in SHOWN.items() if shown != text])
+def test_what_a_log_hides_is_refused_where_it_would_be_kept(text):
+    assert secret_in(text, ENVIRONMENT_SEEN)
+
+
+@pytest.mark.parametrize("text", ["wandb key {}", "{} is my W&B login", "WANDB_API_KEY {}", "commit {0}, token {0}"])
+def test_a_key_of_forty_hex_digits_is_refused(text):
+    assert secret_in(text.format(10 * "0a1b"), {})
 
 
 @pytest.mark.parametrize("text", SHOWN)

@@ -107,7 +107,8 @@ def _check_reason(accepts: tuple[str, ...], reason: str) -> None:
     if len(reason) > MOST_REASON:
         raise click.UsageError(f"--reason: {len(reason)} characters; the limit is {MOST_REASON}: name a document")
     if said := secret_in(reason):
-        raise click.UsageError(f"--reason holds what looks like {said}: it would be recorded and shown with the config")
+        raise click.UsageError(f"--reason holds what looks like {said}: it would be recorded and shown: "
+                               "leave it out")  # fmt: skip
 
 
 def _check_layout(decision: Decision) -> None:

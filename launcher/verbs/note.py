@@ -49,9 +49,7 @@ def _check(text: str, secret: str) -> None:
     if len(text) > MOST_NOTE:
         raise click.UsageError(f"TEXT has {len(text):,} characters; the limit is {MOST_NOTE:,}: name a document")
     if secret:
-        raise click.UsageError(
-            f"TEXT holds what looks like {secret}: it would be recorded and shown to whoever reads the study"
-        )
+        raise click.UsageError(f"TEXT holds what looks like {secret}: it would be recorded and shown: leave it out")
     try:
         text.encode()
     except UnicodeEncodeError:

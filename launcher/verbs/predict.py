@@ -34,7 +34,7 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
     """Predict the loss of one new run, with its interval, from a FIT written by `forerun fit --out`.
 
     A fit of form isoflop takes --flops and gives the best size and tokens; one of form learning_rate or batch takes
-    --params and --tokens and gives the best value.
+    --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive, for the reason shown.
     """
     from scaling_fits import fit_file
     from scaling_fits.forecast.conclusive import first_and_rest
@@ -42,11 +42,15 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
 
     found = fit_file.from_file(fit_file.read(fit_path))
     body, text = predicted(found, {"params": params, "tokens": tokens, "flops": flops})
+    doubts: list[str] = []
     if isinstance(found, FittedRuns):
-        for warning in first_and_rest(body["warnings"])[1]:
+        doubts, warnings = first_and_rest(body["warnings"])
+        for warning in warnings:
             say(f"warning: {warning}")
         text += f"\nnext: forerun allocate {fit_path} --flops C, the best size for a budget"
     answer(as_json, body, text)
+    if doubts:
+        raise SystemExit(4)
 
 
 def predicted(found: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Json], str]:

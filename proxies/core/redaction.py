@@ -31,7 +31,10 @@ _TOKENIZERS_OWN = re.compile(
     r"(?i).*(?:bos|eos|bot|eot|pad|unk|sep|cls|mask|end|start|stop|special|image|per|last|next)[_-]token$"
 )
 """Names of a tokenizer's special tokens, as logs have them; of variables no exception is made."""
-_ORDINARY_VALUES = re.compile(r"(?i)(?:true|false|yes|no|on|off|none|null|-?(?:\d{1,6}|(?=[\d.]{3,7}$)\d+\.\d+))$")
+_ORDINARY_VALUES = re.compile(
+    r"(?i)(?:true|false|yes|no|on|off|none|null|-?(?:\d{1,6}|(?=[\d.]{3,7}$)\d+\.\d+)"
+    r"|(?-i:\$\{?[A-Z_][A-Z0-9_]*\}?))$"  # the last: a reference to the environment
+)
 _LEAST_CHARS, _WHOLE_WORD_CHARS = 3, 8
 """Of a variable's value: shorter ones are not looked for; those below the second only between word boundaries."""
 _KEYS = re.compile(
@@ -51,8 +54,15 @@ _NAMED = re.compile(
 _VALUE = r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s\"',;{}-][^\s\"',;}]*)"
 _ASSIGNED = re.compile(rf"(?<![\w/.-])(?P<is>(?P<name>[A-Za-z][\w-]*)[\"']?\s?[=:]\s?){_VALUE}")
 _OPTION = re.compile(rf"(?<![\w-])(?P<is>--?(?P<name>[A-Za-z][\w-]*)(?:=|\s+)){_VALUE}")
-_BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s+)\S{8,}")
+_BEARER = re.compile(r"((?i:\bbearer\s+|\bbasic\s+(?=\S*(?:[\d=]|(?-i:[a-z][A-Z])))))\S{8,}")
+"""Not `a basic understanding`: what follows `basic` is base64."""
+_PROSE = re.compile(r"(?i)token:\s+[a-z]{1,7}(?:\s|$)")  # `a token: the smallest piece`
 _HEX = re.compile(r"\b[0-9a-f]{40}\b")  # keys of W&B before 2025; also a commit of git, which a log can do without
+_COMMIT = re.compile(r"(?i)((?:commit|rev|revision|sha1?|hash|git|checkout)\W{1,3})[0-9a-f]{40}\b")
+_KEY_NEAR = re.compile(
+    r"(?i)(?=.*(?<![a-z])(?:wandb|w&b|api|key|login|token|secret|passw(?:or)?d)(?![a-z])).*\b(?-i:[0-9a-f]{40})\b"
+)
+"""A line that speaks of a key; 40 digits alone may be a commit."""
 
 
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -83,17 +93,15 @@ class LineRedactor:
 def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """What of a text that will be kept looks like a secret, in words and without it; empty where nothing does.
 
-    Stricter than `redacted`, for it refuses: 40 hex digits may be a commit, and `token = 5` a number.
+    All that `redacted` hides, but 40 hex digits only in a line that speaks of a key and does not call them a commit.
     """
     if (values := _values(environment)) and values.search(text):
         return "the value of an environment variable that is called a secret"
-    if _KEYS.search(text) or _PEM.search(text):
-        return "a service's key"
-    if _IN_URL.search(text):
-        return "a user or a password in an address"
-    if any(_option(found) != found[0] for found in _OPTION.finditer(text)):
-        return "a key or a password on a command line"
-    return ""
+    text = _COMMIT.sub(r"\1commit", text)
+    if any(_KEY_NEAR.match(line) for line in text.splitlines()):
+        return "a key of 40 hex digits (write a commit of git as `commit` and its digits)"
+    text = _HEX.sub("commit", text)
+    return "" if redacted(text, {}) == text else "a key, a password or a token, or an address with one"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -119,7 +127,7 @@ def _ordinary(value: str) -> bool:
 
 
 def _line_end(found: re.Match[str]) -> str:
-    own = _ORDINARY_NAMES.match(found["name"]) or _TOKENIZERS_OWN.match(found["name"])
+    own = _ORDINARY_NAMES.match(found["name"]) or _TOKENIZERS_OWN.match(found["name"]) or _PROSE.match(found[0])
     return found[0] if own else _hidden(found)
 
 
@@ -132,7 +140,11 @@ def _assignment(found: re.Match[str]) -> str:
     """`NAME=value`, `"name": "value"`. Names of one ordinary word count where they are a variable's: in capitals."""
     name = found["name"]
     words = _words_of(name)
-    prose = (len(words) == 1 and words <= _WEAK_WORDS and not name.isupper()) or _TOKENIZERS_OWN.match(name)
+    prose = (
+        (len(words) == 1 and words <= _WEAK_WORDS and not name.isupper())
+        or _TOKENIZERS_OWN.match(name)
+        or _PROSE.match(found[0])
+    )
     return found[0] if prose or not _called_secret(name) else _hidden(found)
 
 

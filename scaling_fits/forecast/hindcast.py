@@ -35,6 +35,8 @@ _LEAST_DRAWS = 40
 _DRAWS_SHARE = 10  # a hindcast's interval is read once: a tenth of the draws will do
 _MOST_STEPS = 150  # of a cut's search: only a law at a bound takes more, and up to 600
 _STRANGE = 4.0
+_SMALL_ERROR = 1e-3
+"""Of a held-out loss: laws that predict it so well are no misfits, however exactly they fit the other runs."""
 _TENFOLD = math.log(10.0)
 _NO_BACKTEST = (
     "no back-test: without the largest rung too few runs are left; the weights of the laws and their error come from "
@@ -157,12 +159,12 @@ def hindcast(
     if not cuts:
         return Hindcast(pool=pool, trend=found, inflation=1.0, backtest=None, warnings=(_NO_BACKTEST, *warnings))
     inflation = _inflation(cuts, pool, level, seed) if num_draws else 1.0
-    if inflation > _STRANGE:
+    backtest = _backtest(cuts[0], pool, level, seed)
+    if inflation > _STRANGE and backtest.largest_error > _SMALL_ERROR:
         warnings = (
             f"held-out budgets widen intervals {inflation:.1f} times beyond refits and noise: no law fits these runs",
             *warnings,
         )
-    backtest = _backtest(cuts[0], pool, level, seed)
     return Hindcast(pool=pool, trend=found, inflation=inflation, backtest=backtest, warnings=warnings)
 
 
@@ -269,12 +271,16 @@ def _quantiles(cut: _Cut, pool: Pool, level: float, seed: int, *, misfit: bool) 
     )
 
 
+_LEAST_WIDTH = 1e-4
+"""Of an interval, in log loss: a table without noise leaves rounding errors, and no two seeds agree as closely."""
+
+
 def _inflation(cuts: list[_Cut], pool: Pool, level: float, seed: int) -> float:
     """How many times as long the error that laws share makes the intervals of held-out runs: the mean over cuts."""
     factors = []
     for cut in cuts:
         with_, without = (_quantiles(cut, pool, level, seed, misfit=misfit) for misfit in (True, False))
-        factors.append(float(np.mean((with_[1] - with_[0]) / np.maximum(without[1] - without[0], 1e-9))))
+        factors.append(float(np.mean((with_[1] - with_[0]) / np.maximum(without[1] - without[0], _LEAST_WIDTH))))
     return max(1.0, float(np.mean(factors)))
 
 

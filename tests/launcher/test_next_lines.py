@@ -13,7 +13,7 @@ REASON = "a test: whatever the gates say"
 
 def next_of(out):
     """Words of the command that is printed last as the next one, without what is said of it."""
-    *_, line = re.findall(r"^(?:next|mend it, or freeze all the same): forerun (.+)$", out, re.M)
+    *_, line = re.findall(r"^(?:next|fix it, or freeze anyway): forerun (.+)$", out, re.M)
     words = shlex.split(re.split(r", |;", line)[0])
     return [REASON if word == "TEXT" else word for word in words]
 

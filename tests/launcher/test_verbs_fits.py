@@ -184,3 +184,17 @@ def test_an_output_that_takes_no_more_is_named(fitted):
             done = piped(*line, stdout=full)
         wanted = "gone.csv cannot be read" if "gone.csv" in line else "standard output: No space left on device"
         assert (done.returncode, done.stderr.count("\n")) == (2, 1) and wanted in done.stderr
+
+
+def test_a_table_without_noise_says_nothing_absurd(tmp_path):
+    """Its residuals are rounding errors: nothing is to be measured by them."""
+    rows = [(n, d, 1.7 + 400 / n**0.34 + 410 / d**0.28) for n in (1e6, 1e7, 1e8) for d in (1e8, 1e9, 3e9)]
+    table = tmp_path / "exact.csv"
+    table.write_text("params,tokens,loss\n" + "".join(f"{n:g},{d:g},{loss!r}\n" for n, d, loss in rows))
+    code, body = ask("fit", table, "--out", tmp_path / "fit.json")
+    assert (code, body["status"]) == (0, "converged")
+    assert not any("times beyond refits" in warning for warning in body["warnings"])
+    _, near = ask("predict", tmp_path / "fit.json", "--params", "2e8", "--tokens", "4e9")
+    low, high = near["interval"]
+    truth = 1.7 + 400 / 2e8**0.34 + 410 / 4e9**0.28
+    assert low <= truth <= high and high - low < 0.05 * truth
