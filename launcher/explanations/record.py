@@ -82,8 +82,10 @@ def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
         UnknownFieldError: there is none; it names the nearest.
     """
     wanted = ".".join(SHORT.get(part, part) for part in name.split("."))
+    told = HYPERPARAMETERS[wanted].told_as if wanted in HYPERPARAMETERS else name
     in_groups = ((f"groups.*.{wanted}",),) if wanted in HYPERPARAMETERS else ()
-    for patterns in (*in_groups, (wanted, f"{wanted}.*"), (f"*.{wanted}",), (f"*.{wanted}.*",)):
+    # A user's own trainer is told by placeholders, `lr` among them.
+    for patterns in ((name, f"own.values.{told}"), *in_groups, (wanted, f"{wanted}.*"), (f"*.{wanted}",), (f"*.{wanted}.*",)):
         found = tuple(
             field
             for field in fields

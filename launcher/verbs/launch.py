@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 import click
+from click.core import ParameterSource
 
 from launcher.base.study_names import shown_name
 from launcher.base.talk import say
@@ -67,11 +68,7 @@ def launch(
 
     decision, folder = read_launch(frozen), folder_of(frozen)
     if decision.own is not None:
-        odd = {"--steps": stop_after, "--trainer": trainer, "--srun": srun or None, "--sbatch": sbatch_file,
-               "--wandb": wandb, "--nnodes": None if num_nodes == 1 else num_nodes}  # fmt: skip
-        _launch_own(
-            frozen, decision, decision.own, data_dir, out_dir, max_restarts, odd, dry_run=dry_run, as_json=as_json
-        )
+        _launch_own(decision, decision.own, click.get_current_context())
         return
     corpus = corpus_of(folder, data_dir)
     why = unfit(decision)
@@ -111,18 +108,24 @@ def launch(
         raise SystemExit(outcome.exit_code)
 
 
-def _launch_own(
-    frozen: Path, decision: Decision, own: OwnTrainer, data_dir: Path | None, out_dir: Path | None, max_restarts: int,
-    odd: Mapping[str, object], *, dry_run: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Start the user's own trainer; `odd`: options that are of the embedded one, None of those not given."""
+_OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "as_json")
+"""Options of this command that a user's own trainer has too."""
+
+
+def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
+    """Start the user's own trainer."""
     from launcher.study.study_folder import recorded_study
     from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.own_launch import OwnPlaces, launch_own, words_of
 
-    if given := [name for name, value in odd.items() if value is not None]:
-        raise OptionProblems([f"{name}: works only with the embedded trainer; your own trainer trains this config"
-                              for name in given])  # fmt: skip
+    given = [
+        option.opts[0] for option in context.command.params
+        if option.name not in _OF_OWN
+        and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    ]  # fmt: skip
+    if given:
+        raise OptionProblems([f"{name}: is of the embedded trainer, and your own trains this config" for name in given])
+    frozen, data_dir, out_dir, dry_run, max_restarts, as_json = (context.params[name] for name in _OF_OWN)
     folder = folder_of(frozen)
     study = recorded_study(folder.resolve().parent.parent)
     places = OwnPlaces(run_dir=out_dir or folder / "run", code_dir=study.code_dir, corpus=data_dir or study.corpus)

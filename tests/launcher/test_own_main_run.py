@@ -1,0 +1,130 @@
+"""The main run of the user's own trainer: frozen, exported, verified, launched, resumed, watched, concluded."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tiny_study import COMMAND, ask, plan_with
+
+from launcher.frozen.launch_file import read_launch
+
+# A planted law with little noise. `--die N`: it dies after N steps; `--resume` goes on behind the last one logged.
+TRAINER = """
+import argparse, json, math, os
+parser = argparse.ArgumentParser()
+parser.add_argument("out")
+for name, kind in (("lr", float), ("width", int), ("num-steps", int), ("seed", int), ("clip", float), ("warmup", int)):
+    parser.add_argument("--" + name, type=kind)
+parser.add_argument("--form")
+parser.add_argument("--resume", action="store_true")
+parser.add_argument("--die", type=int, default=0)
+a = parser.parse_args()
+steps, lr, path = a.num_steps, math.log2(a.lr), os.path.join(a.out, "metrics.jsonl")
+die = int(os.environ.get("DIE_AT", "0")) if not a.resume else 0
+first = sum(1 for _ in open(path)) + 1 if a.resume and os.path.exists(path) else 1
+moved = lr + 6 + (0 if a.form == "mup" else math.log2(a.width / 8))
+loss = 1 + 40 / (a.width * 16) ** 0.5 + 9 / (steps * 64) ** 0.4 + 0.05 * moved * moved
+loss += 3e-3 * math.sin(1000 * a.seed + 77 * lr)
+with open(path, "a") as out:
+    for step in range(first, steps + 1):
+        value = float("nan") if os.environ.get("NAN_AT") == str(step) else loss + 1 / step
+        print(json.dumps({"step": step, "train_loss": value}), file=out, flush=True)
+        if step == die:
+            os._exit(7)
+    print(json.dumps({"step": steps, "val_loss": loss}), file=out)
+"""
+ACCEPTED = ("coordinates", "transfer", "fit", "ladder_tuned", "data")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "trainer.py").write_text(TRAINER)
+    more = '\n[launch]\nresume_arguments = "--resume"\n'
+    plan = plan_with(folder, COMMAND % sys.executable + more)
+    code, body = ask("run", plan, "--study", folder / "study")
+    assert code == 0, body
+    closed = [gate["name"] for gate in body["gates"] if gate["outcome"] != "passed"]
+    accept = [word for name in closed for word in ("--accept", name)]
+    code, body = ask("freeze", folder / "study", *accept, "--reason", "a test")
+    assert code == 0, body
+    return folder / "study" / "frozen" / body["digest"]
+
+
+@pytest.fixture
+def frozen(finished, tmp_path):
+    """A copy of the study, to launch in."""
+    study = finished.parent.parent
+    shutil.copytree(study, tmp_path / "study", ignore=shutil.ignore_patterns("driver.lock"))
+    shutil.copy(study.parent / "trainer.py", tmp_path)
+    return tmp_path / "study" / "frozen" / finished.name
+
+
+def test_the_values_are_the_decision(finished):
+    own = read_launch(finished).own
+    body = json.loads((finished.parent.parent / "report.json").read_text())
+    assert own.values["width"] == body["choice"]["shape"]["width"]
+    assert own.values["num_steps"] == body["choice"]["num_steps"]
+    assert body["digest"] == finished.name
+    assert f"--lr {own.values['lr']} " in body["own_run"]["line"]
+
+
+def test_every_value_says_where_it_came_from(finished):
+    code, body = ask("explain", finished, "own.values.lr")
+    assert code == 0
+    (field,) = body["fields"]
+    assert field["value"] == read_launch(finished).own.values["lr"]
+    assert ask("explain", finished)[0] == 0
+
+
+def test_its_export_starts_the_same(frozen, tmp_path):
+    assert ask("export", frozen, "--to", "command")[0] == 0
+    out = frozen / "exports" / "command"
+    own = read_launch(frozen).own
+    assert json.loads((out / "run.json").read_text())["values"] == own.values
+    assert f"lr={own.values['lr']}" in (out / "overrides.txt").read_text().splitlines()
+    run = tmp_path / "by hand"
+    run.mkdir()
+    subprocess.run([out / "run.sh", run], cwd=tmp_path, check=True)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == own.values["num_steps"]
+    code, body = ask("verify", frozen)
+    assert code == 0 and any("command" in done for done in body["verified"])
+    (out / "run.sh").write_text("exit 0\n")
+    assert ask("verify", frozen)[0] == 5
+
+
+@pytest.mark.parametrize("trainer", ["native", "torchtitan", "huggingface"])
+def test_no_other_trainer_takes_it(frozen, trainer):
+    code, body = ask("export", frozen, "--to", trainer)
+    assert code == 2 and "--to command" in body["message"]
+
+
+def test_it_is_launched_watched_and_concluded(frozen):
+    code, body = ask("launch", frozen)
+    assert (code, body["event"], body["num_restarts"]) == (0, "finished", 0), body
+    assert ask("watch", frozen, "--once")[1]["figures"]["step"] == body["step"]
+    code, score = ask("watch", frozen, "--conclude")
+    assert code == 0 and score["actual_nats"] == body["validation_loss_nats"]
+
+
+def test_a_trainer_that_dies_goes_on_by_its_own_option(frozen, monkeypatch):
+    monkeypatch.setenv("DIE_AT", "5")
+    code, body = ask("launch", frozen)
+    assert (code, body["event"], body["num_restarts"]) == (0, "finished", 1), body
+    steps = [json.loads(line)["step"] for line in (frozen / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps[:-1] == list(range(1, body["step"] + 1))  # no step twice
+
+
+def test_a_loss_that_is_no_number_ends_it(frozen, monkeypatch):
+    monkeypatch.setenv("NAN_AT", "4")
+    code, body = ask("launch", frozen)
+    assert (code, body["event"], body["num_restarts"]) == (3, "aborted", 0), body
+
+
+def test_what_is_of_the_embedded_trainer_is_refused(frozen):
+    code, body = ask("launch", frozen, "--steps", "3", "--wandb", "offline")
+    assert code == 2 and {"--steps", "--wandb"} <= {problem.split(":")[0] for problem in body["problems"]}
+    assert ask("rehearse", frozen)[0] == 2
