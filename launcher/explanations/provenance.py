@@ -191,7 +191,7 @@ ORIGINS: dict[str, Origin] = {
     "own.command.*_key": _from_key("proxy.metrics_{}"),
     "own.command.*": _from_key("proxy.command"),
     "own.resume": _from_key("launch.resume_arguments"),
-    "own.values.*": _derived("what your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"),
+    "own.values*": _derived("what your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"),
     "predicted.level": _from_key("transfer.level"),
     "predicted.curve": _from_fit(
         "the ladder's loss curves relative to their final losses, regressed on size and tokens (arXiv 2507.02119)",

@@ -85,7 +85,13 @@ def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
     told = HYPERPARAMETERS[wanted].told_as if wanted in HYPERPARAMETERS else name
     in_groups = ((f"groups.*.{wanted}",),) if wanted in HYPERPARAMETERS else ()
     # A user's own trainer is told by placeholders, `lr` among them.
-    for patterns in ((name, f"own.values.{told}"), *in_groups, (wanted, f"{wanted}.*"), (f"*.{wanted}",), (f"*.{wanted}.*",)):
+    for patterns in (
+        (name, f"own.values.{told}"),
+        *in_groups,
+        (wanted, f"{wanted}.*"),
+        (f"*.{wanted}",),
+        (f"*.{wanted}.*",),
+    ):
         found = tuple(
             field
             for field in fields

@@ -15,6 +15,7 @@ from proxies.external.command import RUN_FILE, command_environment, filled, find
 from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
 from proxies.external.metric_files import MetricFiles
 from proxies.external.supervised_command import SupervisedCommand
+from sweeps.store.lock import DriverLock
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision, OwnTrainer
@@ -61,17 +62,26 @@ def launch_own(decision: Decision, places: OwnPlaces, max_restarts: int, signals
 
     Raises:
         OwnLaunchError: the run was begun before, and nothing says how it resumes.
+        StudyHeld: another process runs it in this folder.
         CommandError: there is no such program.
     """
     own = decision.own
     assert own is not None
-    log, begun = places.run_dir / LOG_FILE, (places.run_dir / LOG_FILE).exists()
+    begun = (places.run_dir / LOG_FILE).exists()
     if begun and not own.resume:
         raise OwnLaunchError(
             f"{places.run_dir}: this run was begun before, and launch.resume_arguments is empty: give a fresh --out, "
             "or freeze with the arguments by which your trainer resumes"
         )
     canon.make_folder(places.run_dir)
+    with DriverLock(places.run_dir):
+        return _attempts(decision, own, places, max_restarts, signals, begun=begun)
+
+
+def _attempts(
+    decision: Decision, own: OwnTrainer, places: OwnPlaces, max_restarts: int, signals: Signals, *, begun: bool
+) -> LaunchOutcome:
+    """One after another, while they die and may be restarted."""
     idle = restarts = last = 0
     while True:
         words = words_of(own, places, resume=begun)
@@ -81,7 +91,7 @@ def launch_own(decision: Decision, places: OwnPlaces, max_restarts: int, signals
         metrics = MetricFiles(own.command, own.metrics_at(places.run_dir.resolve()))
         ended = _attempt(decision, words, places, metrics, signals)
         step = metrics.logged().last_step or 0
-        outcome = _outcome(decision, metrics, ended, restarts, log)
+        outcome = _outcome(decision, metrics, ended, restarts, places.run_dir / LOG_FILE)
         if outcome.event != "failed" or not own.resume:
             return outcome
         idle, last = (0 if step > last else idle + 1), max(last, step)
