@@ -114,7 +114,7 @@ def test_a_study_whose_ledger_is_damaged_keeps_its_notes(copied):
     ("text", "said"),
     [
         ("   ", "TEXT is empty"),
-        ("the key is hf_" + "a1" * 10, "a service's key"),
+        ("the key is hf_" + "a1" * 10, "looks like a key"),
     ],
 )
 def test_notes_that_are_refused(copied, text, said):
