@@ -175,9 +175,10 @@ def takes_forward(build: Build) -> bool:
         FactoryError: it takes neither `(shape)` nor `(shape, forward)`.
     """
     try:
-        signature = inspect.signature(build)
+        own = build.keywords if isinstance(build, partial) else {}
+        signature = inspect.signature(build.func if isinstance(build, partial) else build)
         second = "forward" in signature.parameters
-        signature.bind(None, **({"forward": None} if second else {}))
+        signature.bind(None, **own, **({"forward": None} if second else {}))
     except (TypeError, ValueError) as error:
         raise FactoryError(name_of(build), [f"{_SIGNATURE}: {error}"]) from None
     return second

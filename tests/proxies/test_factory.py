@@ -284,3 +284,20 @@ def test_the_size_note(folder):
     note = size_note(spec, folder)
     assert f"has {own:,} parameters at width 32, a llama of that shape {count_params(SMALL).total:,}" in note
     assert size_note(dataclasses.replace(spec, factory=None), folder) == ""
+
+
+def test_a_plan_s_own_axes_are_keywords(tmp_path):
+    (tmp_path / "gained.py").write_text(
+        "from torch import nn\n"
+        "def build(shape, *, gain):\n"
+        "    module = nn.Linear(2, 2)\n"
+        "    module.gain = gain\n"
+        "    return module\n"
+    )
+    build, _ = load("gained:build", tmp_path, {"gain": 0.5})
+    assert build(None).gain == 0.5
+    assert load("gained:build", tmp_path, {"gain": 0.5})[0] is build  # what is known of one model is kept by it
+    for values, wrong in (({"gain": 0.5, "gian": 0.5}, "'gian'"), ({}, "'gain'")):
+        with pytest.raises(FactoryError, match=wrong):
+            load("gained:build", tmp_path, values)
+    sys.modules.pop("gained", None)
