@@ -48,10 +48,8 @@ def fields_of(decision: Decision) -> tuple[Field, ...]:
 
 
 def _walk(record: Any, path: str, key: str) -> Iterator[Field]:
-    for field in dataclasses.fields(record):
+    for field in canon.written_fields(record):
         name, value = field.name, getattr(record, field.name)
-        if value == field.default and "unless_default" in field.metadata:
-            continue
         if isinstance(value, dict):
             for item in value:
                 yield Field(path=f"{path}{name}.{item}", key=f"{key}{name}.{item}", value=value[item], of=record)

@@ -130,12 +130,14 @@ def to_json(value: object, path: str = "$") -> Json:
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
         return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
-        return {
-            f.name: to_json(own, f"{path}.{f.name}")
-            for f in _fields(kind)
-            if (own := getattr(value, f.name)) != f.default or "unless_default" not in f.metadata
-        }
+        return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in written_fields(value)}
     raise CanonError(f"{path} is a {kind.__name__}: not a JSON value")
+
+
+def written_fields(record: object) -> list[dataclasses.Field[typing.Any]]:
+    """The fields of a record that its JSON has."""
+    kind: type = type(record)
+    return [f for f in _fields(kind) if "unless_default" not in f.metadata or getattr(record, f.name) != f.default]
 
 
 def _text(value: str, path: str) -> str:

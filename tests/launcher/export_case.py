@@ -93,6 +93,8 @@ def assert_refused(export: Exporter, decision: Decision, out: Path, *said: str, 
 def leaf_fields(record: type = Decision, path: str = "") -> set[str]:
     leaves: set[str] = set()
     for field in dataclasses.fields(record):
+        if "unless_default" in field.metadata:  # a user's own trainer: no other takes it
+            continue
         kind = typing.get_type_hints(record)[field.name]
         inner = [a for a in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(a)]
         name = f"{path}{field.name}"

@@ -17,7 +17,7 @@ from proxies.core.programs import PLACES, placeholders_in
 from proxies.external.command import filled
 
 VERSIONS = (importlib.metadata.version("forerun"),)
-VALUES_FILE, YAML_FILE, OVERRIDES_FILE = "run.json", "run.yaml", "overrides.txt"
+VALUES_FILE, YAML_FILE, OVERRIDES_FILE = "run.json", "run.yml", "overrides.txt"
 _UNSEEN: Judgement = (
     "equivalent",
     "forerun passes the values and does not see what your trainer makes of them",
@@ -31,7 +31,7 @@ _JUDGEMENTS: dict[str, Judgement] = {
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `run.sh` (`run.sh RUN_DIR [DATA]`) and the values as `run.json`, `run.yaml` and Hydra's `overrides.txt`.
+    """Write `run.sh` (`run.sh RUN_DIR [DATA]`) and the values as `run.json`, `run.yml` and Hydra's `overrides.txt`.
 
     Raises:
         ExportError: another version than this one, or a config of forerun's own model.

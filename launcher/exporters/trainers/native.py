@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import shlex
 from pathlib import Path
@@ -56,7 +55,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: script})
     if read_launch(out_dir / LAUNCH_FILE) != decision:
         raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision that was written"])
-    fields = [field.name for field in dataclasses.fields(Decision)]
+    fields = [field.name for field in canon.written_fields(decision)]
     entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
     return FidelityReport(trainer="native", version=version, entries=entries)
 
