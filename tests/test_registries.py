@@ -21,12 +21,14 @@ PACKAGES = ("forerun", "proxies", "sweeps", "transfer", "scaling_fits", "launche
 DECLARED = ("proxies/core/hyperparameters.py", "proxies/core/optimizers.py", "proxies/model/optimizer.py")
 EXPORTERS = "launcher/exporters/"
 EXCEPTIONS = {
+    "forerun/hook.py": "torch's names of an optimizer group's numbers; it imports nothing of ours",
     "proxies/core/rules.py": "the table of powers: how decay and eps of each kind of parameter scale",
     "proxies/parametrization/parametrization.py": "where the table meets a parameter and the forward multipliers",
     "proxies/model/decoder.py": "eps of the norms, which is another number",
     "launcher/plan/sources.py": "what sources say of the table's choices for decay and eps",
     "launcher/explanations/parametrizations.py": "columns of a table whose `--json` keys are a contract",
     "launcher/frozen/frozen.py": "the frozen record: its keys are a contract",
+    "launcher/supervisor/own_proof.py": "the clip that a user's script was seen to use",
     "launcher/trainer/callbacks.py": "a rollback may lower the clip: the order for it",
     "launcher/trainer/rollback.py": "a rollback may lower the clip: the record of it",
     "launcher/trainer/spikes.py": "a rollback may lower the clip: the policy",

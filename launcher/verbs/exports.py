@@ -27,9 +27,12 @@ FIDELITY_FILE = "fidelity.json"
 
 @click.command()
 @frozen_argument
+@click.option(
+    "--prove", is_flag=True, help="Start your own training script for at most five steps and compare (forerun.hook)."
+)
 @full_option
 @json_option
-def verify(frozen: Path, full: bool, as_json: bool) -> None:
+def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
     """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups.
 
     Where an export's trainer is installed (`make trainers`), it reads the files and is compared: every parameter's
@@ -42,6 +45,8 @@ def verify(frozen: Path, full: bool, as_json: bool) -> None:
     from launcher.rehearsal.status import rehearsal_of
 
     decision = read_launch(frozen)
+    if prove and decision.own is None:
+        raise click.BadParameter("--prove: only for a command of your own (proxy.command); exports are asked anyway")
     folder = folder_of(frozen)
     done: list[Json] = [f"digest {decision.digest}"]
     if decision.own is None:
@@ -51,6 +56,9 @@ def verify(frozen: Path, full: bool, as_json: bool) -> None:
         done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
     found = look_through(folder, decision.digest)
     proven, open_ = _proofs(decision, folder, found.exports)
+    if decision.own is not None:
+        mine, unseen = _own_proof(decision, folder) if prove else ([], [_UNASKED])
+        proven, open_ = proven + mine, open_ + unseen
     done += [*found.unchanged, *_ledger_around(folder, decision.digest), *proven]
     standing = rehearsal_of(folder, decision.digest)
     drilled = standing.rehearsed or decision.own is not None
@@ -112,13 +120,8 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
     silent: list[str] = []
     for export in exports:
         name, version = export.trainer, export.version
-        if name == "native":
-            continue  # proven above, and again by every rank that trains
-        if name == "command":
-            open_.append(
-                "your own trainer: forerun compares the files of the export, not what the trainer makes of them"
-            )
-            continue
+        if name in ("native", "command"):
+            continue  # proven by the caller, and by every rank that trains
         if name not in MODULES:
             open_.append(f"parity of {name} {version}: this version of forerun has no exporter of that name")
             continue
@@ -148,6 +151,34 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
     if silent:
         raise proof.ProofError("verify", silent)
     return proven, open_
+
+
+_UNASKED = (
+    "your own trainer: call forerun.hook.prove in its script, then `forerun verify --prove` starts it for five steps"
+)
+
+
+def _own_proof(decision: Decision, folder: Path) -> tuple[list[Json], list[Json]]:
+    """What the user's own script makes of it: proven, and not seen.
+
+    Raises:
+        GateError: it does something else.
+        ProofError: it could not be asked.
+    """
+    from launcher.frozen.launch_file import attest
+    from launcher.study.study_folder import recorded_study
+    from launcher.supervisor import own_proof
+    from launcher.supervisor.own_launch import OwnPlaces
+
+    study = recorded_study(folder.resolve().parent.parent)
+    say("forerun: starting your own trainer twice: up to its first step at a reference width, then for five steps")
+    places = OwnPlaces(run_dir=folder, code_dir=study.code_dir, corpus=study.corpus)
+    problems, notes, report = own_proof.prove(decision, places)
+    attest(folder, "parity-command", decision.digest, {"problems": [*problems], "notes": [*notes]})
+    if problems:
+        raise GateError("\n".join(["your own trainer does something else than is frozen:", *problems]))
+    seen = f"{len(report.parameters)} parameter tensors of {report.num_params:,} numbers, {len(report.observed)} steps"
+    return [f"your own trainer: {seen}: rates, decay, initial spread, batch and clipping as frozen"], [*notes]
 
 
 @click.command()

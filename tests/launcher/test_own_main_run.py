@@ -91,7 +91,9 @@ def test_its_export_starts_the_same(frozen, tmp_path):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == own.values["num_steps"]
     code, body = ask("verify", frozen)
-    assert code == 0 and any("command" in done for done in body["verified"])
+    assert code == 0 and any("prove" in open_ for open_ in body["not_proven"])
+    code, body = ask("verify", frozen, "--prove")  # this script calls no hook, and runs to its end
+    assert code == 2 and "the hook reported nothing" in body["message"]
     (out / "run.sh").write_text("exit 0\n")
     assert ask("verify", frozen)[0] == 5
 
