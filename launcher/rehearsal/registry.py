@@ -17,12 +17,13 @@ from proxies.core.spec import Dtype
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.rehearsal.own_drills import OwnRehearsal
     from launcher.rehearsal.stage import RehearsalFolder
 
 Outcome = Literal["passed", "failed"]
 
-HANG_SECONDS = 10.0
-"""Without a step, after which the supervisor of the hang drill kills the job."""
+HANG_SECONDS, OWN_HANG_SECONDS = 10.0, 30.0
+"""Without a step, after which the supervisor of the hang drill kills the job; the same for a user's own trainer."""
 CUTS = (3, 11)
 """Steps done at which the run that is cut ends and begins again: in the warmup, and near the end."""
 PROXY_NATS: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.1}
@@ -83,10 +84,10 @@ class Drill:
     """What to do, where it does not."""
     not_proven: str = ""
 
-    def hold(self, stage: RehearsalFolder) -> DrillResult:
+    def hold(self, stage: RehearsalFolder | OwnRehearsal) -> DrillResult:
         """Run it."""
         function = getattr(importlib.import_module(f"launcher.rehearsal.{self.module}"), self.name)
-        return cast("Callable[[RehearsalFolder], DrillResult]", function)(stage)
+        return cast("Callable[[object], DrillResult]", function)(stage)
 
 
 _DRILLS = (
@@ -158,10 +159,47 @@ _DRILLS = (
 DRILLS: dict[str, Drill] = {drill.name: drill for drill in _DRILLS}
 """In the order they are held."""
 
+_RESUMES = "it goes on by `launch.resume_arguments`, and its validation loss is within 1 % of the uninterrupted run's"
+_RESUME = "see that the trainer saves often enough, and that launch.resume_arguments make it go on from there"
+OWN_DRILLS: dict[str, Drill] = {
+    drill.name: drill
+    for drill in (
+        Drill(
+            name="own_run", module="own_drills", happens="the command runs at the base width, for `proxy.num_steps`",
+            limit="it ends with exit code 0 and logs a validation loss at its last step",
+            advice="run the command by hand with the values of run.json in the run's folder",
+        ),
+        Drill(
+            name="own_killed", module="own_drills", happens="every process of the command gets SIGKILL",
+            limit=f"one restart: {_RESUMES}", advice=_RESUME, not_proven="the loss of a machine",
+        ),
+        Drill(
+            name="own_stopped", module="own_drills", happens="`launch` gets SIGTERM, as from a scheduler, then starts again",
+            limit=f"it ends in order; started again {_RESUMES}", advice=_RESUME,
+            not_proven="that a scheduler's grace period is long enough for the real checkpoint",
+        ),
+        Drill(
+            name="own_hang", module="own_drills", happens="every process of the command gets SIGSTOP",
+            limit=f"ended after {OWN_HANG_SECONDS:g} s without a step, one restart: {_RESUMES}", advice=_RESUME,
+            not_proven="that so short a limit suits the real run: see `launch --hang-seconds`",
+        ),
+        Drill(
+            name="own_cut_log", module="own_drills", happens="the log's last line is cut while the run is stopped",
+            limit=f"started again {_RESUMES}", advice="write the log line by line, and begin a new line when resuming",
+        ),
+        Drill(
+            name="own_divergence", module="own_drills", happens="the learning rate is a million times the frozen one",
+            limit="`launch` ends the run with exit 3, at a loss that is not finite",
+            advice="log the training loss also where it is NaN, and let the run go on or end after that",
+        ),
+    )
+}  # fmt: skip
+"""Of a command (`proxy.command`), in the order they are held."""
+
 
 def judged(name: str, holds: bool, said: str, seen: dict[str, Json]) -> DrillResult:
     """Passed if it holds, failed with the drill's advice if not."""
-    drill = DRILLS[name]
+    drill = (DRILLS | OWN_DRILLS)[name]
     return DrillResult(
         name=name, outcome="passed" if holds else "failed", said=said, seen={**seen}, limit=drill.limit,
         advice="" if holds else drill.advice,

@@ -19,14 +19,17 @@ from launcher.base.talk import Meter
 from launcher.base.watchdog import FLOOR_SECONDS
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.frozen.launch_file import attest
-from launcher.rehearsal.registry import DRILLS, DrillResult, RehearsalAttestation
+from launcher.rehearsal.own_drills import OwnRehearsal
+from launcher.rehearsal.registry import DRILLS, OWN_DRILLS, Drill, DrillResult, RehearsalAttestation
 from launcher.rehearsal.scaled_config import full_copy, scaled_copy
 from launcher.rehearsal.stage import RehearsalFolder, UnexpectedEndError
+from launcher.supervisor.own_launch import OwnLaunchError
 from launcher.trainer import assembly
 from launcher.trainer.checkpoints import CheckpointError, IndexRefusedError
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.data.tokens import MANIFEST, SPLITS, Manifest, Shard, read_manifest
+from proxies.external.command import CommandError
 from sweeps.store.lock import LOCK_NAME
 
 # A cut of a corpus for the drills: of every source and split the first tokens and the last, as shards of their own.
@@ -121,7 +124,7 @@ def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) ->
     return dataclasses.replace(stage, hang_seconds=FLOOR_SECONDS) if full else stage
 
 
-def rehearse(stage: RehearsalFolder, only: Collection[str] = ()) -> RehearsalAttestation:
+def rehearse(stage: RehearsalFolder | OwnRehearsal, only: Collection[str] = ()) -> RehearsalAttestation:
     """Run the drills, write the attestation, and leave the folder of a failed one to look at.
 
     Those of `only`, if any, sign nothing: the attestation is of all of them.
@@ -130,10 +133,11 @@ def rehearse(stage: RehearsalFolder, only: Collection[str] = ()) -> RehearsalAtt
         KeyboardInterrupt: the user ended it.
         OSError: nothing can be written beside the config.
     """
-    names, results = [name for name in DRILLS if not only or name in only], []
+    drills = OWN_DRILLS if isinstance(stage, OwnRehearsal) else DRILLS
+    names, results = [name for name in drills if not only or name in only], []
     with Meter("rehearsal", len(names)) as meter:
         for name in names:
-            results.append(_held(stage, name))
+            results.append(_held(stage, drills[name]))
             meter.add(1, f"{name}: {results[-1].outcome}")
     failed = any(result.outcome == "failed" for result in results)
     found = RehearsalAttestation(
@@ -156,14 +160,14 @@ def machine() -> dict[str, Json]:
     }  # fmt: skip
 
 
-def _held(stage: RehearsalFolder, name: str) -> DrillResult:
+def _held(stage: RehearsalFolder | OwnRehearsal, drill: Drill) -> DrillResult:
     began = time.monotonic()
     try:
-        result = DRILLS[name].hold(stage)
-    except (UnexpectedEndError, CheckpointError, IndexRefusedError) as error:
+        result = drill.hold(stage)
+    except (UnexpectedEndError, CheckpointError, IndexRefusedError, OwnLaunchError, CommandError) as error:
         result = DrillResult(
-            name=name, outcome="failed", said=str(error), seen={}, limit="the drill runs to its end",
-            advice=f"see torchrun.log in the folders of {stage.folder} for the ranks' own messages",
+            name=drill.name, outcome="failed", said=str(error), seen={}, limit="the drill runs to its end",
+            advice=f"see torchrun.log or log.txt in the folders of {stage.folder} for the ranks' own messages",
         )  # fmt: skip
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 60.0
 """Between SIGTERM and SIGKILL: a trainer may save."""
 _POLL_SECONDS, _TOLD_SECONDS = 1.0, 30.0
+_START_SECONDS = 1800.0
+"""Before its first step a trainer may load and compile."""
 
 
 class OwnLaunchError(ValueError):
@@ -55,10 +57,13 @@ def words_of(own: OwnTrainer, places: OwnPlaces, *, resume: bool) -> list[str]:
     return [*filled(own.command.template, values), *(filled(own.resume, values) if resume else [])]
 
 
-def launch_own(decision: Decision, places: OwnPlaces, max_restarts: int, signals: Signals) -> LaunchOutcome:
-    """Run it to its end; restart it where it dies, if the plan says how it resumes.
+def launch_own(
+    decision: Decision, places: OwnPlaces, max_restarts: int, signals: Signals, *, hang_seconds: float = 0.0
+) -> LaunchOutcome:
+    """Run it to its end; restart it where it dies or hangs, if the plan says how it resumes.
 
-    A restart that brings no new step counts against `max_restarts`. Ctrl-C or SIGTERM stops it in order.
+    It hangs if it logs no step for `hang_seconds` (0: never). A restart that brings no new step counts against
+    `max_restarts`. Ctrl-C or SIGTERM stops it in order.
 
     Raises:
         OwnLaunchError: the run was begun before, and nothing says how it resumes.
@@ -75,11 +80,18 @@ def launch_own(decision: Decision, places: OwnPlaces, max_restarts: int, signals
         )
     canon.make_folder(places.run_dir)
     with DriverLock(places.run_dir):
-        return _attempts(decision, own, places, max_restarts, signals, begun=begun)
+        return _attempts(decision, own, places, max_restarts, signals, begun=begun, hang_seconds=hang_seconds)
 
 
 def _attempts(
-    decision: Decision, own: OwnTrainer, places: OwnPlaces, max_restarts: int, signals: Signals, *, begun: bool
+    decision: Decision,
+    own: OwnTrainer,
+    places: OwnPlaces,
+    max_restarts: int,
+    signals: Signals,
+    *,
+    begun: bool,
+    hang_seconds: float,
 ) -> LaunchOutcome:
     """One after another, while they die and may be restarted."""
     idle = restarts = last = 0
@@ -89,7 +101,7 @@ def _attempts(
         values = {"digest": decision.digest, "values": own.values, "argv": words}
         canon.write_atomic(places.run_dir / RUN_FILE, canon.pretty(values))
         metrics = MetricFiles(own.command, own.metrics_at(places.run_dir.resolve()))
-        ended = _attempt(decision, words, places, metrics, signals)
+        ended = _attempt(decision, words, places, metrics, signals, hang_seconds)
         step = metrics.logged().last_step or 0
         outcome = _outcome(decision, metrics, ended, restarts, places.run_dir / LOG_FILE)
         if outcome.event != "failed" or not own.resume:
@@ -102,9 +114,14 @@ def _attempts(
 
 
 def _attempt(
-    decision: Decision, words: list[str], places: OwnPlaces, metrics: MetricFiles, signals: Signals
+    decision: Decision,
+    words: list[str],
+    places: OwnPlaces,
+    metrics: MetricFiles,
+    signals: Signals,
+    hang_seconds: float,
 ) -> int | str:
-    """How one attempt ended: its exit code, -N for signal N, or `interrupted` or `aborted` by us."""
+    """How one attempt ended: its exit code, -N for signal N, or `interrupted`, `aborted` or `hung` by us."""
     num_steps = decision.learning_rate.schedule.num_steps
     assert decision.own is not None
     kept = SupervisedCommand(
@@ -112,17 +129,24 @@ def _attempt(
         environment=command_environment(decision.own.command, places.run_dir.resolve(), None),
         log=RedactedLog(places.run_dir / LOG_FILE, LineRedactor(), append=True), grace_seconds=GRACE_SECONDS,
     )  # fmt: skip
-    told, stopped = time.monotonic(), ""
+    told = moved = time.monotonic()
+    stopped, step = "", None
     while not kept.wait(_POLL_SECONDS):
         metrics.read(num_steps)
+        if metrics.logged().last_step != step:
+            step, moved = metrics.logged().last_step, time.monotonic()
+        if hang_seconds and time.monotonic() - moved > max(hang_seconds, _START_SECONDS if step is None else 0.0):
+            stopped = "hung"
+            kept.stop()
+            break
         if signals.save.is_set() or metrics.logged().bad:
             stopped = "interrupted" if signals.save.is_set() else "aborted"
             kept.stop()
             break
         if time.monotonic() - told > _TOLD_SECONDS:
             told = time.monotonic()
-            step = metrics.logged().last_step or 0
-            say(f"step {step}/{num_steps}" + (f"  loss {metrics.logged().train_loss.get(step, float('nan')):.4f} nats"))
+            loss = metrics.logged().train_loss.get(step or 0, float("nan"))
+            say(f"step {step or 0}/{num_steps}  loss {loss:.4f} nats")
     while metrics.read(num_steps):
         pass
     metrics.end(num_steps)
@@ -142,6 +166,8 @@ def _outcome(
     if ended == 0 and step >= num_steps - 1 and loss is not None:
         return LaunchOutcome(event="finished", exit_code=0, reason="", **done)  # type: ignore[arg-type]
     said = f"it ended with exit code {ended} at step {step} of {num_steps}"
+    if ended == "hung":
+        said = f"it logged no step behind {step} of {num_steps} for too long (--hang-seconds), and was ended"
     if ended == 0:
         said += "; " + metrics.hint()
     elif isinstance(ended, int) and ended < 0:

@@ -61,10 +61,9 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
         proven, open_ = proven + mine, open_ + unseen
     done += [*found.unchanged, *_ledger_around(folder, decision.digest), *proven]
     standing = rehearsal_of(folder, decision.digest)
-    drilled = standing.rehearsed or decision.own is not None
-    after = f"next: forerun {'launch' if drilled else 'rehearse'} {shown_name(folder)}"
+    after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {shown_name(folder)}"
     lines = [_held(done, open_), *(f"ok  {line}" for line in done if full)]
-    lines += [*(f"not proven  {line}" for line in open_), *([] if decision.own else [standing.sentence]), after]
+    lines += [*(f"not proven  {line}" for line in open_), standing.sentence, after]
     body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
     answer(as_json, body, "\n".join(lines))
 

@@ -108,12 +108,13 @@ def launch(
         raise SystemExit(outcome.exit_code)
 
 
-_OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "as_json")
+_OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_seconds", "as_json")
 """Options of this command that a user's own trainer has too."""
 
 
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
     """Start the user's own trainer."""
+    from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
     from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.own_launch import OwnPlaces, launch_own, words_of
@@ -125,20 +126,20 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     ]  # fmt: skip
     if given:
         raise OptionProblems([f"{name}: is of the embedded trainer, and your own trains this config" for name in given])
-    frozen, data_dir, out_dir, dry_run, max_restarts, as_json = (context.params[name] for name in _OF_OWN)
+    frozen, data_dir, out_dir, dry_run, max_restarts, hang_seconds, as_json = (context.params[name] for name in _OF_OWN)
     folder = folder_of(frozen)
     study = recorded_study(folder.resolve().parent.parent)
     places = OwnPlaces(run_dir=out_dir or folder / "run", code_dir=study.code_dir, corpus=data_dir or study.corpus)
-    line = shlex.join(words_of(own, places, resume=False))
+    line, standing = shlex.join(words_of(own, places, resume=False)), rehearsal_of(folder, decision.digest)
     if dry_run:
-        answer(as_json, {"line": line, "rehearsed": None}, line)
+        answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
     signals = Signals()
     with hearing(signals.hear):
-        outcome = launch_own(decision, places, max_restarts, signals)
+        outcome = launch_own(decision, places, max_restarts, signals, hang_seconds=hang_seconds)
         _keep(folder, decision, outcome, line)
-        body = {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(places.run_dir), "rehearsed": None,
-                "wandb": None}  # fmt: skip
+        body = {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(places.run_dir),
+                "rehearsed": standing.body, "wandb": None}  # fmt: skip
         answer(as_json, body, _text(decision, outcome, None) + _next(outcome, frozen, out_dir))
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)

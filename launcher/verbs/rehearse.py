@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from launcher.base.study_names import shown_name
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import answer, corpus_of, folder_of, json_option, table
-from launcher.rehearsal.registry import DRILLS, RehearsalAttestation
+from launcher.rehearsal.registry import DRILLS, OWN_DRILLS, RehearsalAttestation
 from proxies.core import canon
 from proxies.core.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import Decision
+    from launcher.rehearsal.own_drills import OwnRehearsal
+    from launcher.rehearsal.stage import RehearsalFolder
 
 
 @click.command()
@@ -21,7 +26,7 @@ from proxies.core.canon import Json
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(list(DRILLS)),
+    type=click.Choice([*DRILLS, *OWN_DRILLS]),
     help="Run only this drill, and sign nothing; repeatable.",
 )
 @click.option("--full", is_flag=True, help="Use the real shape, not a small copy; needs the real run's GPUs.")
@@ -29,32 +34,48 @@ from proxies.core.canon import Json
 def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Run the drills before a launch on a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
 
-    Minutes on a CPU, on a scaled-down copy. Writes attestations/rehearsal.json, which `verify` and `launch` look for.
+    Minutes on a CPU, on a scaled-down copy; your own trainer's command at the base width. Writes
+    attestations/rehearsal.json, which `verify` and `launch` look for.
     Exit 3: a drill failed; 75: this config is being rehearsed already; 130: interrupted, the same command starts over.
     """
     from launcher.frozen.launch_file import read_launch
 
     decision = read_launch(frozen)
     folder = folder_of(frozen)
-    if decision.own is not None:
-        raise click.UsageError(
-            "the drills are of the embedded trainer, and your own trains this config: stop a short run of it with "
-            "Ctrl-C, and see that `forerun launch` resumes it (launch.resume_arguments)"
-        )
-    corpus = corpus_of(folder, data_dir)
-    from launcher.rehearsal.run import SCRATCH, set_up
+    ours = DRILLS if decision.own is None else OWN_DRILLS
+    if strange := [name for name in only if name not in ours]:
+        raise click.UsageError(f"--only {strange[0]}: this config's drills are {', '.join(ours)}")
+    if full and decision.own is not None:
+        raise click.UsageError("--full: the drills of your own trainer are at the base width")
+    from launcher.rehearsal.run import SCRATCH
     from launcher.rehearsal.run import rehearse as hold
     from sweeps.store.lock import DriverLock
 
+    corpus = corpus_of(folder, data_dir) if decision.own is None else data_dir
     (folder / SCRATCH).mkdir(exist_ok=True)
     with DriverLock(folder / SCRATCH):  # a second rehearsal would clear the first one's runs away
-        found = hold(set_up(folder, decision, corpus, full=full), only)
+        found = hold(_stage(folder, decision, corpus, full=full), only)
     if not only:
         _record(folder, decision.digest, found)
     body = cast(dict[str, Json], canon.to_json(found))
     answer(as_json, {"digest": decision.digest, **body}, _text(found, folder, whole=not only))
     if found.exit_code:
         raise SystemExit(found.exit_code)
+
+
+def _stage(folder: Path, decision: Decision, corpus: Path | None, *, full: bool) -> RehearsalFolder | OwnRehearsal:
+    """Where the drills of a config take place."""
+    from launcher.rehearsal.own_drills import set_up_own
+    from launcher.rehearsal.run import SCRATCH, set_up
+    from launcher.study.study_folder import recorded_study
+    from launcher.supervisor.own_launch import OwnPlaces
+
+    if decision.own is None:
+        assert corpus is not None
+        return set_up(folder, decision, corpus, full=full)
+    study = recorded_study(folder.resolve().parent.parent)
+    places = OwnPlaces(run_dir=folder, code_dir=study.code_dir, corpus=corpus or study.corpus)
+    return set_up_own(folder, decision, places, study.plan.proxy.num_steps, folder / SCRATCH)
 
 
 def _record(folder: Path, digest: str, found: RehearsalAttestation) -> None:

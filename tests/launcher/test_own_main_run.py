@@ -12,7 +12,7 @@ from launcher.frozen.launch_file import read_launch
 
 # A planted law with little noise. `--die N`: it dies after N steps; `--resume` goes on behind the last one logged.
 TRAINER = """
-import argparse, json, math, os
+import argparse, json, math, os, time
 parser = argparse.ArgumentParser()
 parser.add_argument("out")
 for name, kind in (("lr", float), ("width", int), ("num-steps", int), ("seed", int), ("clip", float), ("warmup", int)):
@@ -31,6 +31,7 @@ with open(path, "a") as out:
     for step in range(first, steps + 1):
         value = float("nan") if os.environ.get("NAN_AT") == str(step) else loss + 1 / step
         print(json.dumps({"step": step, "train_loss": value}), file=out, flush=True)
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
         if step == die:
             os._exit(7)
     print(json.dumps({"step": steps, "val_loss": loss}), file=out)
@@ -126,7 +127,16 @@ def test_a_loss_that_is_no_number_ends_it(frozen, monkeypatch):
     assert (code, body["event"], body["num_restarts"]) == (3, "aborted", 0), body
 
 
+def test_it_is_rehearsed(frozen, monkeypatch):
+    monkeypatch.setenv("STEP_SECONDS", "0.5")
+    code, body = ask("rehearse", frozen, "--only", "own_killed", "--only", "own_cut_log", "--only", "own_run")
+    assert code == 0, body
+    assert {drill["name"]: drill["outcome"] for drill in body["drills"]} == dict.fromkeys(
+        ("own_run", "own_killed", "own_cut_log"), "passed"
+    )
+
+
 def test_what_is_of_the_embedded_trainer_is_refused(frozen):
     code, body = ask("launch", frozen, "--steps", "3", "--wandb", "offline")
     assert code == 2 and {"--steps", "--wandb"} <= {problem.split(":")[0] for problem in body["problems"]}
-    assert ask("rehearse", frozen)[0] == 2
+    assert ask("rehearse", frozen, "--full")[0] == ask("rehearse", frozen, "--only", "resume")[0] == 2
