@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.rehearsal.registry import DRILLS
+from launcher.rehearsal.registry import DRILLS, OWN_DRILLS
 from reference_pages.command_line import cell
 
 _ALERTS = """# Alerts
@@ -42,6 +42,6 @@ def drills_page() -> str:
     """drills.md."""
     rows = [
         f"| `{drill.name}` | {cell(drill.happens)} | {cell(drill.limit)} | {cell(drill.not_proven)} |"
-        for drill in DRILLS.values()
+        for drill in (DRILLS | OWN_DRILLS).values()
     ]
     return _DRILLS + "\n".join(rows) + "\n"

@@ -40,7 +40,7 @@ def _children(kind: Any) -> list[type]:
     return [child for inner in typing.get_args(kind) for child in _children(inner)]
 
 
-def _below(root: type) -> list[type]:
+def below(root: type) -> list[type]:
     """A record and all that it is made of, each once, in the order of the fields."""
     found = [root]
     for record in found:
@@ -49,9 +49,9 @@ def _below(root: type) -> list[type]:
     return found
 
 
-def _fields(record: type) -> list[tuple[str, str, str, str]]:
+def fields_of(record: type) -> list[tuple[str, str, str, str]]:
     """Name, type, default and sentence of each field, those of a record that it adds to first."""
-    rows = [row for base in record.__bases__ if dataclasses.is_dataclass(base) for row in _fields(base)]
+    rows = [row for base in record.__bases__ if dataclasses.is_dataclass(base) for row in fields_of(base)]
     tree = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
     assert isinstance(tree, ast.ClassDef)
     known = {one.name: one for one in dataclasses.fields(record)}
@@ -84,7 +84,7 @@ def _spelled_out(annotation: ast.expr, record: type) -> str:
 def _record(record: type, title: str) -> list[str]:
     said = inspect.cleandoc(record.__doc__ or "").split("\n\n")[0]
     lines = [f"### {title}\n", " ".join(said.split()) + "\n", "| field | type | default | what |", "|---|---|---|---|"]
-    for name, kind, default, sentence in _fields(record):
+    for name, kind, default, sentence in fields_of(record):
         shown = f"`{cell(default)}`" if default else ""
         lines.append(f"| `{name}` | `{cell(kind)}` | {shown} | {cell(sentence)} |")
     return [*lines, ""]
@@ -121,7 +121,7 @@ def records_page() -> str:
     lines, seen = [_HEAD], set[type]()
     for title, (said, root) in _ROOTS.items():
         lines += [f"## {title}\n", said + "\n"]
-        for record in _below(root):
+        for record in below(root):
             if record not in seen:
                 seen.add(record)
                 lines += _record(record, record.__name__)

@@ -9,6 +9,7 @@ from reference_pages.alerts_and_drills import alerts_page, drills_page
 from reference_pages.answers import json_page
 from reference_pages.command_line import commands, commands_page, exit_codes_page
 from reference_pages.environment import environment_page
+from reference_pages.launch_schema import launch_schema
 from reference_pages.plan_keys import plan_page
 from reference_pages.records import records_page
 
@@ -24,6 +25,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "environment.md": environment_page,
     "alerts.md": alerts_page,
     "drills.md": drills_page,
+    "launch.schema.json": launch_schema,
 }
 """File name to what makes its text."""
 

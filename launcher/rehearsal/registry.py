@@ -174,7 +174,8 @@ OWN_DRILLS: dict[str, Drill] = {
             limit=f"one restart: {_RESUMES}", advice=_RESUME, not_proven="the loss of a machine",
         ),
         Drill(
-            name="own_stopped", module="own_drills", happens="`launch` gets SIGTERM, as from a scheduler, then starts again",
+            name="own_stopped", module="own_drills",
+            happens="`launch` gets SIGTERM, as from a scheduler, then starts again",
             limit=f"it ends in order; started again {_RESUMES}", advice=_RESUME,
             not_proven="that a scheduler's grace period is long enough for the real checkpoint",
         ),
