@@ -228,6 +228,21 @@ def manifest_of(root: Path, step: int) -> Manifest:
     return manifest
 
 
+def whole(folder: Path, digest: str) -> Manifest:
+    """A checkpoint's manifest, once every file has its hash and it is of the launch config `digest`; it stays.
+
+    Raises:
+        CheckpointError: it is not whole, or of another config.
+    """
+    manifest, problems = _read_manifest(folder)
+    problems += _differing(folder, manifest.files) if manifest else []
+    if manifest and manifest.digest != digest:
+        problems.append(f"it belongs to the launch config {manifest.digest[:16]}..., this one is {digest[:16]}...")
+    if manifest is None or problems:
+        raise CheckpointError(f"{folder}: {'; '.join(problems)}")
+    return manifest
+
+
 def begin(root: Path, step: int) -> Path:
     """The empty folder to write a checkpoint into; what an interrupted save left is removed. One rank only."""
     canon.make_folder(root)

@@ -184,10 +184,18 @@ def _own_proof(decision: Decision, folder: Path) -> tuple[list[Json], list[Json]
 @frozen_argument
 @click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(MODULES)}.")
 @click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="CHECKPOINT",
+    help="Write this checkpoint, or a run's newest, as a model that transformers loads (--to huggingface).",
+)
 @click.option("--allow-lossy", is_flag=True, help="Export even if something cannot be expressed.")
 @full_option
 @json_option
-def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, full: bool, as_json: bool) -> None:
+def export(
+    frozen: Path, trainer: str, out: Path | None, weights: Path | None, allow_lossy: bool, full: bool, as_json: bool
+) -> None:
     """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can be expressed."""
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
@@ -198,6 +206,11 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, full
         raise click.BadParameter(f"--to {trainer}: must be one of {', '.join(MODULES)}")
     decision = read_launch(frozen)
     folder = folder_of(frozen).resolve()
+    if weights is not None:
+        if name != "huggingface" or version:
+            raise click.BadParameter(f"--to {trainer}: weights are written for huggingface only")
+        _weights(decision, folder, weights, out, as_json)
+        return
     target = _target(folder, name, out)
     beside = target.is_relative_to(folder)
     write = exporter(name)
@@ -224,6 +237,24 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, full
             f"plan, or add --allow-lossy to train with {name}'s own numbers"
         )
         raise SystemExit(3)  # the answer is out already
+
+
+def _weights(decision: Decision, folder: Path, place: Path, out: Path | None, as_json: bool) -> None:
+    """Write a checkpoint as a model that transformers loads."""
+    from launcher.exporters.trainers.huggingface_weights import checkpoint_in, write_weights
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.study.study_folder import recorded_study
+
+    checkpoint = checkpoint_in(place)
+    target = out or checkpoint.parent.parent / f"huggingface-{checkpoint.name}"
+    study_dir = study_of(folder)
+    corpus = None if study_dir is None else recorded_study(study_dir).corpus
+    num_params, without = write_weights(decision, checkpoint, target, corpus)
+    text = f"{num_params:,} weights of {checkpoint.name} in {target}" + (f"; {without}" if without else "")
+    body = {"trainer": "huggingface", "out": str(target), "checkpoint": str(checkpoint), "num_params": num_params,
+            "without": without}  # fmt: skip
+    load = f'AutoModelForCausalLM.from_pretrained("{target}")'
+    answer(as_json, cast(dict[str, Json], body), f"{text}\nnext: in Python, transformers.{load}")
 
 
 def _told_of(
