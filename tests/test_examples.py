@@ -1,8 +1,11 @@
 """The examples do what they say."""
 
 import dataclasses
+import json
 import math
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,3 +44,30 @@ def test_own_trainer(tmp_path):
         assert result.status == "finished" and len(finished[0].curve["grad_norm"]) == spec.schedule.num_steps
         losses.append(result.loss_nats)
     assert max(losses) < 2.5 < math.log(128) and losses[0] != losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("own_python")
+def test_own_trainer_from_the_plan_to_the_concluded_run(tmp_path):
+    """Every command of the example's README, on its own files."""
+    folder = tmp_path / "own_trainer"
+    shutil.copytree(EXAMPLES / "own_trainer", folder, ignore=shutil.ignore_patterns("study"))
+
+    def forerun(*words):
+        python_path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", *words, "--json"], cwd=folder, env={**os.environ, "PYTHONPATH": python_path},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode in ((0, 3, 4) if words[0] == "run" else (0,)), done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    gates = forerun("run", "plan.toml")["gates"]
+    accept = [word for gate in gates if gate["outcome"] != "passed" for word in ("--accept", gate["name"])]
+    frozen = "study/frozen/" + forerun("freeze", "study", *accept, "--reason", "a test")["digest"]
+    assert any("your own trainer" in done for done in forerun("verify", frozen, "--prove")["verified"])
+    assert forerun("rehearse", frozen)["outcome"] == "passed"
+    assert forerun("launch", frozen)["event"] == "finished"
+    score = forerun("watch", frozen, "--conclude")
+    assert score["actual_nats"] < math.log(128)

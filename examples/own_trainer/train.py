@@ -1,13 +1,14 @@
-"""A trainer that knows nothing of forerun: a small byte model in muP (arXiv 2203.03466), metrics as JSON lines."""
+"""A trainer of one's own: a small byte model in muP (arXiv 2203.03466). Two lines of it are forerun's."""
 
 import argparse
 import json
 import math
-import random
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from forerun.hook import prove  # forerun: the proof
 
 
 class Model(nn.Module):
@@ -24,24 +25,22 @@ class Model(nn.Module):
             nn.init.normal_(matrix, std=matrix.shape[1] ** -0.5)
         nn.init.zeros_(self.readout.weight)
 
-    def loss(self, ids):
-        x = self.tokens(ids[:, :-1]) + self.places.weight
+    def forward(self, ids):
+        x = self.tokens(ids) + self.places.weight
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
         for block in self.blocks:
             x = block(x, src_mask=mask, is_causal=True)
-        logits = self.readout(self.norm(x)) * self.scale
-        return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        return self.readout(self.norm(x)) * self.scale
 
 
-def synthetic(num_words=20_000):
-    """Every word has two likely followers: there is something to learn."""
-    words, place, chance = [f"w{i * i % 97}" for i in range(40)], 0, random.Random(0)
-    return " ".join(words[place := (place * 7 + chance.choice((1, 5))) % 40] for _ in range(num_words)).encode()
+def python_sources():
+    """Some megabytes of text that every machine has."""
+    return b"".join(file.read_bytes() for file in sorted(Path(json.__file__).parents[1].glob("*.py")))
 
 
 def main(a):
     torch.manual_seed(a.seed)
-    text = Path(a.text).read_bytes() if a.text else synthetic()
+    text = Path(a.text).read_bytes() if a.text else python_sources()
     data = torch.tensor([byte & 127 for byte in text])
     train, held = data.tensor_split([int(0.9 * len(data))])
     held = held[: 64 * a.seq_len]
@@ -49,6 +48,7 @@ def main(a):
     rest = [p for p in model.parameters() if all(p is not h for h in model.hidden)]
     groups = [{"params": model.hidden, "lr": a.lr * model.scale}, {"params": rest, "lr": a.lr}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+    saved = Path(a.out).with_name("last.pt")
 
     def windows(source, starts):
         return torch.stack([source[i : i + a.seq_len + 1] for i in starts])
@@ -58,18 +58,32 @@ def main(a):
         return (t + 1) / a.warmup_steps if t < a.warmup_steps else 0.5 + 0.5 * math.cos(math.pi * done)
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
-    with Path(a.out).open("w") as log:
-        for step in range(1, a.num_steps + 1):
-            loss = model.loss(windows(train, torch.randint(len(train) - a.seq_len, (a.batch_sequences,)).tolist()))
+    prove(model, optimizer, schedule)  # forerun: it returns at once unless `forerun verify --prove` asks
+    parts, first = {"model": model, "optimizer": optimizer, "schedule": schedule}, 1
+    if a.resume and saved.exists():
+        state = torch.load(saved)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        torch.set_rng_state(state["rng"])
+        first = state["step"] + 1
+    with Path(a.out).open("a" if a.resume else "w") as log:
+        for step in range(first, a.num_steps + 1):
+            ids = windows(train, torch.randint(len(train) - a.seq_len, (a.batch_sequences,)).tolist())
+            loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip_norm)
             optimizer.step()
             schedule.step()
             print(json.dumps({"step": step, "train_loss": loss.item(), "grad_norm": norm.item()}), file=log, flush=True)
+            if step % a.save_every == 0:
+                state = {name: part.state_dict() for name, part in parts.items()}
+                torch.save({**state, "rng": torch.get_rng_state(), "step": step}, saved.with_suffix(".part"))
+                saved.with_suffix(".part").replace(saved)
         with torch.no_grad():
-            loss = model.loss(windows(held, range(0, len(held) - a.seq_len, a.seq_len)))
-        print(json.dumps({"step": step, "val_loss": loss.item()}), file=log)
+            ids = windows(held, range(0, len(held) - a.seq_len, a.seq_len))
+            loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        print(json.dumps({"step": a.num_steps, "val_loss": loss.item()}), file=log)
 
 
 if __name__ == "__main__":
@@ -78,6 +92,8 @@ if __name__ == "__main__":
     for name in (*whole.split(), "lr", "clip-norm"):
         parser.add_argument(f"--{name}", type=int if name in whole.split() else float, required=True)
     parser.add_argument("--parametrization", default="mup")
-    parser.add_argument("--text", help="a file to train on; without it a synthetic text")
+    parser.add_argument("--text", help="a file to train on; without it Python's own modules")
+    parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--out", required=True)
     main(parser.parse_args())

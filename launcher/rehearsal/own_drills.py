@@ -161,12 +161,20 @@ def _uninterrupted(stage: OwnRehearsal) -> float:
 def _resumed(name: str, stage: OwnRehearsal, outcome: LaunchOutcome, how: str) -> DrillResult:
     """Whether a run that was disturbed has gone on and ended as the uninterrupted one."""
     whole, found = _uninterrupted(stage), outcome.validation_loss_nats
-    seen: dict[str, Json] = {"event": outcome.event, "validation_loss_nats": found, "uninterrupted_nats": whole}
-    if outcome.event != "finished" or found is None:
+    seen: dict[str, Json] = {
+        "event": outcome.event,
+        "validation_loss_nats": found,
+        "uninterrupted_nats": _finite(whole),
+    }
+    if outcome.event != "finished" or found is None or not math.isfinite(whole):
         return judged(name, False, f"{how}: {outcome.reason or outcome.event}", seen)
     share = abs(found / whole - 1)
     said = f"{how} and went on; validation loss {found:.6g}, uninterrupted {whole:.6g} nats"
     return judged(name, share <= SAME_SHARE, said, seen)
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
 def own_run(stage: OwnRehearsal) -> DrillResult:
@@ -175,7 +183,7 @@ def own_run(stage: OwnRehearsal) -> DrillResult:
     said = f"it ran to its end at {loss:.6g} nats"
     if not math.isfinite(loss):
         said = (stage.folder / "whole" / "reason").read_text() or "it logged no finite validation loss"
-    return judged("own_run", math.isfinite(loss), said, {"validation_loss_nats": loss})
+    return judged("own_run", math.isfinite(loss), said, {"validation_loss_nats": _finite(loss)})
 
 
 def own_killed(stage: OwnRehearsal) -> DrillResult:

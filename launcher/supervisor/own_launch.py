@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ def _attempt(
     assert decision.own is not None
     kept = SupervisedCommand(
         words, folder=places.code_dir,
-        environment=command_environment(decision.own.command, places.run_dir.resolve(), None),
+        environment=command_environment(decision.own.command, places.run_dir.resolve(), os.environ.get("PYTHONPATH")),
         log=RedactedLog(places.run_dir / LOG_FILE, LineRedactor(), append=True), grace_seconds=GRACE_SECONDS,
     )  # fmt: skip
     told = moved = time.monotonic()
