@@ -55,13 +55,13 @@ def test_own_trainer_from_the_plan_to_the_concluded_run(tmp_path):
     shutil.copytree(EXAMPLES / "own_trainer", folder, ignore=shutil.ignore_patterns("study"))
 
     def forerun(*words):
-        python_path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
-            [sys.executable, "-m", "launcher", *words, "--json"], cwd=folder, env={**os.environ, "PYTHONPATH": python_path},
+            [sys.executable, "-m", "launcher", *words, "--json"], cwd=folder, env={**os.environ, "PYTHONPATH": path},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode in ((0, 3, 4) if words[0] == "run" else (0,)), done.stdout + done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout)
 
     gates = forerun("run", "plan.toml")["gates"]
     accept = [word for gate in gates if gate["outcome"] != "passed" for word in ("--accept", gate["name"])]

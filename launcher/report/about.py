@@ -94,8 +94,8 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
         event = launched["outcome"]["event"]
     if event in ("finished", "running"):  # or killed, which `watch` finds out
         return f"forerun watch {named}{' --conclude' if event == 'finished' else ''}"
-    # At most some steps, on purpose; of one's own trainer there are no drills.
-    tried = event in (None, "stopped") and body["own_run"] is None
+    # At most some steps, on purpose.
+    tried = event in (None, "stopped")
     return f"forerun {'rehearse' if tried and not rehearsal_of(frozen, body['digest']).rehearsed else 'launch'} {named}"
 
 

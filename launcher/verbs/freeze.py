@@ -85,11 +85,9 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     standing = rehearsal_of(path.parent, decision.digest)
     after_this = next_line(body, after, study_dir)
-    if decision.own is None:
-        lines.append(standing.sentence)
-        if unfit(decision):  # our trainer cannot run it
-            after_this = f"next: forerun export {shown_name(path)} --to torchtitan"
-    lines.append(after_this)
+    if decision.own is None and unfit(decision):  # our trainer cannot run it
+        after_this = f"next: forerun export {shown_name(path)} --to torchtitan"
+    lines += [standing.sentence, after_this]
     carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])  # a warmup, over duration
     told: dict[str, Json] = {
         "digest": decision.digest, "path": str(path), "accepted": cast(Json, given), "rehearsed": standing.body,

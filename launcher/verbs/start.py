@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 @click.option(
     "--warm-start", metavar="FILE[:STUDY]", help="Begin the search with the best trials of an Optuna storage."
 )
+@click.option("--from", "script", type=click.Path(path_type=Path), metavar="SCRIPT",
+              help="A plan for your own training script: its options become the command; it is not run.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
 @set_option
 @json_option
 def init(
-    data: str, warm_start: str | None, out: Path, overrides: tuple[str, ...], as_json: bool, **asked: Any
+    data: str, warm_start: str | None, script: Path | None, out: Path, overrides: tuple[str, ...], as_json: bool,
+    **asked: Any,
 ) -> None:  # fmt: skip
     """Write a commented plan, and its JSON Schema beside it. It never overwrites a plan."""
     from launcher.plan.file import PlanError, load_plan, override
@@ -48,7 +51,11 @@ def init(
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
     request = Request(**asked)
-    new = first_plan(request, data)
+    new, notes = first_plan(request, data), list[str]()
+    if script is not None:
+        from launcher.study.script_options import plan_for
+
+        new, notes = plan_for(script, new)
     out.parent.mkdir(parents=True, exist_ok=True)
     if problems := [problem for given in overrides if (problem := override(new.values, given))]:
         raise PlanError("forerun init", problems)
@@ -57,7 +64,7 @@ def init(
         canon.write_atomic(out, commented_plan(new.values, new.head).encode())
         return load_plan(out, overrides)  # which refuses a key that is none
 
-    lines: list[str] = []
+    lines = [f"to do: {note}" for note in notes]
     try:
         plan = write()
         if warm_start is not None:

@@ -143,7 +143,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             Hyperparameter(
                 name=LEARNING_RATE, meaning="Peak learning rate.", default=math.nan, above=0,
                 set_by="search", scaling="learning_rate", placeholder="lr",
-                aliases=("lr",), short="lr",
+                aliases=("lr", "max_lr", "peak_lr"), short="lr",
             ),
             Hyperparameter(
                 name=WARMUP, meaning="Warmup as a share of the steps.", default=0.0,
@@ -156,12 +156,13 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                     most=0.1,  # no published run warms up for longer
                     bears_less=True,
                 ),
-                placeholder="warmup_steps", aliases=("warmup",), short="warmup",
+                placeholder="warmup_steps", aliases=("warmup", "warmup_iters", "num_warmup_steps"), short="warmup",
             ),
             Hyperparameter(
                 name="clip_norm", meaning="Largest gradient norm.", default=1.0, above=0,
                 set_by="search", range=(0.25, 4.0), can_be_off=True, off=None, tested_over=("width",),
-                convention=Convention(value=1.0, source=_DECODERS), aliases=("clip", "grad_clip"), short="clip",
+                convention=Convention(value=1.0, source=_DECODERS),
+                aliases=("clip", "grad_clip", "max_grad_norm"), short="clip",
             ),
             Hyperparameter(
                 name="weight_decay", meaning="AdamW's, at the base width.", default=0.0, least=0,

@@ -1,0 +1,199 @@
+"""A first plan for a training script of one's own: its options, read from its text, as command, axes and metrics.
+
+Nothing of the script is run. Options are argparse's, the fields of a dataclass that some library makes options of
+(tyro, HfArgumentParser), what a function under `@hydra.main` reads of its config, or nanoGPT's constants.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.study.first_plan import FirstPlan
+from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.programs import NEEDED
+
+
+class ScriptError(ValueError):
+    """A script from which no plan can be written. `problems` lists all of it."""
+
+    def __init__(self, script: Path, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(f"{script}: " + "; ".join(problems))
+
+
+_NAMES = {
+    "width": ("d_model", "n_embd", "hidden_size", "embed_dim", "hidden_dim", "dim", "model_dim"),
+    "num_steps": ("steps", "max_steps", "max_iters", "num_iters", "train_steps", "total_steps", "num_train_steps"),
+    "seed": ("random_seed",), "base_width": ("mup_base_width", "base_n_embd", "base_dim"),
+    "num_layers": ("n_layer", "n_layers", "layers", "depth", "num_hidden_layers"),
+    "num_heads": ("n_head", "n_heads", "heads", "num_attention_heads"), "head_dim": ("head_size",),
+    "seq_len": ("block_size", "context_length", "max_seq_len", "sequence_length", "seq_length"),
+    "batch_sequences": ("batch_size",), "vocab_size": (), "parametrization": (),
+    "run_dir": ("out", "out_dir", "output_dir", "save_dir", "log_dir", "run_folder"),
+}  # fmt: skip
+"""Placeholders and other names that scripts have for them; hyperparameters' are in their registry."""
+_SHAPE = {"num_layers": "num_layers", "head_dim": "head_dim", "seq_len": "seq_len"}
+_VOCAB_SIZE = 50304
+"""GPT-2's, padded."""
+_RATE = re.compile(r"(^|_)(lr|learning_rate)($|_)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptOption:
+    """One option of a script."""
+
+    name: str
+    """With underscores; Hydra's with dots."""
+    word: str
+    """As it is given: `--max-iters`, or `train.lr=` in Hydra."""
+    default: object
+
+
+def placeholder_of(name: str) -> str | None:
+    """The placeholder that an option is for, if its name says so."""
+    last = name.rpartition(".")[2].lower()
+    for one in HYPERPARAMETERS.values():
+        if last in (one.told_as, *one.aliases) or (last == one.name and not last.endswith("_fraction")):
+            return one.told_as
+    return next((ours for ours, theirs in _NAMES.items() if last == ours or last in theirs), None)
+
+
+def options_of(script: Path) -> list[ScriptOption]:
+    """Every option found, in the script's order, the first of a name.
+
+    Raises:
+        ScriptError: it cannot be read, or is no Python.
+    """
+    try:
+        tree = ast.parse(script.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+        raise ScriptError(script, [f"it cannot be read as Python: {error}"]) from error
+    hydra = any(isinstance(node, ast.FunctionDef) and _under_hydra(node) for node in ast.walk(tree))
+    read = _hydra if hydra else _globals if "configurator.py" in script.read_text(encoding="utf-8") else _dataclasses
+    found = [*_argparse(tree)] or [*read(tree)]
+    return list({option.name: option for option in reversed(found)}.values())[::-1]
+
+
+def _argparse(tree: ast.Module) -> Iterator[ScriptOption]:
+    for node in ast.walk(tree):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+        ):
+            continue
+        flags = [str(a.value) for a in node.args if isinstance(a, ast.Constant) and str(a.value).startswith("--")]
+        if flags:
+            given = {word.arg: word.value for word in node.keywords}
+            if isinstance(given.get("action"), ast.Constant):
+                continue  # a switch takes no value
+            name = flags[0][2:].replace("-", "_")
+            yield ScriptOption(name=name, word=f"{flags[0]} ", default=_constant(given.get("default")))
+
+
+def _dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    name = field.target.id
+                    yield ScriptOption(name=name, word=f"--{name} ", default=_constant(field.value))
+
+
+def _globals(tree: ast.Module) -> Iterator[ScriptOption]:
+    """NanoGPT's configurator makes an option of every constant of the module."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, _constant(node.value)
+            if isinstance(value, (int, float, str)):
+                yield ScriptOption(name=name, word=f"--{name}=", default=value)
+
+
+def _hydra(tree: ast.Module) -> Iterator[ScriptOption]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and _under_hydra(node) and node.args.args:
+            config = node.args.args[0].arg
+            for read in ast.walk(node):
+                name = ast.unparse(read) if isinstance(read, ast.Attribute) else ""
+                if name.startswith(f"{config}."):
+                    name = name.removeprefix(f"{config}.")
+                    yield ScriptOption(name=name, word=f"{name}=", default=None)
+
+
+def _under_hydra(node: ast.FunctionDef) -> bool:
+    return any("hydra.main" in ast.unparse(one) for one in node.decorator_list)
+
+
+def _constant(node: ast.expr | None) -> object:
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
+    """A first plan that runs the script, and what is to be looked at.
+
+    Raises:
+        ScriptError: options that a trainer must have are not found; all at once.
+    """
+    options = options_of(script)
+    told = {option.name: placeholder_of(option.name) for option in options}
+    reached = {place for place in told.values() if place}
+    if missing := [f"no option for {{{name}}} is found: {why}" for name, why in NEEDED.items() if name not in reached]:
+        names = ", ".join(option.name for option in options) or "none"
+        raise ScriptError(script, [*missing, f"options found: {names}; or write proxy.command by hand"])
+    rates = [option for option in options if told[option.name] is None and _RATE.search(option.name)]
+    words = [f"{option.word}{{{told[option.name]}}}" for option in options if told[option.name]]
+    words += [f"{option.word}{{{_axis(option)}}}" for option in rates]
+    text, notes = script.read_text(encoding="utf-8"), ["read the command, the metrics and [model] before you run it"]
+    metrics, said = _metrics(text)
+    if not reached & {"run_dir"}:
+        notes.append("no option names a folder: the script must write its metrics below $FORERUN_RUN_DIR")
+    notes += said
+    for option in rates:
+        notes.append(f"{option.name} is searched as an axis of its own")
+    values = {section: dict(keys) for section, keys in new.values.items()}
+    defaults = {told[option.name]: option.default for option in options if isinstance(option.default, int)}
+    vocab_size = defaults.get("vocab_size", _VOCAB_SIZE)
+    values["data"] = {"path": "", "external": f"the data of {script.name}", "vocab_size": vocab_size}
+    notes += [] if "vocab_size" in defaults else [f"data.vocab_size = {_VOCAB_SIZE} is a guess"]
+    command = " ".join(["python", shlex.quote(script.name), *words])
+    values["proxy"] = values.get("proxy", {}) | {"command": command, **metrics}
+    values["model"] = values.get("model", {}) | {
+        key: defaults[name] for name, key in _SHAPE.items() if name in defaults
+    }
+    if rates:
+        axes = {_axis(option): {"range": _range(option.default)} for option in rates}
+        values["search"] = values.get("search", {}) | {"axes": axes}
+    if "parametrization" not in reached:
+        values["transfer"] = values.get("transfer", {}) | {"control_widths": ()}
+    return FirstPlan(name=new.name, values=values, head=(*new.head, f"The command is read from {script.name}.")), notes
+
+
+def _axis(option: ScriptOption) -> str:
+    return option.name.replace(".", "_")
+
+
+def _range(default: object) -> tuple[float, float]:
+    """A decade either way of a rate's default."""
+    middle = float(default) if isinstance(default, (int, float)) and 0 < default < sys.float_info.max else 1e-2
+    return middle / 10, middle * 10
+
+
+def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
+    """Where the script logs, and the keys of its losses, as far as its text shows."""
+    kinds = {"wandb": "wandb.init", "tensorboard": "SummaryWriter", "jsonl": "json.dumps"}
+    found = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
+    path = "{run_dir}/metrics.jsonl" if found == "jsonl" else "{run_dir}"
+    keys = dict.fromkeys(re.findall(r"""["']([\w./-]*loss[\w./-]*)["']""", text))
+    held = [key for key in keys if re.search(r"val|eval|test|dev", key)]
+    trained = [key for key in keys if key not in held]
+    notes = [] if trained and held else ["the keys of the losses are not found in the script: see proxy.metrics_*"]
+    values: dict[str, object] = {"metrics_format": found, "metrics_path": path}
+    values |= {"metrics_train_loss_key": trained[0]} if trained else {}
+    return values | ({"metrics_validation_loss_key": held[0]} if held else {}), notes
