@@ -98,7 +98,10 @@ TRAINERS ?= $(basename $(notdir $(wildcard trainers/*.txt)))
 # Where torch comes from; out of reach, it comes from PyPI, with several GB of CUDA.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-trainers: $(TRAINERS:%=.venv-trainers/%/.installed)
+trainers:
+	@missing=""; for one in $(TRAINERS); do $(MAKE) --no-print-directory ".venv-trainers/$$one/.installed" || \
+	    missing="$$missing $$one"; done; \
+	[ -z "$$missing" ] || { echo "make trainers: not installed:$$missing; all others are" >&2; exit 1; }
 
 .venv-trainers/%/.installed: trainers/%.txt
 	$(PYTHON) -m venv .venv-trainers/$*

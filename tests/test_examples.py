@@ -43,7 +43,7 @@ def test_own_trainer(tmp_path):
         result = canon.decode(RunResult, finished[0].result)
         assert result.status == "finished" and len(finished[0].curve["grad_norm"]) == spec.schedule.num_steps
         losses.append(result.loss_nats)
-    assert max(losses) < 2.5 < math.log(128) and losses[0] != losses[1]
+    assert max(losses) < 3.5 < math.log(128) and losses[0] != losses[1]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ SENTENCES = {
     "FORERUN_HOST": "Name of this machine in results, where the host's own name changes or is shared.",
     "FORERUN_RUN_DIR": "Set for a trainer of your own: the folder of its run.",
     "FORERUN_PROVE": "Set by `forerun verify --prove`, for `forerun.hook` in your training script.",
+    "FORERUN_DETERMINISTIC": "1: the torchtitan export uses deterministic kernels, which are slower.",
     "FORERUN_DATA": "Read by exported trainers: the folder that `forerun tokenize` wrote.",
     "CUDA_VISIBLE_DEVICES": "Which GPUs there are.",
     "RAY_ADDRESS": "Said to be set, and not used: `cluster.address` in the plan names a cluster, `auto` this one.",

@@ -61,7 +61,7 @@ def main(a):
     prove(model, optimizer, schedule)  # forerun: it returns at once unless `forerun verify --prove` asks
     parts, first = {"model": model, "optimizer": optimizer, "schedule": schedule}, 1
     if a.resume and saved.exists():
-        state = torch.load(saved)
+        state = torch.load(saved, weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         torch.set_rng_state(state["rng"])

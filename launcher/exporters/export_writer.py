@@ -133,6 +133,7 @@ def run_numbers(decision: Decision) -> dict[str, Json]:
         "precision": decision.precision,
         "parallelism": asdict(decision.parallelism),
         "checkpointing": asdict(decision.checkpointing),
+        "compiled": decision.compiled,
         "train_loss_above_nats": decision.abort.train_loss_above_nats,
         "steps": list(proof_steps(schedule)),
     }
@@ -157,6 +158,10 @@ here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
 ranks_per_node="${{RANKS_PER_NODE:-{per_node}}}"
 if [ "$(({ranks} % ranks_per_node))" != 0 ]; then
     echo "RANKS_PER_NODE=$ranks_per_node does not divide the {ranks} ranks" >&2
+    exit 2
+fi
+if [ "$ranks_per_node" != {ranks} ] && [ -z "${{RDZV_ENDPOINT:-}}" ]; then
+    echo "$(({ranks} / ranks_per_node)) nodes: set RDZV_ENDPOINT=HOST:PORT, a free port of one, the same on each" >&2
     exit 2
 fi
 exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_per_node" \\

@@ -139,7 +139,7 @@ def launch_words(export_dir: Path, layout: tuple[str, str], *options: str, **tol
     refused = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "the corpus folder" in refused.stderr
-    env = {**path, **told, "FORERUN_DATA": "x"}
+    env = {**path, **told, "FORERUN_DATA": "x", "RDZV_ENDPOINT": "host:29400"}
     words = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
     return words

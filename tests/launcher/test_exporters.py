@@ -1,5 +1,9 @@
 """What holds of every export to another trainer that makes the whole run itself."""
 
+import dataclasses
+import os
+import subprocess
+
 import export_case
 import pytest
 from export_case import wide_decision
@@ -26,6 +30,29 @@ def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, t
         fidelity.exporter(trainer).export(export_case.one_sequence_each(manifest, num_ranks), out)
         words = " ".join(export_case.launch_words(out, layout, "x=1", **told))
         assert words.endswith(COMMANDS[trainer].format(out))
+
+
+@EACH
+def test_several_nodes_need_an_endpoint(tmp_path, manifest, trainer):
+    fidelity.exporter(trainer).export(export_case.one_sequence_each(manifest, 16), tmp_path)
+    script = tmp_path / "run.sh"
+    bare = {"PATH": os.environ["PATH"], "FORERUN_DATA": str(tmp_path)}
+    said = subprocess.run(["bash", script], env=bare, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == 2 and "RDZV_ENDPOINT=HOST:PORT" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("trainer", "file", "told"),
+    [
+        ("torchtitan", "forerun.json", '"compiled": true'),
+        ("huggingface", "training_arguments.json", '"torch_compile": true'),
+        ("olmo-core", "run.json", '"compile_model": true'),
+    ],
+)  # fmt: skip
+def test_a_compiled_run_is_compiled_there(tmp_path, manifest, trainer, file, told):
+    decision = dataclasses.replace(wide_decision(manifest), compiled=True)
+    fidelity.exporter(trainer).export(decision, tmp_path)
+    assert told in (tmp_path / file).read_text()
 
 
 def test_what_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):

@@ -22,7 +22,7 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import (
     CosSinRoPE,
@@ -344,6 +344,8 @@ def main_run() -> Trainer.Config:
             keep_latest_k=FROZEN.checkpointing.keep,
             last_save_model_only=False,
         ),
-        metrics=GuardedMetrics.Config(log_freq=1),
-        debug=DebugConfig(seed=FROZEN.seed, deterministic=True),
+        compile=CompileConfig(enable=FROZEN.compiled),
+        metrics=GuardedMetrics.Config(log_freq=1),  # the brake and `forerun watch` see every step
+        # Deterministic kernels repeat a run to the bit, and cost speed.
+        debug=DebugConfig(seed=FROZEN.seed, deterministic=os.environ.get("FORERUN_DETERMINISTIC") == "1"),
     )

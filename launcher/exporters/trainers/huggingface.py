@@ -114,6 +114,7 @@ def training_arguments(decision: Decision) -> dict[str, Json]:
         "activation_checkpointing": recompute and not sharded,  # sharded, it is FSDP's own
         "activation_checkpointing_kwargs": {"use_reentrant": False},
         "max_grad_norm": decision.clip_norm or 0.0,  # 0: the norm is measured, nothing is clipped
+        "torch_compile": decision.compiled,
         "bf16": decision.precision == "bfloat16",
         "seed": decision.seed % 2**32,  # transformers' own generators take no more; nothing is drawn from them
         "save_strategy": "steps",
@@ -157,6 +158,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
 
 
 _JUDGEMENTS: dict[str, Judgement] = {
+    "compiled": ("exact", "torch_compile; it costs memory that each rank builds the float32 model on its CPU first"),
     "shape.family": (
         "equivalent",
         "Granite blocks: rotary halves and base, norm eps, no document mask as in forerun; rotary angles in float32",

@@ -236,6 +236,7 @@ def _train_module(decision: Decision) -> dict[str, Json]:
         data_parallel |= {"num_replicas": mesh.data_parallel_replicate, "shard_degree": mesh.data_parallel_shard}
     told: dict[str, Json] = {
         **_config("train.train_module.transformer.config.TransformerTrainModuleConfig"),
+        "compile_model": decision.compiled,
         "rank_microbatch_size": rank_sequences(decision)[1] * seq_len,
         "max_sequence_length": seq_len,
         "optim": {**_config("optim.adamw.AdamWConfig"), "foreach": True, "group_overrides": overrides},
@@ -256,6 +257,7 @@ def _train_module(decision: Decision) -> dict[str, Json]:
 
 
 _JUDGEMENTS: dict[str, Judgement] = {
+    "compiled": ("exact", "compile_model"),
     "shape.family": (
         "equivalent",
         "OLMo-core's pre-norm blocks: rotary halves and base, norm eps, no document mask as forerun; angles in float32",

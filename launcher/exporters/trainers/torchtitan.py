@@ -122,6 +122,10 @@ _JUDGEMENTS: dict[str, Judgement] = {
         "Llama 3 blocks; rotary pairs and base, norm eps, no document mask as in forerun; rotary angles in float32",
     ),
     "forward": ("exact", "the multipliers are modules of the model"),
+    "compiled": (
+        "exact",
+        "compile.enable; no CUDA graphs and a log of every step cost speed; FORERUN_DETERMINISTIC=1: to the bit",
+    ),
     "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; each parameter matches one pattern"),
     "learning_rate": ("exact", "torchtitan's own scheduler gives the table bit for bit"),
     "clip_norm": ("exact", "torch's clip_grad_norm_; an infinite norm is no clipping"),
