@@ -215,11 +215,9 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _inner(wrapped: Any, name: str, needed: str) -> Any:
-    """What Accelerate and others wrap."""
-    while not hasattr(wrapped, "register_step_pre_hook") and hasattr(wrapped, name) and name == "optimizer":
-        wrapped = wrapped.optimizer
-    if name == "scheduler" and hasattr(wrapped, "scheduler"):
-        wrapped = wrapped.scheduler
+    """What Accelerate and others wrap; their wrapper of an optimizer is one only by name."""
+    while hasattr(getattr(wrapped, name, None), needed):
+        wrapped = getattr(wrapped, name)
     if not hasattr(wrapped, needed):
         raise TypeError(f"prove: {type(wrapped).__name__} is no torch {name}")
     return wrapped
