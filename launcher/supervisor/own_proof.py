@@ -253,7 +253,8 @@ class _Judged:
                     return peak in peaks[:2] and peak not in own_rates(self._decision)
         near = min(peaks, key=lambda peak: _worst(rates, shares, peak))
         length = max(1, self._schedule.decay_steps or self._schedule.num_steps - self._schedule.warmup_steps)
-        if (apart := _worst(rates, shares, near)) <= 3.2 / length:
+        apart = _worst(rates, shares, near)
+        if apart <= 3.2 / length and _one_factor(rates, shares, near) is None:
             self._note(f"the rates are up to {apart:.2%} of the peak from the frozen ones: steps counted another way")
             return near in peaks[:2]
         self.problem(one, _rate_said(rates, shares, peaks[0], frozen.width_multiplier, self._at))
@@ -352,11 +353,16 @@ def _worst(rates: list[float], shares: Iterable[float], peak: float) -> float:
     return max((abs(rate - peak * share) for rate, share in zip(rates, shares, strict=False)), default=0.0) / peak
 
 
+def _one_factor(rates: list[float], shares: list[float], peak: float) -> float | None:
+    """What every rate is as a multiple of the frozen one; None: not one number."""
+    factors = [rate / (peak * share) for rate, share in zip(rates, shares, strict=False) if share > SAME]
+    steady = bool(factors) and math.isclose(min(factors), max(factors), rel_tol=1e-3)
+    return max(factors) if steady else None
+
+
 def _rate_said(rates: list[float], shares: list[float], peak: float, multiplier: float, at: tuple[int, ...]) -> str:
     """How a rate differs: by one factor, or from some step on."""
-    factors = [rate / (peak * share) for rate, share in zip(rates, shares, strict=False) if share > SAME]
-    factor = max(factors, default=0.0)
-    if factors and math.isclose(min(factors), factor, rel_tol=1e-3):
+    if (factor := _one_factor(rates, shares, peak)) is not None:
         why = ""
         if multiplier != 1:
             why = "; is it left as at the base width?" if math.isclose(factor, multiplier, rel_tol=1e-3) else why

@@ -62,7 +62,7 @@ def main(argv=None):
     a = parser.parse_args(argv)
     torch.manual_seed(a.seed)
     model = Model(a)
-    lr = 1e-3 if a.mistake == "lr ignored" else a.lr
+    lr = {"lr ignored": 1e-3, "lr off": 1.1 * a.lr}.get(a.mistake, a.lr)
     optimizers = [
         torch.optim.AdamW(groups_of(model, a, lr), betas=(0.9, 0.95), **({} if a.mistake == "eps" else {"eps": a.eps}))
     ]

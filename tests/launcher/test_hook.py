@@ -34,6 +34,7 @@ MISTAKES = {
     "decay on gains": "a block_gain does not decay",
     "frozen layer": "requires_grad",
     "tied": "optimizer groups train it",
+    "lr off": "1.1 times",
     "lr ignored": "its peak rate is",
     "eps": "eps is 1e-08",
     "warmup in tokens": "its rate at step",
