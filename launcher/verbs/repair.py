@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from launcher.base.talk import counted
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
@@ -53,8 +54,8 @@ def _lines(study_dir: Path, found: Repaired) -> list[str]:
     lines += [f"lost: {len(keys)} {kind} ({_some(keys)})" for kind, keys in found.lost.items()]
     lines += [] if found.lost or found.rerun else ["lost: nothing"]
     if found.rerun:
-        runs = f"{len(found.rerun)} runs have a curve but no result now ({_some(found.rerun)})"
-        lines.append(f"{runs}: they run again if the study needs them")
+        runs = f"{counted(len(found.rerun), 'run')} with a curve but no result now ({_some(found.rerun)})"
+        lines.append(f"{runs}: run again if the study needs them")
     return [*lines, f"next: forerun run {study_dir / 'plan.toml'} --study {study_dir}"]
 
 
