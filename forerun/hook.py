@@ -72,7 +72,7 @@ class _Watch:
     def __init__(self, request: dict[str, Any], model: Any, optimizer: Any, scheduler: Any, rate: Any,
                  num_data_ranks: int | None, factors: dict[str, float]) -> None:  # fmt: skip
         self.request, self.rate = request, rate
-        self.models = list(model) if isinstance(model, (list, tuple)) else [model]
+        self.models = _listed(model)
         self.optimizers = [_inner(one, "optimizer", "param_groups") for one in _listed(optimizer)]
         self.schedulers = [_inner(one, "scheduler", "state_dict") for one in _listed(scheduler)]
         self.groups = [(one, group) for one in self.optimizers for group in one.param_groups]
@@ -117,11 +117,11 @@ class _Watch:
 
     def _row(self, name: str, parameter: Any, groups: list[int]) -> dict[str, Any]:
         values = _whole(parameter.detach()).float()
-        spread = float(values.std(correction=0)) if values.numel() and not values.is_meta else 0.0
+        known = bool(values.numel()) and not values.is_meta
         return {
             "name": name, "names": [name], "modules": [], "shape": list(parameter.shape), "dtype": str(parameter.dtype),
-            "trained": bool(parameter.requires_grad), "groups": groups, "std": spread,
-            "mean": float(values.mean()) if values.numel() and not values.is_meta else 0.0,
+            "trained": bool(parameter.requires_grad), "groups": groups,
+            "std": float(values.std(correction=0)) if known else 0.0, "mean": float(values.mean()) if known else 0.0,
         }  # fmt: skip
 
     def _schedule(self) -> tuple[list[list[float]] | None, str]:

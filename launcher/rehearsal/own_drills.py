@@ -20,7 +20,7 @@ from launcher.supervisor.attempt import Signals
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.supervisor.own_launch import OwnPlaces, launch_own
 from proxies.core.canon import Json
-from proxies.external.command import RUN_DIR_VARIABLE
+from proxies.external.command import RUN_DIR_VARIABLE, size_values
 from proxies.external.growing_file import MetricsError
 from proxies.external.metric_files import MetricFiles
 
@@ -112,9 +112,8 @@ def small_copy(decision: Decision, num_steps: int) -> Decision:
         schedule, num_steps=num_steps, warmup_steps=warmup, decay_steps=max(decay, schedule.decay_steps > 0),
         batch_warmup_steps=0, batch_warmup_stages=1,
     )  # fmt: skip
-    sizes = ("num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "ffn_width")
     values = {
-        **own.values, **{name: getattr(base, name) for name in sizes}, "width_multiplier": 1.0, "num_steps": num_steps,
+        **own.values, **size_values(base, base), "num_steps": num_steps,
         "warmup_steps": short.warmup_steps, "decay_steps": short.decay_steps, "batch_warmup_steps": 0,
         "batch_warmup_stages": 1,
     }  # fmt: skip

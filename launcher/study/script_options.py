@@ -64,18 +64,15 @@ def placeholder_of(name: str) -> str | None:
     return next((ours for ours, theirs in _NAMES.items() if last == ours or last in theirs), None)
 
 
-def options_of(script: Path) -> list[ScriptOption]:
-    """Every option found, in the script's order, the first of a name.
+def options_of(text: str) -> list[ScriptOption]:
+    """Every option found in a script, in its order, the first of a name.
 
     Raises:
-        ScriptError: it cannot be read, or is no Python.
+        SyntaxError, ValueError: it is no Python.
     """
-    try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-        raise ScriptError(script, [f"it cannot be read as Python: {error}"]) from error
+    tree = ast.parse(text)
     hydra = any(isinstance(node, ast.FunctionDef) and _under_hydra(node) for node in ast.walk(tree))
-    read = _hydra if hydra else _globals if "configurator.py" in script.read_text(encoding="utf-8") else _dataclasses
+    read = _hydra if hydra else _globals if "configurator.py" in text else _dataclasses
     found = [*_argparse(tree)] or [*read(tree)]
     return list({option.name: option for option in reversed(found)}.values())[::-1]
 
@@ -139,9 +136,13 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
     """A first plan that runs the script, and what is to be looked at.
 
     Raises:
-        ScriptError: options that a trainer must have are not found; all at once.
+        ScriptError: it is no readable Python, or options that a trainer must have are not found; all at once.
     """
-    options = options_of(script)
+    try:
+        text = script.read_text(encoding="utf-8")
+        options = options_of(text)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ScriptError(script, [f"it cannot be read as Python: {error}"]) from error
     told = {option.name: placeholder_of(option.name) for option in options}
     reached = {place for place in told.values() if place}
     if missing := [f"no option for {{{name}}} is found: {why}" for name, why in NEEDED.items() if name not in reached]:
@@ -150,7 +151,7 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
     rates = [option for option in options if told[option.name] is None and _RATE.search(option.name)]
     words = [f"{option.word}{{{told[option.name]}}}" for option in options if told[option.name]]
     words += [f"{option.word}{{{_axis(option)}}}" for option in rates]
-    text, notes = script.read_text(encoding="utf-8"), ["read the command, the metrics and [model] before you run it"]
+    notes = ["read the command, the metrics and [model] before you run it"]
     metrics, said = _metrics(text)
     if not reached & {"run_dir"}:
         notes.append("no option names a folder: the script must write its metrics below $FORERUN_RUN_DIR")

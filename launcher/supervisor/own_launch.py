@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from launcher.base.talk import say
+from launcher.base.watchdog import START_SECONDS, STEP_FACTOR
 from launcher.supervisor.launch import LaunchOutcome
 from proxies.core import canon
 from proxies.core.redaction import LineRedactor
@@ -25,8 +30,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 60.0
 """Between SIGTERM and SIGKILL: a trainer may save."""
 _POLL_SECONDS, _TOLD_SECONDS = 1.0, 30.0
-_START_SECONDS = 1800.0
-"""Before its first step a trainer may load and compile."""
+_NUM_TIMED = 64
+"""Gaps between looks at which the log had moved, of which the median is taken."""
 
 
 class OwnLaunchError(ValueError):
@@ -63,8 +68,8 @@ def launch_own(
 ) -> LaunchOutcome:
     """Run it to its end; restart it where it dies or hangs, if the plan says how it resumes.
 
-    It hangs if it logs no step for `hang_seconds` (0: never). A restart that brings no new step counts against
-    `max_restarts`. Ctrl-C or SIGTERM stops it in order.
+    It hangs if it logs no step for `hang_seconds` (0: never) and for 20 median gaps between logged steps. A restart
+    that brings no new step counts against `max_restarts`. Ctrl-C or SIGTERM stops it in order.
 
     Raises:
         OwnLaunchError: the run was begun before, and nothing says how it resumes.
@@ -84,25 +89,39 @@ def launch_own(
         return _attempts(decision, own, places, max_restarts, signals, begun=begun, hang_seconds=hang_seconds)
 
 
+def start_own(
+    decision: Decision, places: OwnPlaces, *, resume: bool, told: Mapping[str, str] = MappingProxyType({}),
+    grace_seconds: float = GRACE_SECONDS,
+) -> SupervisedCommand:  # fmt: skip
+    """Start the command in `places.run_dir`, with run.json and log.txt there; `told`: more of its environment.
+
+    Raises:
+        OwnLaunchError: see `words_of`.
+        CommandError: there is no such program.
+    """
+    own, run_dir = decision.own, places.run_dir.resolve()
+    assert own is not None
+    words = words_of(own, places, resume=resume)
+    find_program(words[0], places.code_dir)
+    values = {"digest": decision.digest, "values": own.values, "argv": words}
+    canon.write_atomic(run_dir / RUN_FILE, canon.pretty(values))
+    return SupervisedCommand(
+        words, folder=places.code_dir,
+        environment={**command_environment(own.command, run_dir, os.environ.get("PYTHONPATH")), **told},
+        log=RedactedLog(run_dir / LOG_FILE, LineRedactor(), append=True), grace_seconds=grace_seconds,
+    )  # fmt: skip
+
+
 def _attempts(
-    decision: Decision,
-    own: OwnTrainer,
-    places: OwnPlaces,
-    max_restarts: int,
-    signals: Signals,
-    *,
-    begun: bool,
+    decision: Decision, own: OwnTrainer, places: OwnPlaces, max_restarts: int, signals: Signals, *, begun: bool,
     hang_seconds: float,
-) -> LaunchOutcome:
+) -> LaunchOutcome:  # fmt: skip
     """One after another, while they die and may be restarted."""
     idle = restarts = last = 0
     while True:
-        words = words_of(own, places, resume=begun)
-        find_program(words[0], places.code_dir)
-        values = {"digest": decision.digest, "values": own.values, "argv": words}
-        canon.write_atomic(places.run_dir / RUN_FILE, canon.pretty(values))
         metrics = MetricFiles(own.command, own.metrics_at(places.run_dir.resolve()))
-        ended = _attempt(decision, words, places, metrics, signals, hang_seconds)
+        kept = start_own(decision, places, resume=begun)
+        ended = _attempt(kept, metrics, decision.learning_rate.schedule.num_steps, signals, hang_seconds)
         step = metrics.logged().last_step or 0
         outcome = _outcome(decision, metrics, ended, restarts, places.run_dir / LOG_FILE)
         if outcome.event != "failed" or not own.resume:
@@ -114,34 +133,38 @@ def _attempts(
         say(f"forerun: {outcome.reason}; restart {restarts} with {own.resume}")
 
 
+class _Silence:
+    """How long a log has stood still, against the limits that `launcher.base.watchdog` has for our own trainer."""
+
+    def __init__(self, hang_seconds: float) -> None:
+        self._floor_seconds, self._moved = hang_seconds, time.monotonic()
+        self._step: int | None = None
+        self._gaps: collections.deque[float] = collections.deque(maxlen=_NUM_TIMED)
+
+    def hangs(self, step: int | None) -> bool:
+        """Whether the last logged step has been the same for too long."""
+        now = time.monotonic()
+        if step != self._step:
+            self._gaps += [] if self._step is None else [now - self._moved]
+            self._step, self._moved = step, now
+        limit = self._floor_seconds
+        if step is None:
+            limit = max(limit, START_SECONDS)
+        elif self._gaps:
+            limit = max(limit, STEP_FACTOR * statistics.median(self._gaps))
+        return self._floor_seconds > 0 and now - self._moved > limit
+
+
 def _attempt(
-    decision: Decision,
-    words: list[str],
-    places: OwnPlaces,
-    metrics: MetricFiles,
-    signals: Signals,
-    hang_seconds: float,
+    kept: SupervisedCommand, metrics: MetricFiles, num_steps: int, signals: Signals, hang_seconds: float
 ) -> int | str:
     """How one attempt ended: its exit code, -N for signal N, or `interrupted`, `aborted` or `hung` by us."""
-    num_steps = decision.learning_rate.schedule.num_steps
-    assert decision.own is not None
-    kept = SupervisedCommand(
-        words, folder=places.code_dir,
-        environment=command_environment(decision.own.command, places.run_dir.resolve(), os.environ.get("PYTHONPATH")),
-        log=RedactedLog(places.run_dir / LOG_FILE, LineRedactor(), append=True), grace_seconds=GRACE_SECONDS,
-    )  # fmt: skip
-    told = moved = time.monotonic()
-    stopped, step = "", None
+    told, stopped, silence = time.monotonic(), "", _Silence(hang_seconds)
     while not kept.wait(_POLL_SECONDS):
         metrics.read(num_steps)
-        if metrics.logged().last_step != step:
-            step, moved = metrics.logged().last_step, time.monotonic()
-        if hang_seconds and time.monotonic() - moved > max(hang_seconds, _START_SECONDS if step is None else 0.0):
-            stopped = "hung"
-            kept.stop()
-            break
-        if signals.save.is_set() or metrics.logged().bad:
-            stopped = "interrupted" if signals.save.is_set() else "aborted"
+        step = metrics.logged().last_step
+        ending = {"interrupted": signals.save.is_set(), "aborted": metrics.logged().bad, "hung": silence.hangs(step)}
+        if stopped := next((how for how, true in ending.items() if true), ""):
             kept.stop()
             break
         if time.monotonic() - told > _TOLD_SECONDS:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
@@ -18,21 +17,19 @@ from typing import cast
 from launcher.exporters.proof import ProofError
 from launcher.exporters.view import proof_steps
 from launcher.frozen.frozen import Decision
-from launcher.supervisor.own_launch import OwnPlaces, words_of
+from launcher.supervisor.own_launch import OwnPlaces, start_own
 from launcher.supervisor.own_roles import HookParameter, frozen_numbers, own_rates
 from proxies.core import canon
 from proxies.core.flops import count_params
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS
-from proxies.core.redaction import LineRedactor
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.shape import Shape
-from proxies.external.command import RUN_FILE, command_environment, find_program
-from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
-from proxies.external.supervised_command import SupervisedCommand
+from proxies.external.command import size_values
+from proxies.external.log_file import LOG_FILE, log_end
 from proxies.parametrization.parametrization import delta_shape
 
-VARIABLE, FORMAT = "FORERUN_PROVE", 1
+PROVE_VARIABLE, FORMAT = "FORERUN_PROVE", 1
 """Those of `forerun.hook`, which belongs to the script."""
 MOST_STEPS = 5
 LIMIT_SECONDS = 1800.0
@@ -111,11 +108,7 @@ def prove(decision: Decision, places: OwnPlaces) -> tuple[list[str], list[str], 
     """
     own = decision.own
     assert own is not None
-    shape = reference_shape(decision)
-    sizes = {name: getattr(shape, name) for name in (
-        "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "ffn_width",
-    )}  # fmt: skip
-    values = {**own.values, **sizes, "width_multiplier": shape.width / decision.base_shape.width}
+    values = {**own.values, **size_values(reference_shape(decision), decision.base_shape)}
     there = dataclasses.replace(decision, own=dataclasses.replace(own, values=values))
     reference = _ask(there, places, 0)
     here = _ask(decision, places, min(MOST_STEPS, decision.learning_rate.schedule.num_steps))
@@ -125,32 +118,24 @@ def prove(decision: Decision, places: OwnPlaces) -> tuple[list[str], list[str], 
 
 def _ask(decision: Decision, places: OwnPlaces, steps: int) -> HookReport:
     """Run the command in a folder that goes away, with a request for so many steps."""
-    own = decision.own
-    assert own is not None
     with tempfile.TemporaryDirectory(prefix="forerun-prove-") as scratch:
-        run_dir, report = Path(scratch) / "run", Path(scratch) / "report.json"
+        run_dir, report, request = (Path(scratch) / name for name in ("run", "report.json", "request.json"))
         run_dir.mkdir()
         at = list(proof_steps(decision.learning_rate.schedule))
-        canon.write_atomic(
-            Path(scratch) / "request.json", canon.pretty({"report": str(report), "steps": steps, "at": at})
+        canon.write_atomic(request, canon.pretty({"report": str(report), "steps": steps, "at": at}))
+        there = dataclasses.replace(places, run_dir=run_dir)
+        kept = start_own(
+            decision, there, resume=False, told={PROVE_VARIABLE: str(request)}, grace_seconds=_GRACE_SECONDS
         )
-        words = words_of(own, dataclasses.replace(places, run_dir=run_dir), resume=False)
-        find_program(words[0], places.code_dir)
-        canon.write_atomic(run_dir / RUN_FILE, canon.pretty({"values": own.values, "argv": words}))
-        environment = command_environment(own.command, run_dir, os.environ.get("PYTHONPATH"))
-        environment[VARIABLE] = str(Path(scratch) / "request.json")
-        log = run_dir / LOG_FILE
-        kept = SupervisedCommand(
-            words, folder=places.code_dir, environment=environment, log=RedactedLog(log, LineRedactor()),
-            grace_seconds=_GRACE_SECONDS,
-        )  # fmt: skip
         try:
             ended = kept.wait(LIMIT_SECONDS)
         finally:
             kept.stop()
         if not report.is_file():
             how = f"it ended with {kept.ended}" if ended else f"it was stopped after {LIMIT_SECONDS:g} seconds"
-            raise ProofError("your trainer", [f"{how}, and the hook reported nothing: {_ADD_IT}{log_end(log)}"])
+            raise ProofError(
+                "your trainer", [f"{how}, and the hook reported nothing: {_ADD_IT}{log_end(run_dir / LOG_FILE)}"]
+            )
         return _read(report.read_bytes())
 
 
@@ -195,8 +180,10 @@ class _Judged:
         self._decision, self._here, self._named = decision, here, decision.own.named
         self._schedule = decision.learning_rate.schedule
         self._at = proof_steps(self._schedule)
+        self._shares = {shift: [_share(self._schedule, step + shift) for step in self._at] for shift in (0, -1, 1)}
+        self._own_rates = own_rates(decision)
         self._found: Counter[str] = Counter()
-        self._noted: Counter[str] = Counter()
+        self._noted: dict[str, None] = {}
 
     @property
     def problems(self) -> list[str]:
@@ -216,7 +203,7 @@ class _Judged:
         self._found[said] += 1
 
     def _note(self, said: str) -> None:
-        self._noted[said] += 1
+        self._noted[said] = None
 
     def numbers(self, one: HookParameter, frozen: ParameterNumbers) -> None:
         """The numbers of its group, its rate at every step."""
@@ -225,8 +212,7 @@ class _Judged:
         peaks = [frozen.learning_rate * factor]
         if frozen.kind == "readout":  # the output multiplier may be in its initial values and rate
             peaks.append(peaks[0] / frozen.width_multiplier)
-        rates = own_rates(self._decision)
-        if not self._rate(one, frozen, [*peaks, *(rate * factor for rate in rates)]):
+        if not self._rate(one, frozen, peaks, [rate * factor for rate in self._own_rates]):
             return
         if group.decay_in_gradient:
             self.problem(one, f"{group.optimizer} adds its decay to the gradient, frozen is decay beside it")
@@ -237,26 +223,22 @@ class _Judged:
                 why = f": a {frozen.kind} does not decay" if wanted == 0 else ""
                 self.problem(one, f"{name} is {value!r}, frozen as {wanted!r}{why}")
 
-    def _rate(self, one: HookParameter, frozen: ParameterNumbers, peaks: list[float]) -> bool:
-        """Whether its rate is one of the plan's own axes or the frozen one; if neither, that is a problem."""
-        number = one.groups[0]
-        rates = self._rates(number)
-        shares = [_share(self._schedule, step) for step in self._at[: len(rates)]]
-        for peak in peaks:
-            for shift in (0, -1, 1):
-                moved = (
-                    shares if not shift else [_share(self._schedule, step + shift) for step in self._at[: len(rates)]]
-                )
-                if _worst(rates, moved, peak) <= SAME:
+    def _rate(self, one: HookParameter, frozen: ParameterNumbers, peaks: list[float], axes: list[float]) -> bool:
+        """Whether its rate has a frozen peak; one of the plan's own `axes` is right too, and any other a problem."""
+        rates = self._rates(one.groups[0])
+        for peak in (*peaks, *axes):
+            for shift, shares in self._shares.items():
+                if _worst(rates, shares, peak) <= SAME:
                     if shift:
                         self._note(f"the schedule is one step {'late' if shift < 0 else 'early'} beside the frozen one")
-                    return peak in peaks[:2] and peak not in own_rates(self._decision)
-        near = min(peaks, key=lambda peak: _worst(rates, shares, peak))
+                    return peak in peaks and peak not in axes
+        shares = self._shares[0]
+        near = min((*peaks, *axes), key=lambda peak: _worst(rates, shares, peak))
         length = max(1, self._schedule.decay_steps or self._schedule.num_steps - self._schedule.warmup_steps)
         apart = _worst(rates, shares, near)
         if apart <= 3.2 / length and _one_factor(rates, shares, near) is None:
             self._note(f"the rates are up to {apart:.2%} of the peak from the frozen ones: steps counted another way")
-            return near in peaks[:2]
+            return near in peaks and near not in axes
         self.problem(one, _rate_said(rates, shares, peaks[0], frozen.width_multiplier, self._at))
         return False
 

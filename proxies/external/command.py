@@ -21,6 +21,7 @@ from pathlib import Path
 from proxies.core import canon, flops
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.programs import Command
+from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 from proxies.external.growing_file import MetricsError
 from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
@@ -293,16 +294,23 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
         **spec.own_values,
         "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps, "decay_steps": schedule.decay_steps,
         "schedule": schedule.kind, "final_fraction": schedule.final_fraction,
-        "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "ffn_width": shape.ffn_width,
-        "vocab_size": shape.vocab_size, "seq_len": shape.seq_len,
-        "base_width": base.width, "base_num_layers": base.num_layers, "width_multiplier": shape.width / base.width,
+        **size_values(shape, base), "vocab_size": shape.vocab_size, "seq_len": shape.seq_len,
+        "base_width": base.width, "base_num_layers": base.num_layers,
         "parametrization": spec.parametrization.name,
         "batch_tokens": spec.batch_tokens, "batch_sequences": spec.batch_sequences,
         "batch_warmup_steps": schedule.batch_warmup_steps, "batch_warmup_stages": schedule.batch_warmup_stages,
         "seed": spec.seed, "run_dir": str(run_dir), "run_json": str(run_dir / RUN_FILE),
     }  # fmt: skip
     return values if corpus is None else {**values, "data": str(corpus)}
+
+
+def size_values(shape: Shape, base: Shape) -> dict[str, canon.Json]:
+    """Placeholders of a model's size, which differ from run to run of one trainer."""
+    return {
+        "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "ffn_width": shape.ffn_width,
+        "width_multiplier": shape.width / base.width,
+    }  # fmt: skip
 
 
 def filled(template: str, values: dict[str, canon.Json]) -> list[str]:

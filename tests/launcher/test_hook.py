@@ -97,7 +97,7 @@ def test_a_planted_mistake_is_named(mistake, tmp_path, monkeypatch):
 
 
 def test_both_sides_say_the_same():
-    assert (own_proof.VARIABLE, own_proof.FORMAT) == (hook.VARIABLE, hook.FORMAT)
+    assert (own_proof.PROVE_VARIABLE, own_proof.FORMAT) == (hook.VARIABLE, hook.FORMAT)
 
 
 def test_without_a_request_nothing_happens(monkeypatch):

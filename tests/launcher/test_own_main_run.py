@@ -9,6 +9,7 @@ import pytest
 from tiny_study import COMMAND, ask, plan_with
 
 from launcher.frozen.launch_file import read_launch
+from launcher.supervisor import own_launch
 
 # A planted law with little noise. `--die N`: it dies after N steps; `--resume` goes on behind the last one logged.
 TRAINER = """
@@ -134,6 +135,16 @@ def test_it_is_rehearsed(frozen, monkeypatch):
     assert {drill["name"]: drill["outcome"] for drill in body["drills"]} == dict.fromkeys(
         ("own_run", "own_killed", "own_cut_log"), "passed"
     )
+
+
+def test_a_log_that_is_written_seldom_is_no_hang(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(own_launch.time, "monotonic", lambda: now)
+    silence = own_launch._Silence(30.0)
+    for now, step, hangs in (
+        (3000, None, False), (3010, 1, False), (3020, 2, False), (3030, 3, False), (3229, 3, False), (3231, 3, True),
+    ):  # fmt: skip
+        assert silence.hangs(step) == hangs, now
 
 
 def test_what_is_of_the_embedded_trainer_is_refused(frozen):
