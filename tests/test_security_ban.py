@@ -26,7 +26,7 @@ CALLS = {
 METHODS = {"read_pickle", "to_pickle", "unpack_archive", "extractall", "enable_load_extension", "load_extension"}
 """Whatever they are called on."""
 DUNDERS = {"__reduce__", "__reduce_ex__", "__setstate__", "__getstate__", "__getnewargs__"}
-REDUCED = {"proxies.external.construction"}
+REDUCED = {"proxies.core.programs"}
 """An exception that travels from a worker: Ray's own pickle asks it how."""
 FLAGS = {
     "weights_only": "True", "allow_pickle": "False", "shell": "False", "verify": "True", "trust_remote_code": "False",

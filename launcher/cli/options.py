@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -16,6 +16,9 @@ from click.core import ParameterSource
 from launcher.base.talk import shown
 from launcher.cli.names import study_option
 from proxies.core import canon
+
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import Decision
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -131,6 +134,20 @@ def corpus_of(folder: Path, given: Path | None) -> Path:
     if corpus is None:
         raise click.UsageError("the study has no corpus: name one with --data")
     return corpus
+
+
+def code_of(folder: Path, decision: Decision) -> Path | None:
+    """Where the code of a user's own model lies: as the plan of the study around a config says, else this folder.
+
+    None for a config whose model is ours.
+    """
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.study.study_folder import recorded
+
+    if decision.model is None:
+        return None
+    study_dir = study_of(folder)
+    return Path() if study_dir is None else recorded(study_dir)[0].code_dir
 
 
 def plan_verb(command: _Command) -> _Command:

@@ -192,6 +192,10 @@ ORIGINS: dict[str, Origin] = {
     "own.command.*": _from_key("proxy.command"),
     "own.resume": _from_key("launch.resume_arguments"),
     "own.values*": _derived("what your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"),
+    "model.factory.dimensions": _from_key("proxy.dimensions"),
+    "model.factory.*": _from_key("proxy.factory"),
+    "model.values*": _derived("keywords of your own model", "shape"),
+    "model.*": _derived("what your own model is at this shape", "shape", "model.factory.target"),
     "predicted.level": _from_key("transfer.level"),
     "predicted.curve": _from_fit(
         "the ladder's loss curves relative to their final losses, regressed on size and tokens (arXiv 2507.02119)",

@@ -68,6 +68,7 @@ def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str],
             learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
         ),
         "own: your own trainer trains this config: use --to command": decision.own is None,
+        "model: your own model, which this trainer does not know: `forerun launch` trains it": decision.model is None,
         f"shape.family = {decision.shape.family!r}: this export writes llama-like models; use the native trainer": (
             decision.shape.family == "llama"
         ),

@@ -7,11 +7,12 @@ hash shows accident and edit, not a forger.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from launcher.base.policy import AbortPolicy, Checkpointing, Monitoring, Recomputed, SpikePolicy
 from proxies.core import canon
@@ -19,7 +20,7 @@ from proxies.core.checks import Checks
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers, OptimizerName
-from proxies.core.programs import PLACES, Command, placeholders_in
+from proxies.core.programs import PLACES, Command, Factory, placeholders_in
 from proxies.core.rules import Parametrization
 from proxies.core.schedule import STEP_CONVENTION, Schedule, lr_table
 from proxies.core.shape import Shape
@@ -186,6 +187,38 @@ class OwnTrainer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnModel:
+    """The user's own model, which the embedded trainer builds by its factory, shards and trains."""
+
+    factory: Factory
+    values: dict[str, object]
+    """Keywords of the factory: the plan's own axes."""
+    num_params: int
+    """Of the model at the frozen shape; fits and FLOPs follow the count of `shape`."""
+    blocks: tuple[str, ...]
+    """Lists of modules, such as `model.layers.*`, each of which is sharded by itself; the rest is one part."""
+    embeddings: tuple[str, ...]
+    """Modules whose output `forward.embedding` scales."""
+    readouts: tuple[str, ...]
+    """Modules whose input `forward.output` scales."""
+
+    @property
+    def keywords(self) -> dict[str, float | int | str]:
+        """`values`, for the factory."""
+        return cast(dict[str, float | int | str], self.values)
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("num_params")
+        for name, value in self.values.items():
+            fine = isinstance(value, str) or (type(value) in (int, float) and math.isfinite(value))  # type: ignore[arg-type]
+            checks.that(fine, f"values.{name} = {value!r}: must be a finite number or a word")
+        for pattern in self.blocks:
+            checks.that(pattern.endswith(".*"), f"blocks: {pattern!r}: must be a path and `.*`")
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """Everything the main run computes with. Its content id is the digest."""
 
@@ -220,6 +253,8 @@ class Decision:
     """torch.compile of each block."""
     own: OwnTrainer | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
     """Of such a trainer `values` count: there are no groups, and what is parallel is up to it."""
+    model: OwnModel | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
+    """Where that is not forerun's. Of a group whose `init_std` is 0 the values stay as its factory draws them."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -268,11 +303,19 @@ def learning_rate_of(schedule: Schedule) -> LearningRate:
 
 def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]:
     """Fold a parameter table into groups: same kind and numbers, layers as one pattern."""
+    keys = {p.name: (p.kind, *(getattr(p, field) for field in _NUMBERS)) for p in table}
+
+    @functools.cache
+    def is_one(pattern: str) -> bool:
+        return len({key for name, key in keys.items() if re.fullmatch(pattern, name)}) == 1
+
     members: dict[tuple[object, ...], tuple[ParameterNumbers, dict[str, None]]] = {}
     for p in table:
-        key = (p.kind, *(getattr(p, field) for field in _NUMBERS))
-        pattern = re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(p.name))
-        members.setdefault(key, (p, {}))[1][pattern] = None
+        literal = re.escape(p.name)
+        # Numbers further in may tell matrices apart, as in an nn.Sequential.
+        patterns = (re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", literal, count=most) for most in (0, 1))
+        pattern = next(filter(is_one, patterns), literal)
+        members.setdefault(keys[p.name], (p, {}))[1][pattern] = None
     return tuple(
         ParameterGroup(pattern="|".join(patterns), kind=p.kind, **{field: getattr(p, field) for field in _NUMBERS})
         for p, patterns in members.values()

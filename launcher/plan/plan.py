@@ -28,7 +28,7 @@ from launcher.plan.sections import (
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import hyperparameter_named
-from proxies.core.programs import Command
+from proxies.core.programs import Command, Factory
 from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
 from proxies.core.shape import Shape
@@ -245,6 +245,12 @@ class Plan(Section):
         """Layers of the main run."""
         return self.target.num_layers or self.model.num_layers
 
+    def factory(self, source_sha256: str) -> Factory:
+        """The user's own model; its source has that sha256."""
+        return Factory(
+            target=self.proxy.factory, source_sha256=source_sha256, dimensions=tuple(self.proxy.dimensions.items())
+        )
+
     @property
     def alone(self) -> bool:
         """Whether proxies train one at a time: somebody else's code, or what no bank does."""
@@ -297,6 +303,9 @@ class Plan(Section):
         )
         search = plain["search"]
         assert isinstance(search, dict)
-        if not search["warm_start"]:  # studies that began before there was this key go on
-            del search["warm_start"]
+        proxy = plain["proxy"]
+        assert isinstance(proxy, dict)
+        for section, name in ((search, "warm_start"), (proxy, "dimensions")):
+            if not section[name]:  # studies that began before there was this key go on
+                del section[name]
         return plain

@@ -15,7 +15,7 @@ from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams, hyperparameter_named
 from proxies.core.powers import Ratios
-from proxies.core.programs import PLACEHOLDERS, Factory, template_problems
+from proxies.core.programs import PLACEHOLDERS, template_problems
 from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
 
@@ -68,11 +68,20 @@ def _proxy_problems(plan: Plan) -> list[str]:
         "proxy.rules": lambda: plan.parametrization,
         "proxy": lambda: plan.numerics("proxy"),
         "proxy.command": lambda: plan.command,
-        "proxy.factory": lambda: proxy.factory and Factory(target=proxy.factory, source_sha256="0" * 64),
+        "proxy.factory": lambda: proxy.factory and plan.factory("0" * 64),
     }
     problems = [problem for where, make in made.items() for problem in _refusals(where, make)]
     if proxy.factory and proxy.command:
         problems.append("proxy.factory and proxy.command: give one of them")
+    if proxy.factory:
+        problems += [
+            f"launch.{name} = {degree}: must be 1 with proxy.factory: forerun's trainer, which trains your own model, "
+            "is data parallel"
+            for name in ("tensor", "pipeline", "context")
+            if (degree := getattr(plan.launch, name)) != 1
+        ]
+    if proxy.dimensions and not proxy.factory:
+        problems.append("proxy.dimensions: only for your own model (proxy.factory)")
     problems += [] if problems else _decay_problems(plan)
     problems += [*_batch_problems(plan), *_data_problems(plan)]
     problems += [] if problems else _told_problems(plan)

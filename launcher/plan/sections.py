@@ -103,6 +103,11 @@ class _Recipe(Section):
     )
     factory: str = Field("", description="Own model: package.module:function, found beside this file or installed.")
     command: str = Field("", description="Own trainer: its command line, with {lr}, {width}, {seed}, {run_dir} ...")
+    dimensions: dict[str, str] = Field(
+        {},
+        description="What the dimensions of a factory's parameters are, by a pattern of their names: "
+        '{ "*.experts.up" = "expert in out" }; wanted only where forerun asks for it.',
+    )
     code_path: str = Field(".", description="Folder of the factory's module, or where the command runs.")
     metrics_format: MetricsFormat = Field("jsonl", description="Format of the command's log.")
     metrics_path: str = Field(

@@ -24,8 +24,10 @@ MODULE = "launcher.rehearsal.rank"
 def builder(faults: Sequence[Fault]) -> Callable[..., Trainer]:
     """What makes the trainer of a drill."""
 
-    def build(decision: Decision, store: TokenStore, run_dir: Path, interrupted: Callable[[], bool]) -> Trainer:
-        return Trainer(decision, store, run_dir, interrupted, [*map(FaultInjector, faults)])
+    def build(
+        decision: Decision, store: TokenStore, run_dir: Path, interrupted: Callable[[], bool], **places: Path | None
+    ) -> Trainer:
+        return Trainer(decision, store, run_dir, interrupted, [*map(FaultInjector, faults)], **places)
 
     return build
 

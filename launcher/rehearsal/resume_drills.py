@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from launcher.base.run_files import CHECKPOINTS
 from launcher.rehearsal.faults import Fault, FaultKind
@@ -45,10 +46,12 @@ def loss(stage: RehearsalFolder) -> DrillResult:
 
 def _proxy_losses(stage: RehearsalFolder) -> tuple[dict[int, float], float]:
     """Step -> training loss of the copy's spec as a proxy, and its validation loss at the end (infinite if none)."""
+    from proxies.external.factory import build_model
     from proxies.training.solo import Solo
 
     assert stage.scaled.spec is not None
-    solo = Solo(TokenStore(stage.corpus), device="cpu" if stage.on_cpu else None)
+    build = partial(build_model, folder=stage.code_dir)
+    solo = Solo(TokenStore(stage.corpus), device="cpu" if stage.on_cpu else None, build=build)
     solo.admit(0, stage.scaled.spec)
     while not (ended := solo.advance(stage.num_steps)):
         pass

@@ -93,13 +93,18 @@ KIND = "rehearsal"
 SCRATCH = "rehearsal"
 
 
-def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) -> RehearsalFolder:
+def set_up(
+    frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool, code_dir: Path | None = None
+) -> RehearsalFolder:
     """The stage beside a config: the cut corpus and the copy; what an earlier rehearsal left there goes.
+
+    `code_dir` is the folder of a user's own model.
 
     Raises:
         FrozenError: the embedded trainer does not train this config, the corpus is another, or this machine does not
             hold the real shape.
         DataError: there is no corpus, or it is not one.
+        FactoryError, FactoryChangedError: see `launcher.trainer.trained_model`.
     """
     if problems := assembly.unfit(decision):
         raise FrozenError("rehearsal", [*problems, "only what the embedded trainer trains can be rehearsed here"])
@@ -117,10 +122,11 @@ def set_up(frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool) ->
             if other.name != LOCK_NAME:
                 shutil.rmtree(other) if other.is_dir() else other.unlink()
     cut = cut_corpus(corpus, weights, scratch / "corpus")
-    scaled = full_copy(decision, cut) if full else scaled_copy(decision, cut)
+    scaled = full_copy(decision, cut) if full else scaled_copy(decision, cut, code_dir or Path())
     stage = RehearsalFolder(
-        real=decision, scaled=scaled, folder=scratch, corpus=scratch / "corpus", frozen_dir=frozen_dir
-    )
+        real=decision, scaled=scaled, folder=scratch, corpus=scratch / "corpus", frozen_dir=frozen_dir,
+        code_dir=code_dir or Path(),
+    )  # fmt: skip
     return dataclasses.replace(stage, hang_seconds=FLOOR_SECONDS) if full else stage
 
 

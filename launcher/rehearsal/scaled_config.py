@@ -11,9 +11,11 @@ the frozen numbers imply at the base shape, over width and depth alone: the copy
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from launcher.base.policy import Checkpointing, Monitoring
@@ -24,17 +26,19 @@ from launcher.frozen.frozen import (
     Parallelism,
     ParameterGroup,
     assign_groups,
+    groups_of,
     learning_rate_of,
 )
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, RUN_WIDE, Hparams
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, RUN_WIDE, Hparams, OwnValue
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import MAX_SEED, Numerics, RunSpec
 from proxies.data.tokens import Manifest
-from proxies.parametrization.parametrization import forward_numbers, parameter_table
+from proxies.external.factory import numbers_of
+from proxies.parametrization.parametrization import forward_numbers
 
 NUM_STEPS, EVERY_STEPS, WARMUP_STEPS = 16, 4, 4
 NUM_LAYERS, HEAD_DIM, SEQ_LEN, BATCH_SEQUENCES, NUM_RANKS = 2, 16, 32, 8, 2
@@ -64,27 +68,37 @@ class ScaledConfig:
         }  # fmt: skip
 
 
-def scaled_copy(decision: Decision, manifest: Manifest) -> ScaledConfig:
+def scaled_copy(decision: Decision, manifest: Manifest, code_dir: Path = Path()) -> ScaledConfig:
     """The small copy of a config, on the corpus (or the cut of it) of that manifest.
+
+    A user's own model, whose code lies in `code_dir`, is copied at twice the width that it was searched at, for nobody
+    knows which other shapes its factory builds.
 
     Raises:
         FrozenError: the frozen numbers are not of the parametrization that the config names.
+        FactoryError, FactoryChangedError: there is no such factory, or it is another.
     """
-    base = _small_base(decision.shape)
+    base = _small_base(decision.shape) if decision.model is None else _shortened(decision.base_shape)
     shape = base.at_width(2 * base.width)
     schedule = short_schedule(decision.learning_rate.schedule)
     batch_tokens = BATCH_SEQUENCES * shape.seq_len
     base_batch_tokens, base_num_tokens = _own_tokens(decision, batch_tokens, schedule)
     spec = RunSpec(
-        shape=shape, base_shape=base, parametrization=decision.parametrization, hparams=_implied(decision),
+        shape=shape, base_shape=base, parametrization=decision.parametrization, hparams=_implied(decision, code_dir),
         schedule=schedule, batch_tokens=batch_tokens, data_id=manifest.data_id,
         seed=decision.seed % (MAX_SEED + 1), numerics=Numerics(dtype=decision.precision),
         base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
+        factory=None if decision.model is None else decision.model.factory,
     )  # fmt: skip
+    table = numbers_of(spec, code_dir)
+    own = decision.model and dataclasses.replace(
+        decision.model, num_params=sum(math.prod(numbers.size) for numbers in table)
+    )
     layout = decision.parallelism
     copy = dataclasses.replace(
         decision, shape=shape, base_shape=base, forward=forward_numbers(spec), batch_tokens=spec.batch_tokens,
-        groups=_with_numbers(decision.groups, parameter_table(spec)), learning_rate=learning_rate_of(schedule),
+        groups=groups_of(table) if own else _with_numbers(decision.groups, table),
+        learning_rate=learning_rate_of(schedule), model=own,
         num_tokens=spec.num_tokens, data=_data(decision, manifest), seed=spec.seed,
         parallelism=Parallelism(
             data_parallel_shard=NUM_RANKS, microbatch_sequences=1 if layout.microbatch_sequences else 0,
@@ -129,13 +143,20 @@ def _small_base(shape: Shape) -> Shape:
     )  # fmt: skip
 
 
+def _shortened(shape: Shape) -> Shape:
+    """At most so many layers and tokens as the drills take."""
+    return dataclasses.replace(
+        shape, num_layers=min(NUM_LAYERS, shape.num_layers), seq_len=min(SEQ_LEN, shape.seq_len)
+    )  # fmt: skip
+
+
 def _own_tokens(decision: Decision, batch_tokens: int, schedule: Schedule) -> tuple[int | None, int | None]:
     """A run's batch and tokens as its base's, for a parametrization that asks."""
     asks = decision.parametrization.needs_tokens
     return (batch_tokens, int(batch_tokens * schedule.num_full_batches)) if asks else (None, None)
 
 
-def _implied(decision: Decision) -> Hparams:
+def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
     """The hyperparameters at the base shape whose table holds the frozen numbers."""
     schedule, groups = decision.learning_rate.schedule, decision.groups
     base_batch_tokens, base_num_tokens = _own_tokens(decision, decision.batch_tokens, schedule)
@@ -144,14 +165,17 @@ def _implied(decision: Decision) -> Hparams:
     # Whatever is one at the base stands in the table as the parametrization's own factor.
     ones = dict.fromkeys(GROUP_NUMBERS, 1.0) | alike | global_ones
 
+    own = tuple(_fixed(*item) for item in decision.model.keywords.items()) if decision.model else ()
+
     def table(**known: float) -> tuple[tuple[ParameterNumbers, ...], ForwardNumbers]:
         spec = RunSpec(
             shape=decision.shape, base_shape=decision.base_shape, parametrization=decision.parametrization,
-            hparams=Hparams(**{**ones, **known}), schedule=schedule, batch_tokens=decision.batch_tokens,
+            hparams=Hparams(**{**ones, **known}, own=own), schedule=schedule, batch_tokens=decision.batch_tokens,
             data_id=decision.data.data_id, seed=0, numerics=Numerics(),
             base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
+            factory=None if decision.model is None else decision.model.factory,
         )  # fmt: skip
-        return parameter_table(spec), forward_numbers(spec)
+        return numbers_of(spec, code_dir), forward_numbers(spec)
 
     rate = {LEARNING_RATE: _share(groups, table()[0], LEARNING_RATE)}
     rows, forward = table(**rate)
@@ -165,7 +189,14 @@ def _implied(decision: Decision) -> Hparams:
         for one in HYPERPARAMETERS.values()
         if one.multiplies
     }
-    return Hparams(**{**rate, **shared, **alike, **global_ones, **multipliers})
+    return Hparams(**{**rate, **shared, **alike, **global_ones, **multipliers}, own=own)
+
+
+def _fixed(name: str, value: float | int | str) -> OwnValue:
+    """A keyword of the user's factory, as the main run has it."""
+    if isinstance(value, str):
+        return OwnValue(name=name, value=0, word=value)
+    return OwnValue(name=name, value=value, whole=isinstance(value, int))
 
 
 def _share(groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...],

@@ -108,6 +108,8 @@ class RehearsalFolder:
     """The cut that the copy trains on."""
     frozen_dir: Path
     """Where the real config lies, with its attestations."""
+    code_dir: Path = Path()
+    """Where the code of a user's own model lies."""
     hang_seconds: float = HANG_SECONDS
     faults: Sequence[Fault] = field(default=())
     """In every run but those that all else is compared with."""
@@ -143,7 +145,7 @@ class RehearsalFolder:
             outcome = launch(
                 config, self.corpus, self.path(name), stop_after, max_restarts,
                 program=(MODULE, *arguments([*self.faults, *faults])),
-                limits=Limits(floor_seconds=hang_seconds), signals=signals,
+                limits=Limits(floor_seconds=hang_seconds), signals=signals, code_dir=self.code_dir,
             )  # fmt: skip
         num_own = sum(fault.kind == "sigterm" and fired(self.path(name), "sigterm").exists() for fault in faults)
         if signals.num_signals > num_own or (outcome.event == "interrupted" and not num_own):

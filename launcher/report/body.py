@@ -23,7 +23,7 @@ from launcher.study.finding_cache import cached, key_of
 from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.ladder_checks import checks_body
 from launcher.study.next_runs import next_runs
-from launcher.study.own_model import is_own, own_run
+from launcher.study.own_model import own_run
 from launcher.views.search import search_body
 from launcher.views.tables import fit_body, frontier_flops
 from proxies.core import canon
@@ -102,8 +102,7 @@ def body_and_next(
 def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:
     """What a study's records say, of `report.json`: all but what lies beside them."""
     results = ledger.results()
-    own = is_own(study)
-    decision = _decision(study, found) if found.choice is not None and study.factory is None else None
+    decision = _decision(study, found) if found.choice is not None else None
     return {
         "schema_version": 1,
         "question": study.question,
@@ -133,7 +132,7 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
         "decision": None if decision is None else canon.to_json(decision),
         "digest": None if decision is None else decision.digest,
         "own_run": own_run(study, found.transferred, found.choice)
-        if own and found.transferred is not None and found.choice is not None
+        if found.transferred is not None and found.choice is not None
         else None,
         "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
@@ -141,13 +140,14 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
 
 
 def _decision(study: Study, found: StudyFindings) -> Decision | None:
-    """The decision; None where a curve it needs is lost or missing: that is printed, and `freeze` refuses."""
+    """The decision; None where a curve or code that it needs is lost: that is printed, and `freeze` refuses."""
     from launcher.frozen.frozen import FrozenError
+    from proxies.core.programs import FactoryChangedError, FactoryError
     from sweeps.store.errors import CurveCorrupt
 
     try:
         return decision_of(study, found)
-    except (CurveCorrupt, FrozenError) as error:
+    except (CurveCorrupt, FrozenError, FactoryError, FactoryChangedError) as error:
         say(f"forerun: the report has no launch config: {error}")
         return None
 

@@ -28,6 +28,7 @@ from sweeps.store.ledger import Ledger
 from transfer.verdict.rules import rule_of
 
 if TYPE_CHECKING:
+    from proxies.core.numbers import ParameterNumbers
     from scaling_fits.allocation.allocate import Allocation
     from scaling_fits.forecast.loss_curves import FinishedRun
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
@@ -188,7 +189,11 @@ def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLos
 def decision(
     study: Study, found: Transferred, verdicts: Verdicts, choice: Choice, rungs: Sequence[FinishedRun]
 ) -> Decision:
-    """Everything the main run computes with, as plain numbers."""
+    """Everything the main run computes with, as plain numbers.
+
+    Raises:
+        FactoryError, FactoryChangedError: the user's factory is not there, or is another.
+    """
     from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
     plan, shape, base = study.plan, choice.shape, study.base_shape
@@ -197,6 +202,9 @@ def decision(
     if run.command is not None:
         values = {name: value for name, value in placeholder_values(run, Path(), None).items() if name not in PLACES}
         own = frozen.OwnTrainer(command=run.command, values=dict(values), resume=plan.launch.resume_arguments)
+    table, model = parameter_table(run), None
+    if run.factory is not None:
+        table, model = frozen_model(run, study.code_dir)
     return frozen.Decision(
         schema_version=frozen.SCHEMA_VERSION,
         shape=shape,
@@ -204,7 +212,7 @@ def decision(
         parametrization=run.parametrization,
         transfer=tuple(rule_of(judged.verdict) for _, judged in verdicts.tests),
         forward=forward_numbers(run),
-        groups=() if own else frozen.groups_of(parameter_table(run)),
+        groups=() if own else frozen.groups_of(table),
         optimizer=run.optimizer,
         learning_rate=frozen.learning_rate_of(run.schedule),
         # What a command does not get is up to it.
@@ -234,4 +242,27 @@ def decision(
         ),
         compiled=plan.launch.compiled,
         own=own,
+        model=model,
+    )
+
+
+def frozen_model(run: RunSpec, code_dir: Path) -> tuple[tuple[ParameterNumbers, ...], frozen.OwnModel]:
+    """What the user's model is trained with in a main run, and how it is built and sharded.
+
+    Raises:
+        FactoryError, FactoryChangedError: the factory is not to be found from `code_dir`, or is another.
+    """
+    from proxies.external.description import called_blocks, outline_of
+    from proxies.external.factory import checked_load
+
+    assert run.factory is not None
+    build = checked_load(run.factory, code_dir, run.own_values)
+    found = outline_of(build, run)
+    return found.numbers, frozen.OwnModel(
+        factory=run.factory,
+        values=dict(run.own_values),
+        num_params=sum(math.prod(each.size) for each in found.numbers),
+        blocks=called_blocks(build, run.base_shape.at_depth(run.shape.num_layers)),
+        embeddings=found.embeddings,
+        readouts=found.readouts,
     )

@@ -22,7 +22,6 @@ from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.gates import Gate, failed_gates, gates
 from launcher.study.ladder_checks import LadderChecks, ladder_checks
-from launcher.study.own_model import OwnProgramError
 from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
@@ -90,7 +89,7 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
 
     Raises:
         StageMissingError: something is still to run.
-        OwnProgramError: the model is the user's own.
+        FactoryError, FactoryChangedError: the user's own model cannot be built, or is another.
         CannotTellError: all has run, and the ladder fits no law.
     """
     if found.fit is not None and found.choice is None:
@@ -103,7 +102,5 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
         raise CannotTellError((*found.fit.warnings, remedy))
     if found.transferred is None or found.verdicts is None or found.choice is None:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
-    if study.factory is not None:
-        raise OwnProgramError(study)
     finished = decide.finished_rungs(study, found.ladder, found.rungs)
     return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

@@ -114,11 +114,11 @@ def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory |
     if not plan.proxy.factory:
         return None
     if source_sha256 is not None:
-        return Factory(target=plan.proxy.factory, source_sha256=source_sha256)
+        return plan.factory(source_sha256)
     from proxies.external.factory import load  # imports the user's module, and torch with it
 
     values = {name: axis.value(name, None).at(Ratios()) for name, axis in plan.search.own.items()}
-    return load(plan.proxy.factory, code_dir, values)[1]
+    return plan.factory(load(plan.proxy.factory, code_dir, values)[1].source_sha256)
 
 
 def recorded_study(study_dir: Path) -> Study:

@@ -82,31 +82,37 @@ def torchrun_command(
 
 def _command(
     python: str, frozen: Path, decision: Decision, data_dir: Path, out_dir: Path, stop_after: int | None,
-    program: Sequence[str] = ("launcher.trainer",), nodes: Nodes = ALONE,
+    program: Sequence[str] = ("launcher.trainer",), nodes: Nodes = ALONE, code_dir: Path | None = None,
 ) -> list[str]:  # fmt: skip
     config = frozen / LAUNCH_FILE if frozen.is_dir() else frozen
     paths = ["--config", str(config), "--data", str(data_dir), "--out", str(out_dir)]
     stop = [] if stop_after is None else ["--stop-after", str(stop_after)]
     module, *arguments = program
     head = (python, decision.parallelism.num_ranks, module)
-    return [*torchrun_command(*head, nodes=nodes, job=decision.digest[:16]), *paths, *stop, *arguments]
+    code = ["--code", str(code_dir or Path())] if decision.model else []
+    return [*torchrun_command(*head, nodes=nodes, job=decision.digest[:16]), *paths, *code, *stop, *arguments]
 
 
 def launch_line(
-    frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, nodes: Nodes = ALONE
-) -> str:
+    frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, nodes: Nodes = ALONE,
+    code_dir: Path | None = None,
+) -> str:  # fmt: skip
     """The exact line that launches a frozen config (its folder or file) by hand, quoted for a shell.
 
     Raises:
         FrozenError: it cannot be read, or was tampered with.
     """
-    return shlex.join(_command("python", frozen, read_launch(frozen), data_dir, out_dir, stop_after, nodes=nodes))
+    command = _command(
+        "python", frozen, read_launch(frozen), data_dir, out_dir, stop_after, nodes=nodes, code_dir=code_dir
+    )
+    return shlex.join(command)
 
 
 def launch(
     frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, max_restarts: int = 3,
     *, program: Sequence[str] = ("launcher.trainer",), nodes: Nodes = ALONE,
     limits: Limits | None = None, beside: AbstractContextManager[None] | None = None, signals: Signals | None = None,
+    code_dir: Path | None = None,
 ) -> LaunchOutcome:  # fmt: skip
     """Train a frozen config (its folder or file) into `out_dir`; a job that dies or hangs is started again.
 
@@ -116,7 +122,7 @@ def launch(
 
     `program` is the module that each rank runs and its own arguments (a rehearsal's injects faults); `limits` say how
     long it may be silent; `beside` is entered while the folder is ours; `signals` is what a caller has heard who
-    listens himself.
+    listens himself; `code_dir` is the folder of a user's own model, by default the one that this process is in.
 
     A run that ended in order, well or not, is never restarted. On SIGTERM or Ctrl-C it saves and ends; a second Ctrl-C
     ends it unsaved. Progress goes to stderr, what the ranks say to `out_dir/torchrun.log`, what happened to the
@@ -128,7 +134,7 @@ def launch(
         StudyHeld: another supervisor is at work in `out_dir`.
     """
     decision = read_launch(frozen)
-    command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, nodes)
+    command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, nodes, code_dir)
     own_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
     own_dir.mkdir(parents=True, exist_ok=True)
     spec = AttemptSpec(

@@ -7,6 +7,7 @@ initial value depends on (seed, name) alone: any number of ranks starts from the
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,32 +18,34 @@ from launcher.frozen.frozen import Decision, FrozenError, Parallelism, Parameter
 from launcher.trainer.ranks import device_mesh
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
-from proxies.model.decoder import Checkpointing, Decoder
 from proxies.model.optimizer import torch_optimizer
 from proxies.parametrization.parametrization import drawn
 
+if TYPE_CHECKING:
+    from launcher.trainer.trained_model import TrainedModel
+
+_OTHERS = "; export to a trainer that supports them"
 STD_ERRORS = 6.0
 """A measured init std farther from the frozen one than so many standard errors is another distribution."""
 
 
-def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str) -> Decoder:
+def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: str) -> nn.Module:
     """The model with its parameters sharded block by block, float32 and uninitialized.
 
     Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
     compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. `parallelism` is the
     decision's own, or what other ranks make of it.
     """
-    asked = parallelism.activation_checkpointing
-    checkpointing: Checkpointing = "selective" if asked == "selective" else asked == "full"
-    model = Decoder(decision.shape, device="meta", checkpointing=checkpointing)
+    decision, model = source.decision, source.outline()
+    blocks = source.blocks(model).values()
     if decision.compiled:
-        for block in model.layers:
+        for block in blocks:
             block.compile()
     policy = MixedPrecisionPolicy()
     if decision.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = device_mesh(parallelism, device_type)
-    for part in (*model.layers, model):
+    for part in (*blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     model.to_empty(device=mesh.device_type)
     return model
@@ -141,7 +144,7 @@ def unfit(decision: Decision) -> list[str]:
             decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)
         ),
         f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = {layout.context}: this "
-        "trainer is data parallel only, so all three must be 1; export to a trainer that supports them": (
+        f"trainer is data parallel only, so all three must be 1{_OTHERS * (decision.model is None)}": (
             layout.tensor == layout.pipeline == layout.context == 1
         ),
         "precision = float64: must be float32 or bfloat16": decision.precision != "float64",

@@ -32,9 +32,9 @@ from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import read_launch
 from launcher.trainer.assembly import unfit
 from launcher.trainer.ranks import TrainerError, together
+from launcher.trainer.trained_model import trained_model
 from launcher.trainer.training import Trainer
 from proxies.core import canon
-from proxies.core.shape import parameter_shapes
 from proxies.data.tokens import TokenStore
 
 
@@ -49,6 +49,8 @@ class RankOptions:
     """Save and stop when so many steps of the whole run are done."""
     allow_world_size: bool = False
     """Take the ranks there are (all sharding) instead of the frozen parallelism: the same curve up to rounding."""
+    code: Path | None = None
+    """Folder of the user's own model; None: this process's."""
 
 
 def run(
@@ -60,7 +62,7 @@ def run(
     """
     try:
         decision, store = together(lambda: _prepare(options))
-        trainer = build(decision, store, options.out, interrupted)
+        trainer = build(decision, store, options.out, interrupted, code_dir=options.code)
         ending = trainer.train(options.stop_after)
     except TrainerError as error:
         ending = AttemptEnd(event="refused", exit_code=error.exit_code, step=0, reason=str(error))
@@ -76,7 +78,8 @@ def _prepare(options: RankOptions) -> tuple[Decision, TokenStore]:
     store = TokenStore(options.data, weights=dict(decision.data.weights) or None)
     if problems := _problems(decision, store, options, dist.get_world_size()):
         raise TrainerError(problems)
-    assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
+    outline = trained_model(decision, options.code).outline()
+    assign_groups(decision.groups, [name for name, _ in outline.named_parameters()])
     return decision, store
 
 
@@ -115,6 +118,7 @@ def main(build: Callable[..., Trainer] = Trainer) -> NoReturn:
     parser.add_argument("--out", type=Path, required=True, help="run folder: metrics, checkpoints")
     parser.add_argument("--stop-after", type=int, help="save and stop when so many steps are done")
     parser.add_argument("--allow-world-size", action="store_true", help="accept any number of ranks")
+    parser.add_argument("--code", type=Path, help="folder of your own model's module")
     options = RankOptions(**vars(parser.parse_args()))
     die_with_parent()  # torchrun's agent: killed, it would leave its ranks training
     faulthandler.register(signal.SIGUSR1)  # the supervisor of a job that hangs asks every rank where it is

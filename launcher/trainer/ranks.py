@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from launcher.frozen.frozen import FrozenError, Parallelism, TamperedError
 from launcher.trainer.checkpoints import CheckpointError, CorruptError
+from proxies.core.programs import FactoryChangedError, FactoryError
 from proxies.data.tokens import DataError
 
 _Value = TypeVar("_Value")
@@ -52,7 +53,7 @@ def together(work: Callable[[], _Value], group: dist.ProcessGroup | None = None)
         value = work()
     except (TamperedError, CorruptError) as error:
         problem, code = str(error), CORRUPT
-    except (TrainerError, FrozenError, DataError, CheckpointError) as error:
+    except (TrainerError, FrozenError, DataError, CheckpointError, FactoryError, FactoryChangedError) as error:
         problem, code = str(error), REFUSED
     worst = torch.tensor(code, device=device() if group is None else "cpu")
     dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)

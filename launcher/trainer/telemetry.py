@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,9 +28,15 @@ MACHINES_EVERY_STEPS = 10
 _NAMES = {"tok_embeddings": "embedding", "pos_embeddings": "positions", "lm_head": "readout"}
 
 
-def layer_of(name: str) -> str:
-    """Under which name a parameter counts: `layers.3`, `embedding`, `positions`, `readout`, or `norm`, the last one."""
+def layer_of(name: str, blocks: Collection[str] = ()) -> str:
+    """Under which name a parameter counts: `layers.3`, `embedding`, `positions`, `readout`, or `norm`, the last one.
+
+    Of a user's own model, whose `blocks` these are, by block, or by the module that it is of.
+    """
     parts = name.split(".")
+    if blocks:
+        found = next((path for path in blocks if name.startswith(f"{path}.")), None)
+        return found or ".".join(parts[:-1]) or name
     return ".".join(parts[:2]) if parts[0] == "layers" else _NAMES.get(parts[0], parts[0])
 
 
@@ -59,8 +66,10 @@ class Layers(Callback):
         """Takes the names and sizes of the layers."""
         self._run = run
         self._sizes: dict[str, int] = {}
+        own = run.source.blocks(run.model) if run.decision.model else ()
+        self._layers = {name: layer_of(name, own) for name, _ in run.model.named_parameters()}
         for name, parameter in run.model.named_parameters():
-            layer = layer_of(name)
+            layer = self._layers[name]
             self._sizes[layer] = self._sizes.get(layer, 0) + parameter.numel()
         self._index = {layer: index for index, layer in enumerate(self._sizes)}
 
@@ -72,7 +81,7 @@ class Layers(Callback):
             self._sums_3L = torch.zeros(3, len(self._sizes), dtype=torch.float64, device=self._run.device)
             for name, parameter in self._run.model.named_parameters():
                 if parameter.grad is not None:
-                    self._sums_3L[0, self._index[layer_of(name)]] += _squares(*_part(parameter.grad))
+                    self._sums_3L[0, self._index[self._layers[name]]] += _squares(*_part(parameter.grad))
 
     @torch.no_grad()
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
@@ -82,7 +91,7 @@ class Layers(Callback):
         optimizer = self._run.optimizer
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         for name, parameter in self._run.model.named_parameters():
-            column = self._index[layer_of(name)]
+            column = self._index[self._layers[name]]
             weights, share = _part(parameter)
             self._sums_3L[1, column] += _squares(weights, share)
             if state := optimizer.state.get(parameter):
@@ -123,12 +132,11 @@ class Stopwatch:
     exchanges, and within a block's pass there is none.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._began: Any = None
         self._spans: list[tuple[Any, Any]] = []
-        blocks = model.get_submodule("layers")
-        for block in blocks.children():
+        for block in blocks:
             block.register_forward_pre_hook(lambda *_: self._start())
             block.register_forward_hook(lambda *_: self._stop(), prepend=True)
 
@@ -168,7 +176,7 @@ class Machines(Callback):
         """Puts a stopwatch on the blocks; compiled ones have no inside that it could be put on."""
         self._run = run
         if self._watch is None and run.num_ranks > 1 and not run.decision.compiled:
-            self._watch = Stopwatch(run.model, run.device)
+            self._watch = Stopwatch(run.source.blocks(run.model).values(), run.device)
         if self._watch is not None:
             self._watch.reset()  # of a step that the run went back at
 

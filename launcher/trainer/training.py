@@ -35,11 +35,12 @@ from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
 from launcher.trainer.spikes import SpikeWatch
 from launcher.trainer.telemetry import Layers, Machines, Validation
+from launcher.trainer.trained_model import trained_model
 from proxies.core import canon
 from proxies.core.flops import flops_per_token
 from proxies.core.schedule import lr_table
 from proxies.data.tokens import TokenStore
-from proxies.model.decoder import Multipliers, token_loss
+from proxies.model.decoder import token_loss
 from proxies.model.optimizer import clip_to, set_rates
 from proxies.training.outcome import validation_ids
 
@@ -105,6 +106,8 @@ class Trainer:
         run_dir: Path,
         interrupted: Callable[[], bool],
         hooks: Sequence[Callback] = (),
+        *,
+        code_dir: Path | None = None,
     ) -> None:
         self.decision, self.store, self.run_dir, self.interrupted = decision, store, run_dir, interrupted
         self.hooks = (*hooks_of(decision), *hooks)
@@ -114,9 +117,9 @@ class Trainer:
             parallelism = dataclasses.replace(
                 parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1
             )
-        self.model = assembly.sharded_model(decision, parallelism, self.device.type)
+        self.source = together(lambda: trained_model(decision, code_dir))
+        self.model = assembly.sharded_model(self.source, parallelism, self.device.type)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups, decision.optimizer)
-        self.multipliers = Multipliers(**dataclasses.asdict(decision.forward))
         self.lr_shares = lr_table(decision.learning_rate.schedule)
         spikes = decision.spikes
         reach_steps = spikes.rollback_steps + spikes.patience_steps if spikes.max_rollbacks else 0
@@ -193,10 +196,10 @@ class Trainer:
         found = torch.tensor(together(self._newest_step), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)  # only rank 0 has looked
         start = int(found.item())
+        if not start or self.decision.model is not None:  # whose buffers no checkpoint may hold
+            self.source.initialize(self.model)
         if start:
             checkpoints.read_tensors(checkpoints.folder_of(self._root, start), self.model, self.optimizer)
-        else:
-            assembly.initialize(self.model, self.decision.groups, self.decision.seed)
         self._prove_parity(start)
         if self.rank == 0:
             metrics.rewind(self.run_dir, start)
@@ -238,7 +241,7 @@ class Trainer:
 
         together(prove)
         if not start:
-            together(lambda: assembly.prove_init(self.model, self.decision.groups))
+            together(lambda: self.source.prove_initial(self.model))
 
     def gradients(self, step: int) -> tuple[float, Tensor, bool]:
         """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
@@ -256,7 +259,8 @@ class Trainer:
         most = self.decision.parallelism.microbatch_sequences or mine
         for start in range(0, mine, most):
             ids_BT = torch.from_numpy(batch[start : start + most]).to(self.device)
-            loss = token_loss(self.model(ids_BT[:, :-1], self.multipliers), ids_BT[:, 1:]) * (len(ids_BT) / mine)
+            logits_NV = self.source.logits(self.model, ids_BT[:, :-1])
+            loss = token_loss(logits_NV, ids_BT[:, 1:]) * (len(ids_BT) / mine)
             loss.backward()  # type: ignore[no-untyped-call]
             mean_nats += loss.detach()  # not read here: a GPU would wait after every pass
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
@@ -343,7 +347,7 @@ class Trainer:
             # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.
             rows = torch.arange(mine) + first + self.rank * mine
             ids_BT = held[rows.clamp(max=num_sequences - 1)].to(self.device)
-            logits_BTV = self.model(ids_BT[:, :-1], self.multipliers).unflatten(0, (mine, seq_len))
+            logits_BTV = self.source.logits(self.model, ids_BT[:, :-1]).view(mine, seq_len, -1)
             losses_B = token_loss(logits_BTV, ids_BT[:, 1:])
             total += losses_B[(rows < num_sequences).to(self.device)].double().sum()
         dist.all_reduce(total)

@@ -11,7 +11,7 @@ import click
 from launcher.base.study_names import shown_name
 from launcher.base.talk import counted, say
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import answer, folder_of, full_option, json_option
+from launcher.cli.options import answer, code_of, folder_of, full_option, json_option
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
 from launcher.study.gates import GateError
 from proxies.core import canon
@@ -50,7 +50,7 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
     folder = folder_of(frozen)
     done: list[Json] = [f"digest {decision.digest}"]
     if decision.own is None:
-        if mismatches := native.parity(decision):
+        if mismatches := native.parity(decision, code_of(folder, decision)):
             head = f"{folder}: the embedded trainer's groups are not the frozen ones:"
             raise GateError("\n".join([head, *mismatches]))
         done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")

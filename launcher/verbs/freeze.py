@@ -85,7 +85,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     standing = rehearsal_of(path.parent, decision.digest)
     after_this = next_line(body, after, study_dir)
-    if decision.own is None and unfit(decision):  # our trainer cannot run it
+    if decision.own is None and decision.model is None and unfit(decision):  # our trainer cannot run it
         after_this = f"next: forerun export {shown_name(path)} --to torchtitan"
     lines += [standing.sentence, after_this]
     carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])  # a warmup, over duration

@@ -15,7 +15,7 @@ from launcher.base.study_names import shown_name
 from launcher.base.talk import say
 from launcher.base.wandb_calls import Mode
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import OptionProblems, answer, corpus_of, folder_of, json_option
+from launcher.cli.options import OptionProblems, answer, code_of, corpus_of, folder_of, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -75,7 +75,7 @@ def launch(
     if why or trainer is not None:
         _tell_exported(folder, decision, corpus, trainer, why, as_json)
         return
-    out = out_dir or folder / "run"
+    out, code_dir = out_dir or folder / "run", code_of(folder, decision)
     nodes = Nodes(num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun)
     _check(decision, nodes, endpoint, sbatch_file)
     if sbatch_file is not None:
@@ -83,7 +83,7 @@ def launch(
                  "--max-restarts": max_restarts, "--hang-seconds": hang_seconds, "--wandb": wandb}  # fmt: skip
         _write_script(sbatch_file, frozen, given, num_nodes, as_json)
         return
-    line = launch_line(frozen, corpus, out, stop_after, nodes)
+    line = launch_line(frozen, corpus, out, stop_after, nodes, code_dir)
     standing = rehearsal_of(folder, decision.digest)
     say(f"forerun: {standing.sentence}")
     if dry_run:
@@ -96,8 +96,8 @@ def launch(
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
-            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=mirror, signals=signals
-        )
+            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=mirror, signals=signals,
+            code_dir=code_dir)  # fmt: skip
         if node_rank == 0:
             _keep(folder, decision, outcome, line)
         shown = mirror.outcome if mirror else None

@@ -9,7 +9,7 @@ import click
 
 from launcher.base.study_names import shown_name
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import answer, corpus_of, folder_of, json_option, table
+from launcher.cli.options import answer, code_of, corpus_of, folder_of, json_option, table
 from launcher.rehearsal.registry import DRILLS, OWN_DRILLS, RehearsalAttestation
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -72,7 +72,7 @@ def _stage(folder: Path, decision: Decision, corpus: Path | None, *, full: bool)
 
     if decision.own is None:
         assert corpus is not None
-        return set_up(folder, decision, corpus, full=full)
+        return set_up(folder, decision, corpus, full=full, code_dir=code_of(folder, decision))
     study = recorded_study(folder.resolve().parent.parent)
     places = OwnPlaces(run_dir=folder, code_dir=study.code_dir, corpus=corpus or study.corpus)
     return set_up_own(folder, decision, places, study.plan.proxy.num_steps, folder / SCRATCH)

@@ -26,13 +26,44 @@ class Factory:
     """`package.module:function`."""
     source_sha256: str
     """Of the module's source file: other code is another run."""
+    dimensions: tuple[tuple[str, str], ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
+    """Patterns of parameter names, and what each of their dimensions is: (`*.experts.up`, `expert in out`)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
+        for pattern, words in self.dimensions:
+            named = words.split()
+            plain = bool(named) and all(word.isidentifier() for word in named) and bool({"in", "out"} & {*named})
+            twice = [word for word in ("in", "out") if named.count(word) > 1]
+            checks.that(
+                plain and not twice,
+                f"dimensions.{pattern!r} = {words!r}: must be one word for each dimension, `in`, `out` or both once "
+                "among them, such as 'expert in out'",
+            )
         fine = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.target)
         checks.that(bool(fine), f"target = {self.target!r}: must be package.module:function")
         checks.that(len(self.source_sha256) == 64, f"source_sha256 = {self.source_sha256!r} is not a sha256")
         checks.done()
+
+
+class FactoryError(ValueError):
+    """A factory that cannot be used. `problems` lists all that is wrong with it."""
+
+    cause, refuses_study = "user_code", True
+
+    def __init__(self, target: str, problems: list[str]) -> None:
+        self.target, self.problems = target, problems
+        super().__init__(f"{target}: " + "; ".join(problems))
+
+    def __reduce__(self) -> tuple[type[FactoryError], tuple[str, list[str]]]:
+        """As it was made: it travels from workers."""
+        return FactoryError, (self.target, self.problems)
+
+
+class FactoryChangedError(ValueError):
+    """The factory's source is no longer what the run was named after."""
+
+    cause, refuses_study = "user_code", True
 
 
 PLACEHOLDERS = {

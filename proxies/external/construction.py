@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from proxies.core.numbers import ForwardNumbers
+from proxies.core.programs import FactoryError
 from proxies.core.shape import Shape
 
 # How widely a factory's initial tensors are spread, measured; and what brings them to a parametrization's law.
@@ -127,26 +128,6 @@ def spreads(build: Build, shape: Shape) -> Mapping[str, Spread]:
 Build = Callable[..., nn.Module]
 
 
-class FactoryError(ValueError):
-    """A factory that cannot be used. `problems` lists all that is wrong with it."""
-
-    cause, refuses_study = "user_code", True
-
-    def __init__(self, target: str, problems: list[str]) -> None:
-        self.target, self.problems = target, problems
-        super().__init__(f"{target}: " + "; ".join(problems))
-
-    def __reduce__(self) -> tuple[type[FactoryError], tuple[str, list[str]]]:
-        """As it was made: it travels from workers."""
-        return FactoryError, (self.target, self.problems)
-
-
-class FactoryChangedError(ValueError):
-    """The factory's source is no longer what the run was named after."""
-
-    cause, refuses_study = "user_code", True
-
-
 def neutral(shape: Shape) -> ForwardNumbers:
     """The forward multipliers of a plain model: 1 / sqrt(head_dim) in the attention, nothing else."""
     return ForwardNumbers(embedding=1.0, attention=1 / math.sqrt(shape.head_dim), residual=1.0, output=1.0)
@@ -220,12 +201,12 @@ def construct(
     return module
 
 
-def outline(build: Build, shape: Shape) -> nn.Module:
+def outline(build: Build, shape: Shape, forward: ForwardNumbers | None = None) -> nn.Module:
     """The model without its numbers, on the meta device; on the CPU where that fails."""
     try:
-        return construct(build, shape, device="meta")
+        return construct(build, shape, forward, device="meta")
     except FactoryError:
-        return construct(build, shape)
+        return construct(build, shape, forward)
 
 
 def logits_of(module: nn.Module, ids_BT: Tensor) -> Tensor:

@@ -9,32 +9,47 @@ from dataclasses import dataclass
 
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from proxies.core.programs import FactoryError
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
-from proxies.external.construction import Build, FactoryError, Spread, name_of, outline, spreads, takes_forward
-from proxies.external.roles import Roles, roles_of
+from proxies.external.construction import (
+    Build,
+    Spread,
+    block_prefixes,
+    name_of,
+    outline,
+    spreads,
+    takes_forward,
+)
+from proxies.external.roles import Roles, roles_of, usage_of
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
 _EMBEDDING_KEY = next(one.name for one in HYPERPARAMETERS.values() if one.multiplies == "embedding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Description:
-    """All that is known of a factory's model before it trains."""
+class ModelOutline:
+    """What a factory's model is trained with, and where its multipliers go."""
 
     numbers: tuple[ParameterNumbers, ...]
     """In the module's own order; a tied matrix once."""
     forward: ForwardNumbers
-    factors: dict[str, float]
-    """What each parameter's drawn values are multiplied by; 1.0 at the base shape, and in the standard form."""
     embeddings: tuple[str, ...]
     """Modules whose output the embedding multiplier scales."""
     readouts: tuple[str, ...]
     """Modules whose input the output multiplier scales."""
 
 
-def trained_with(build: Build, spec: RunSpec) -> tuple[ParameterNumbers, ...]:
-    """What the parameters of a run's model are trained with. Nothing of that shape is allocated, however large it is.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description(ModelOutline):
+    """All that is known of a factory's model before it trains."""
+
+    factors: dict[str, float]
+    """What each parameter's drawn values are multiplied by; 1.0 at the base shape, and in the standard form."""
+
+
+def outline_of(build: Build, spec: RunSpec) -> ModelOutline:
+    """What a run's model is trained with. Nothing of that shape is allocated, however large it is.
 
     Raises:
         FactoryError, SpecError: as `describe`.
@@ -42,7 +57,33 @@ def trained_with(build: Build, spec: RunSpec) -> tuple[ParameterNumbers, ...]:
     roles, problems = _roles(build, spec)
     if problems:
         raise FactoryError(name_of(build), problems)
-    return _numbers(spec, roles, spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else {})
+    return ModelOutline(
+        numbers=_numbers(spec, roles, spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else {}),
+        forward=forward_numbers(spec), embeddings=roles.embeddings, readouts=roles.readouts,
+    )  # fmt: skip
+
+
+def called_blocks(build: Build, shape: Shape) -> tuple[str, ...]:
+    """Lists of modules of the model of a shape, as `model.layers.*`, each of which the model calls.
+
+    One that shares a parameter with another is left out: the two cannot be sharded apart.
+
+    Raises:
+        FactoryError: the factory fails.
+    """
+    module, called = outline(build, shape), usage_of(build, shape).called
+    owners: dict[int, set[str]] = {}
+    blocks = block_prefixes(module, shape.num_layers)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        prefix = next((each for each in blocks if name.startswith(each)), "")
+        owners.setdefault(id(parameter), set()).add(prefix + name[len(prefix) :].split(".")[0] if prefix else "")
+    shared = {owner for several in owners.values() if len(several) > 1 for owner in several}
+    found = []
+    for prefix in sorted(blocks):
+        members = [prefix + name for name, _ in module.get_submodule(prefix.rstrip(".")).named_children()]
+        if members and called.issuperset(members) and shared.isdisjoint(members):
+            found.append(f"{prefix}*")
+    return tuple(found)
 
 
 def describe(build: Build, spec: RunSpec) -> Description:
@@ -79,7 +120,7 @@ def describe(build: Build, spec: RunSpec) -> Description:
 def _roles(build: Build, spec: RunSpec) -> tuple[Roles, list[str]]:
     """The roles, and what else is wrong."""
     base = spec.base_shape.at_depth(spec.shape.num_layers)  # depth is no dimension of a tensor
-    roles = roles_of(build, spec.shape, base)
+    roles = roles_of(build, spec.shape, base, spec.factory.dimensions if spec.factory else ())
     return roles, _multiplier_problems(build, spec, roles, forward_numbers(spec)) + _depth_problems(build, spec)
 
 

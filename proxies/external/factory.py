@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,13 +21,11 @@ from torch import Tensor, nn
 
 from proxies.core.canon import file_sha256
 from proxies.core.flops import count_params
-from proxies.core.numbers import ParameterNumbers
-from proxies.core.programs import Factory
+from proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from proxies.core.programs import Factory, FactoryChangedError, FactoryError
 from proxies.core.spec import RunSpec
 from proxies.external.construction import (
     Build,
-    FactoryChangedError,
-    FactoryError,
     construct,
     logits_of,
     outline,
@@ -35,7 +33,8 @@ from proxies.external.construction import (
     takes_forward,
     with_values,
 )
-from proxies.external.description import describe
+from proxies.external.description import describe, outline_of
+from proxies.parametrization.parametrization import parameter_table
 
 _loaded: dict[str, tuple[Path, str]] = {}
 """Modules asked for here: their file, and its sha256 when they were imported."""
@@ -63,12 +62,7 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
     """
     if spec.factory is None:
         raise ValueError(f"run {spec.id[:12]} names no factory")
-    build, found = load(spec.factory.target, folder, spec.own_values)
-    if found != spec.factory:
-        raise FactoryChangedError(
-            f"{spec.factory.target} has changed: its source's sha256 was {spec.factory.source_sha256[:12]} and is "
-            f"{found.source_sha256[:12]}; another model is another study: put the source back, or start a new one"
-        )
+    build = checked_load(spec.factory, folder, spec.own_values)
     description = describe(build, spec)
     module = construct(build, spec.shape, description.forward, seed=spec.seed)
     module.to(torch.float64 if spec.numerics.dtype == "float64" else torch.float32).train()
@@ -77,11 +71,18 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
         for name, factor in description.factors.items():
             if factor != 1:
                 parameters[name].mul_(factor)
-    for name in description.embeddings if description.forward.embedding != 1 else ():
-        module.get_submodule(name).register_forward_hook(_scale_output(description.forward.embedding))
-    for name in description.readouts if description.forward.output != 1 else ():
-        module.get_submodule(name).register_forward_pre_hook(_scale_input(description.forward.output))
+    hook_multipliers(module, description.forward, description.embeddings, description.readouts)
     return FactoryModel(module=module, numbers=description.numbers)
+
+
+def hook_multipliers(
+    module: nn.Module, forward: ForwardNumbers, embeddings: Sequence[str], readouts: Sequence[str]
+) -> None:
+    """Have the embedding multiplier scale what `embeddings` give, and the output multiplier what `readouts` get."""
+    for name in embeddings if forward.embedding != 1 else ():
+        module.get_submodule(name).register_forward_hook(_scale_output(forward.embedding))
+    for name in readouts if forward.output != 1 else ():
+        module.get_submodule(name).register_forward_pre_hook(_scale_input(forward.output))
 
 
 def _scale_output(factor: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
@@ -90,6 +91,17 @@ def _scale_output(factor: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 
 def _scale_input(factor: float) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
     return lambda module, inputs: (inputs[0] * factor, *inputs[1:])
+
+
+def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
+    """What the parameters of a run's model are trained with, ours or that of a factory found from `folder`.
+
+    Raises:
+        FactoryChangedError, FactoryError: as `build_model`.
+    """
+    if spec.factory is None:
+        return parameter_table(spec)
+    return outline_of(checked_load(spec.factory, folder, spec.own_values), spec).numbers
 
 
 def size_note(spec: RunSpec, folder: Path) -> str:
@@ -129,6 +141,22 @@ def load(target: str, folder: Path, values: Mapping[str, float | int | str] | No
     build = with_values(build, tuple((values or {}).items()))
     takes_forward(build)
     return build, Factory(target=target, source_sha256=_loaded[name][1])
+
+
+def checked_load(factory: Factory, folder: Path, values: Mapping[str, float | int | str]) -> Build:
+    """The function of a run or a frozen config, which is what it was when that was named after it.
+
+    Raises:
+        FactoryChangedError: its source is another.
+        FactoryError: as `load`.
+    """
+    build, found = load(factory.target, folder, values)
+    if found.source_sha256 != factory.source_sha256:
+        raise FactoryChangedError(
+            f"{factory.target} has changed: its source's sha256 was {factory.source_sha256[:12]} and is "
+            f"{found.source_sha256[:12]}; another model is another study: put the source back, or start a new one"
+        )
+    return build
 
 
 def _imported(target: str, name: str, folder: Path) -> ModuleType:

@@ -3,11 +3,15 @@
 A matrix between two dimensions that grow is hidden (arXiv 2203.03466, Table 8); a table that ids look up is an
 embedding; the map from a width to the vocabulary is the readout. A matrix with one fixed side is treated by its own
 fan-in: where that grows its std and rate shrink as any hidden matrix's, where it does not they stay.
+
+A parameter of more dimensions is a stack of matrices: a convolution's over the taps of its kernel, or one over experts,
+whose two dimensions that grow are the matrix. Where they cannot be told apart, or one alone grows, the user names them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,10 +22,10 @@ from torch import Tensor, nn
 
 from proxies.core.checks import SpecError
 from proxies.core.numbers import Kind
+from proxies.core.programs import FactoryError
 from proxies.core.shape import Shape
 from proxies.external.construction import (
     Build,
-    FactoryError,
     Spread,
     block_prefixes,
     construct,
@@ -37,7 +41,9 @@ from proxies.parametrization.parametrization import delta_shape, width_multiplie
 # A factory's model called once at the base shape: how each parameter is used, and whether it can be a proxy at all.
 
 LONGEST_SEQUENCE = 64
-How = Literal["table", "map", "other"]
+How = Literal["table", "map", "convolution", "other"]
+Dimensions = tuple[tuple[str, str], ...]
+"""As `proxies.core.programs.Factory.dimensions`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +52,7 @@ class ParameterUse:
 
     module: str
     how: How
-    """`table`: looked up by ids. `map`: a product over its last dimension, [out, in]."""
+    """`table`: looked up by ids; `map`: a product over the last dimension, [out, in]; `convolution`: [out, in, tap]."""
     called: bool
     """Whether the module itself is called, so that a hook on it is."""
 
@@ -57,6 +63,8 @@ class ModelUsage:
 
     uses: dict[str, tuple[ParameterUse, ...]]
     """Per parameter of two or more dimensions; a tied one has several."""
+    called: frozenset[str]
+    """Paths of the modules that the model calls."""
     problems: tuple[str, ...]
 
 
@@ -78,10 +86,10 @@ def usage_of(build: Build, shape: Shape) -> ModelUsage:
     shape = dataclasses.replace(shape, seq_len=min(shape.seq_len, LONGEST_SEQUENCE))
     module = construct(build, shape)
     calls: dict[str, _Call] = {}
+    called: set[str] = set()
     handles = [
-        child.register_forward_hook(_recorder(name, calls), with_kwargs=True)
+        child.register_forward_hook(_recorder(name, calls, called), with_kwargs=True)
         for name, child in module.named_modules()
-        if any(p is not None and p.dim() > 1 for p in child._parameters.values())
     ]
     problems = _draws(module, construct(build, shape)) + _passes(module.train(), shape)
     for handle in handles:
@@ -93,11 +101,12 @@ def usage_of(build: Build, shape: Shape) -> ModelUsage:
             if parameter is not None and parameter.dim() > 1:
                 name = names[id(parameter)]
                 uses[name] = (*uses.get(name, ()), _use(path, child, parameter, calls.get(path)))
-    return ModelUsage(uses=uses, problems=tuple(problems))
+    return ModelUsage(uses=uses, called=frozenset(called), problems=tuple(problems))
 
 
-def _recorder(name: str, calls: dict[str, _Call]) -> Callable[..., None]:
+def _recorder(name: str, calls: dict[str, _Call], called: set[str]) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        called.add(name)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if given is not None and isinstance(output, Tensor):
             last = given.shape[-1] if given.dim() else 0
@@ -114,6 +123,8 @@ def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | No
         how = "table"
     elif isinstance(module, nn.Linear) or (alone and call and call.sizes == tuple(parameter.shape)[::-1]):
         how = "map"
+    elif isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
+        how = "convolution"
     return ParameterUse(module=path, how=how, called=call is not None)
 
 
@@ -193,8 +204,14 @@ class Roles:
     """Modules whose input the output multiplier scales."""
 
 
-def roles_of(build: Build, shape: Shape, base: Shape) -> Roles:
+def roles_of(build: Build, shape: Shape, base: Shape, dimensions: Dimensions = ()) -> Roles:
     """The roles in the model of `shape`, whose width is compared with `base` (of the same depth).
+
+    Args:
+        build: the factory.
+        shape: of the model.
+        base: what its width is compared with, of the same depth.
+        dimensions: what the user says of parameters.
 
     Raises:
         FactoryError: everything that stands in the way.
@@ -207,7 +224,7 @@ def roles_of(build: Build, shape: Shape, base: Shape) -> Roles:
         except FactoryError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if not problems:
-        problems = _parameter_problems(models[0])
+        problems = _parameter_problems(models[0], dimensions)
     if len(models) < 3:
         raise FactoryError(name_of(build), problems)
     here, at_base, at_delta = ({name: tuple(p.shape) for name, p in m.named_parameters()} for m in models)
@@ -226,50 +243,65 @@ def roles_of(build: Build, shape: Shape, base: Shape) -> Roles:
     if problems := [*problems, *usage.problems]:
         raise FactoryError(name_of(build), problems)
     blocks = block_prefixes(models[0], shape.num_layers)
-    found = _Finder(here, at_base, at_delta, usage.uses, blocks, spreads(build, base), shape.vocab_size)
+    found = _Finder(here, at_base, at_delta, usage.uses, blocks, spreads(build, base), shape.vocab_size, dimensions)
     parameters = tuple(found.role(name, multipliers[name][0]) for name in here)
     if found.problems:
         raise FactoryError(name_of(build), found.problems)
     return found.roles(parameters)
 
 
-def _parameter_problems(module: nn.Module) -> list[str]:
-    """Parameters that cannot be trained or have no rule."""
-    problems = []
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            problems.append(f"{name} is frozen (requires_grad = False): make it a buffer")
-        elif sum(size > 1 for size in parameter.shape) > 2:
-            problem = f"{name} has the dimensions {list(parameter.shape)}"
-            problems.append(
-                f"{problem}: there are rules for vectors and matrices only (no convolution, no stacked experts)"
-            )
-    return problems
+def _parameter_problems(module: nn.Module, dimensions: Dimensions) -> list[str]:
+    """Parameters that cannot be trained, and names of dimensions that do not fit them."""
+    sizes = {name: list(parameter.shape) for name, parameter in module.named_parameters()}
+    problems = [
+        f"{name} is frozen (requires_grad = False): make it a buffer"
+        for name, parameter in module.named_parameters()
+        if not parameter.requires_grad
+    ]
+    for pattern, words in dimensions:
+        claimed = fnmatch.filter(sizes, pattern)
+        if not claimed:
+            problems.append(f"proxy.dimensions: no parameter is named {pattern!r}")
+        if other := [name for name in claimed if len(words.split()) != len(sizes[name])]:
+            said = f"{_some(other)} has the dimensions {sizes[other[0]]}"
+            problems.append(f"proxy.dimensions.{pattern!r} = {words!r}: {said}: must be one word for each")
+    return problems + [
+        f"proxy.dimensions: {name} has two patterns"
+        for name in sizes
+        if sum(fnmatch.fnmatchcase(name, pattern) for pattern, _ in dimensions) > 1
+    ]
 
 
 class _Finder:
     """Assigns roles, and collects what has none."""
 
     def __init__(self, here: Sizes, base: Sizes, delta: Sizes, uses: Mapping[str, tuple[ParameterUse, ...]],
-                 blocks: frozenset[str], starts: Mapping[str, Spread], vocab_size: int) -> None:  # fmt: skip
+                 blocks: frozenset[str], starts: Mapping[str, Spread], vocab_size: int,
+                 dimensions: Dimensions) -> None:  # fmt: skip
         self._here, self._base, self._uses = here, base, uses
         self._grows = {
             name: tuple(one != other for one, other in zip(size, delta[name], strict=True))
             for name, size in base.items()
         }
         self._blocks, self._starts, self._vocab_size = blocks, starts, vocab_size
+        self._dimensions = dimensions
         self.problems: list[str] = []
 
     def role(self, name: str, width_multiplier: float) -> Role:
         """One parameter's."""
         group, size, uses = group_of(name, self._blocks), self._here[name], self._uses.get(name, ())
         used = any(use.how != "other" for use in uses)
-        if len(size) < 2 or (not used and sum(dim > 1 for dim in size) < 2):
+        kind: Kind
+        if words := next((w.split() for p, w in self._dimensions if fnmatch.fnmatchcase(name, p)), None):
+            kind, width_multiplier = self._told(name, group, words)
+        elif len(size) < 2 or (not used and sum(dim > 1 for dim in size) < 2):
             kind = self._vector(name, group)
         elif any(use.how == "table" for use in uses):
             kind = "embedding"
-        elif uses[0].how == "map":
-            kind, width_multiplier = self._map(name, group)
+        elif uses[0].how in ("map", "convolution"):
+            kind, width_multiplier = self._map(name, group, 0, 1)
+        elif sum(dim > 1 for dim in size) > 2:
+            kind, width_multiplier = "hidden", self._stacked(name)
         else:
             kind = self._unseen(name)
         return Role(name=name, group=group, size=size, kind=kind, width_multiplier=width_multiplier)
@@ -301,18 +333,40 @@ class _Finder:
             return "block_bias"
         return "block_gain" if any(self._grows[name]) else "qk_gain"
 
-    def _is_readout(self, name: str) -> bool:
-        grows_out, grows_in = self._grows[name]
-        return grows_in and not grows_out and self._here[name][0] == self._vocab_size
+    def _is_readout(self, name: str, to: int = 0, of: int = 1) -> bool:
+        """Whether dimension `of` grows, and `to` is the vocabulary."""
+        grows = self._grows[name]
+        return grows[of] and not grows[to] and self._here[name][to] == self._vocab_size
 
-    def _map(self, name: str, group: str) -> tuple[Kind, float]:
-        (fan_out, fan_in), (grows_out, grows_in) = self._here[name], self._grows[name]
-        base_out, base_in = self._base[name]
-        if self._is_readout(name) and group == name:
-            return "readout", fan_in / base_in
-        if not grows_in and grows_out and group == name:
-            return "embedding", fan_out / base_out
-        return "hidden", fan_in / base_in
+    def _map(self, name: str, group: str, to: int, of: int) -> tuple[Kind, float]:
+        """A product over dimension `of` that gives `to`: its kind, and how often its fan-in is the base's."""
+        here, base, grows = self._here[name], self._base[name], self._grows[name]
+        if self._is_readout(name, to, of) and group == name:
+            return "readout", here[of] / base[of]
+        if not grows[of] and grows[to] and group == name:
+            return "embedding", here[to] / base[to]
+        return "hidden", here[of] / base[of]
+
+    def _told(self, name: str, group: str, words: list[str]) -> tuple[Kind, float]:
+        """As the user names its dimensions; without an input it is a vector, without an output a sum over the input."""
+        if "in" not in words:
+            return self._vector(name, group), 1.0
+        of = words.index("in")
+        if "out" not in words:
+            return "hidden", self._here[name][of] / self._base[name][of]
+        return self._map(name, group, words.index("out"), of)
+
+    def _stacked(self, name: str) -> float:
+        """Matrices in one parameter, of the two dimensions that grow: how often their fan-in is the base's."""
+        here, base = self._here[name], self._base[name]
+        ratios = {there / at for there, at, grows in zip(here, base, self._grows[name], strict=True) if grows}
+        if sum(self._grows[name]) == 2 and len(ratios) == 1:
+            return ratios.pop()
+        self.problems.append(
+            f"{name} {list(here)}: cannot tell which dimension is its input and which its output: name them, such as "
+            f'proxy.dimensions = {{ "{name}" = "expert in out" }}'
+        )
+        return 1.0
 
     def _unseen(self, name: str) -> Kind:
         """A matrix that no module of its own looks up or multiplies by: positions, or one side of a block."""
@@ -323,6 +377,7 @@ class _Finder:
         if group_of(name, self._blocks) != name or self._vocab_size in fixed or not any(grows):
             self.problems.append(
                 f"{name} {list(size)}: cannot tell whether it is an embedding, a readout or hidden; keep it in an "
-                "nn.Embedding or nn.Linear that the model calls"
+                "nn.Embedding or nn.Linear that the model calls, or name its dimensions, such as "
+                f'proxy.dimensions = {{ "{name}" = "out in" }}'
             )
         return "embedding"

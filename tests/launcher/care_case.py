@@ -64,7 +64,7 @@ class Poisoned:
 def poisoned_run(decision, corpus, out, stop_after=None, hooks=(), **poison):
     """One rank's run in this process."""
 
-    def build(decision, store, run_dir, interrupted):
+    def build(decision, store, run_dir, interrupted, **_):
         return Trainer(decision, Poisoned(store, **poison), run_dir, interrupted, hooks)
 
     return train(decision, corpus, out, build, stop_after=stop_after)

@@ -28,7 +28,7 @@ CUT = 6
 """Where those that are cut stop once, and their folder is copied to `cut`."""
 
 
-def ruled(decision, store, run_dir, interrupted):
+def ruled(decision, store, run_dir, interrupted, **_):
     """With a ruler, and with one rank that is slow."""
     trainer = Trainer(decision, store, run_dir, interrupted, (RULER,))
     if trainer.rank == 1:
@@ -36,7 +36,7 @@ def ruled(decision, store, run_dir, interrupted):
     return trainer
 
 
-def poisoned(decision, store, run_dir, interrupted):
+def poisoned(decision, store, run_dir, interrupted, **_):
     return Trainer(decision, Poisoned(store), run_dir, interrupted)
 
 

@@ -110,15 +110,29 @@ def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
     widths = "transfer.check_widths=[8, 16, 32]"
     code, body = ask("run", modelled, "--study", tmp_path / "study", "--set", widths)
     assert code == 0, body
-    own = body["own_run"]
-    assert own["factory"] == "mine:build"
-    rates = {group["kind"]: group["learning_rate"] for group in own["groups"]}
+    assert body["own_run"] is None and body["digest"]
+    study = tmp_path / "study"
+    gates = {gate["name"]: gate["outcome"] for gate in body["gates"]}
+    accept = [word for name, outcome in gates.items() if outcome != "passed" for word in ("--accept", name)]
+    code, frozen = ask("freeze", study, *accept, "--reason", "a toy")
+    assert code == 0 and frozen["digest"] == body["digest"], frozen
+    config = study / "frozen" / body["digest"]
+    decision = json.loads((config / "launch.json").read_text())["decision"]
+    assert decision["model"]["factory"]["target"] == "mine:build"
+    rates = {group["kind"]: group["learning_rate"] for group in decision["groups"]}
     assert rates["hidden"] == pytest.approx(rates["readout"] * 8 / body["choice"]["shape"]["width"])
-    assert ask("freeze", tmp_path / "study")[1]["error"] == "OwnProgramError"
-    assert "mine:build" in (tmp_path / "study" / "report.html").read_text()
+    assert ask("verify", config)[0] == 0
+    code, rehearsed = ask("rehearse", config, "--only", "loss", "--only", "resume")
+    assert code == 0, rehearsed
+    code, ended = ask("launch", config)
+    assert (code, ended["event"]) == (0, "finished"), ended
+    assert ask("watch", config, "--conclude")[0] == 0
+    assert "mine:build" in (study / "report.html").read_text()
 
     (tmp_path / "mine.py").write_text(MODEL + "\n# another model, for all one knows\n")
     sys.modules.pop("mine", None)
+    code, body = ask("verify", config)
+    assert code == 2 and "mine:build has changed" in body["message"]
     code, body = ask("run", modelled, "--study", tmp_path / "study", "--set", widths)
     assert (code, body["error"]) == (2, "PlanChanged") and "factory" in body["message"]
     (tmp_path / "mine.py").unlink()

@@ -20,6 +20,7 @@ from main_run import QUIET_TORCH, tiny_decision
 
 from launcher.trainer import assembly, checkpoints
 from launcher.trainer.checkpoint_saver import SaveError, Saver
+from launcher.trainer.trained_model import OurModel
 from launcher.trainer.training import Trainer
 
 pytestmark = [QUIET_TORCH, pytest.mark.usefixtures("one_rank")]
@@ -30,7 +31,7 @@ DIGEST = "d" * 64
 def live(corpus):
     """A model and its optimizer after one update, so that there are moments."""
     decision = tiny_decision(corpus)
-    model = assembly.sharded_model(decision, decision.parallelism, "cpu")
+    model = assembly.sharded_model(OurModel(decision), decision.parallelism, "cpu")
     optimizer = assembly.build_optimizer(model, decision.groups)
     assembly.initialize(model, decision.groups, decision.seed)
     for parameter in model.parameters():

@@ -97,6 +97,37 @@ class Mixer(nn.Module):
         return self.head(self.body(self.embed(ids)))
 
 
+class Expert(nn.Module):
+    """Four experts in one parameter each way, all of them always on, and a causal convolution over time."""
+
+    def __init__(self, shape, ffn_width):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4, shape.width, ffn_width) * shape.width**-0.5)
+        self.down = nn.Parameter(torch.randn(4, ffn_width, shape.width) * ffn_width**-0.5)
+        self.shift = nn.Parameter(torch.zeros(4, ffn_width))
+        self.taps = nn.Conv1d(shape.width, shape.width, 3, padding=2)
+        self.own_taps = nn.Conv1d(shape.width, shape.width, 3, padding=2, groups=shape.width)
+
+    def forward(self, x):
+        """[B, T, D] to the same."""
+        num_tokens = x.shape[1]
+        x = self.own_taps(self.taps(x.mT)[..., :num_tokens])[..., :num_tokens].mT
+        hidden = functional.gelu(torch.einsum("btd,edf->betf", x, self.up) + self.shift[:, None])
+        return torch.einsum("betf,efd->btd", hidden, self.down)
+
+
+def experts(shape, ffn_width=None):
+    """A mixture of experts as grouped products."""
+    model = Mixer(shape)
+    model.blocks = nn.ModuleList(Expert(shape, ffn_width or 2 * shape.width) for _ in range(shape.num_layers))
+    return model
+
+
+def odd_experts(shape):
+    """Its feed-forward grows otherwise than its width."""
+    return experts(shape, 16 + shape.width)
+
+
 def mixer(shape):
     """Nothing wrong with it."""
     return Mixer(shape)

@@ -10,8 +10,9 @@ from factory_cases import SMALL, factory_spec
 from torch.nn import functional
 
 from proxies.core.flops import count_params
+from proxies.core.programs import FactoryChangedError, FactoryError
 from proxies.core.rules import named
-from proxies.external.construction import FactoryChangedError, FactoryError, construct
+from proxies.external.construction import construct
 from proxies.external.description import describe
 from proxies.external.factory import build_model, load, size_note
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
@@ -188,6 +189,50 @@ def test_residual_and_attention_go_to_a_factory_that_asks_and_are_never_applied_
         describe(cases.ours_alone, spec)
     assert "multiplies the branches by 0.5 at 4 layers (base 2)" in said(problem)
     assert "build(shape, forward)" in said(problem)
+
+
+def with_dimensions(*dimensions, shape=WIDE):
+    spec = factory_spec(shape)
+    return dataclasses.replace(spec, factory=dataclasses.replace(spec.factory, dimensions=dimensions))
+
+
+def test_stacked_experts_and_convolutions_are_matrices():
+    """What a width of 4 times the base does to a linear layer, it does to each matrix of a stack."""
+    found = {p.name: p for p in describe(cases.experts, with_dimensions(("*.shift", "expert out"))).numbers}
+    ratio = WIDE.width / SMALL.width
+    for name in ("up", "down", "taps.weight"):
+        assert found[f"blocks.0.{name}"].kind == "hidden", name
+        assert found[f"blocks.0.{name}"].learning_rate == pytest.approx(0.01 / ratio), name
+    assert found["blocks.0.up"].init_std == pytest.approx(WIDE.width**-0.5, rel=0.02)
+    assert found["blocks.0.own_taps.weight"].width_multiplier == 1, "its fan-in is its own kernel"
+    assert found["blocks.1.shift"].kind == "block_bias"
+
+
+def test_dimensions_that_cannot_be_told_are_asked_for():
+    with pytest.raises(FactoryError, match=r'blocks.0.shift .* proxy.dimensions = \{ "blocks.0.shift" = "out in" \}'):
+        describe(cases.experts, with_dimensions())
+    with pytest.raises(FactoryError, match=r'blocks.0.up .* = \{ "blocks.0.up" = "expert in out" \}'):
+        describe(cases.odd_experts, with_dimensions(("*.shift", "expert out")))
+    told = with_dimensions(
+        ("*.shift", "expert out"), ("*.up", "expert in out"), ("*.down", "expert in out"),
+    )  # fmt: skip
+    found = {p.name: p.width_multiplier for p in describe(cases.odd_experts, told).numbers}
+    assert found["blocks.0.up"] == WIDE.width / SMALL.width
+    assert found["blocks.0.down"] == (WIDE.width + 16) / (SMALL.width + 16)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "words"),
+    [
+        ([("nowhere", "in out")], "no parameter is named 'nowhere'"),
+        ([("*.up", "in out")], "has the dimensions [4, 128, 256]: must be one word for each"),
+        ([("*.up", "expert in out"), ("blocks.*", "expert in out")], "blocks.0.up has two patterns"),
+    ],
+)
+def test_names_of_dimensions_that_do_not_fit_are_refused(dimensions, words):
+    with pytest.raises(FactoryError) as problem:
+        describe(cases.experts, with_dimensions(*dimensions))
+    assert words in said(problem)
 
 
 # ---- refusals ----

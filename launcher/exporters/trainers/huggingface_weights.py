@@ -94,6 +94,8 @@ def _unfit(decision: Decision) -> list[str]:
     """What of a config Granite cannot express."""
     if decision.own is not None:
         return ["own: your own trainer trains this config, and forerun does not know its checkpoints"]
+    if decision.model is not None:
+        return ["model: your own model: its code, not forerun, knows what its weights are called elsewhere"]
     shape, problems = decision.shape, list[str]()
     if shape.family != "llama":
         problems.append(f"shape.family = {shape.family!r}: only a llama-like model has a place in Granite")

@@ -12,8 +12,8 @@ from launcher.frozen.frozen import Decision, FrozenError
 from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, read_launch
 from launcher.supervisor.launch import torchrun_command
 from launcher.trainer import assembly
+from launcher.trainer.trained_model import trained_model
 from proxies.core import canon
-from proxies.model.decoder import Decoder
 
 VERSIONS = (importlib.metadata.version("forerun"),)
 
@@ -40,17 +40,19 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         raise ExportError("native", [f"version {version!r} is unknown: the embedded trainer is {VERSIONS[-1]}"])
     if problems := assembly.unfit(decision):
         raise ExportError("native", problems)
-    if problems := parity(decision):
+    if decision.model is None and (problems := parity(decision)):  # the code of a user's own may lie elsewhere
         raise FrozenError("embedded trainer", problems)
     launch = canon.pretty({"digest": decision.digest, "decision": decision}).decode()
     head = shlex.join(torchrun_command("python", decision.parallelism.num_ranks))
+    code = ' --code "${FORERUN_CODE:-.}"' if decision.model else ""
     script = (
         "#!/bin/sh\n"
         f"# Trains the config {decision.digest}: run.sh DATA RUN_DIR [--stop-after N]\n"
+        f"{'# FORERUN_CODE: the folder of its model; by default the one that you are in' + chr(10) if code else ''}"
         "set -eu\n"
         'config="$(dirname "$0")/' + LAUNCH_FILE + '" data="$1" out="$2"\n'
         "shift 2\n"
-        f'exec {head} --config "$config" --data "$data" --out "$out" "$@"\n'
+        f'exec {head} --config "$config" --data "$data" --out "$out"{code} "$@"\n'
     )
     write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: script})
     if read_launch(out_dir / LAUNCH_FILE) != decision:
@@ -60,13 +62,14 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     return FidelityReport(trainer="native", version=version, entries=entries)
 
 
-def parity(decision: Decision) -> list[str]:
+def parity(decision: Decision, code_dir: Path | None = None) -> list[str]:
     """Where the embedded trainer's own optimizer groups, built on the full model, differ from the frozen ones.
 
-    The model is built on the meta device: nothing is allocated, at any size.
+    The model is built on the meta device: nothing is allocated, at any size. `code_dir` is the folder of a user's own.
 
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
+        FactoryError, FactoryChangedError: there is no such factory, or it is another.
     """
-    model = Decoder(decision.shape, device="meta")
+    model = trained_model(decision, code_dir).outline()
     return assembly.mismatches(model, assembly.build_optimizer(model, decision.groups), decision.groups)
