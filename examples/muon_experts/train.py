@@ -1,4 +1,4 @@
-"""A byte model with a mixture of experts: Muon for matrices, AdamW for the rest. Two lines of it are forerun's."""
+"""A byte model with a mixture of experts: Muon for matrices, AdamW for the rest. Some lines of it are forerun's."""
 
 import argparse
 import json
@@ -76,6 +76,14 @@ def optimizers_of(model, a):
     return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0), muon]
 
 
+def describe(model):
+    """What forerun counts by: a token goes through one expert of each block, so the others cost it nothing."""
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    experts = sum(size for name, size in sizes.items() if ".up." in name or ".down." in name)
+    active = sum(sizes.values()) - experts * (NUM_EXPERTS - 1) // NUM_EXPERTS
+    print(json.dumps({"params": sum(sizes.values()), "flops_per_token": 6 * active}))
+
+
 def main(a):
     torch.manual_seed(a.seed)
     text = b"".join(file.read_bytes() for file in sorted(Path(json.__file__).parents[1].glob("*.py")))
@@ -114,4 +122,6 @@ if __name__ == "__main__":
     for name in (*whole.split(), "lr", "muon-lr"):
         parser.add_argument(f"--{name}", type=int if name in whole.split() else float, required=True)
     parser.add_argument("--out", required=True)
-    main(parser.parse_args())
+    parser.add_argument("--describe", action="store_true")  # forerun: how large it is
+    given = parser.parse_args()
+    describe(Model(given)) if given.describe else main(given)

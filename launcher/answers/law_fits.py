@@ -41,7 +41,7 @@ def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any])
 
         study, ledger, specs = _ladder(runs)
         template, main_runs = study.shape_template, concluded(ledger)
-        table = decide.ladder_table(specs, ledger.results(), main_runs)
+        table = decide.ladder_table(study, specs, ledger.results(), main_runs)
     else:
         more = itertools.chain(*hyperparameter_laws.COLUMNS.values()) if form in HYPERPARAMETER_FORMS else ()
         table = read_runs(runs, params_column, tuple(more))

@@ -34,7 +34,7 @@ def model_text(model: Any) -> str:
         for (kind, factor), names in rows.items()
     ]
     head = ("kind", "parameters", "the first", f"initial values at width {model['width']}")
-    return "\n".join([table(head, shown), *filter(None, [model["note"]])])
+    return table(head, shown)
 
 
 def coordinate_text(found: dict[str, Any]) -> str:

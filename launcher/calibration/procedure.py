@@ -28,10 +28,13 @@ from proxies.core.failures import Cause
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.training.calibration import Answer, CalibrationProbe
+from scaling_fits.allocation.shapes import WidthCount
 from sweeps.run.pool import HostCall, Pool
 from sweeps.store.errors import LedgerCorrupt, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
 
+COUNTED = "counted"
+"""Kind of the ledger's records of what the user's own code counts, one for each depth."""
 FAST_FLOPS = 75e9
 """A second, of a worker: what a fast core makes of a proxy. Work is sized by it before anything is measured."""
 LEAST_SECONDS = 10.0
@@ -109,8 +112,10 @@ def calibrations(ledger: Ledger) -> tuple[Calibration, ...]:
 
 
 def calibrated(study: Study, ledger: Ledger) -> Study:
-    """The study with what its ledger says was chosen."""
-    return dataclasses.replace(study, chosen={found.asked.key: found.chosen for found in calibrations(ledger)})
+    """The study with what its ledger says was chosen, and counted of the user's own code."""
+    chosen = {found.asked.key: found.chosen for found in calibrations(ledger)}
+    counts = {int(record.key): WidthCount(**cast(dict[str, float], record.body)) for record in ledger.records(COUNTED)}
+    return dataclasses.replace(study, chosen=chosen, counts=counts)
 
 
 def calibrate(study: Study, ledger: Ledger, workers: Callable[[], Pool], check_stop: Callable[[], None]) -> Study:

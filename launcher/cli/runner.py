@@ -27,6 +27,7 @@ def with_runner(
     from launcher.base.talk import say
     from launcher.experiments.transferred_values import target_guess
     from launcher.study.gates import data_warning, failed_text
+    from launcher.study.own_count import count
     from launcher.study.progress import Reporter
     from launcher.study.stages import Runner
     from launcher.study.study_folder import open_ledger, plan_study, verified_corpus
@@ -38,6 +39,7 @@ def with_runner(
 
         own_model(study)
     with open_ledger(study, parent_dir) as ledger:
+        study = count(study, ledger)
         if (
             verb != "check"
             and not ledger.records("fit")

@@ -28,7 +28,6 @@ from launcher.experiments.sweep_grids import (
 )
 from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
-from proxies.core.flops import count_params
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM, hyperparameter_named
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import scaled, scaling
@@ -162,7 +161,7 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
 def target_guess(study: Study) -> Sizes:
     """The target before any fit: the width that the budget suggests, and the tokens it leaves."""
     plan, width = study.plan, study.target_width_guess
-    params = count_params(study.shape(width).at_depth(plan.target_num_layers)).total
+    params = study.num_params(study.shape(width).at_depth(plan.target_num_layers))
     batch = plan.target_batch_tokens
     tokens = plan.num_tokens(plan.target_steps(params), batch)
     return Sizes(width=width, depth=plan.target_num_layers, batch=batch, duration=tokens)

@@ -190,6 +190,7 @@ ORIGINS: dict[str, Origin] = {
     "own.command.metrics_format": _from_key("proxy.metrics_format"),
     "own.command.*_key": _from_key("proxy.metrics_{}"),
     "own.command.*": _from_key("proxy.command"),
+    "own.num_params": _from_key("proxy.describe"),
     "own.resume": _from_key("launch.resume_arguments"),
     "own.values*": _derived("what your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"),
     "model.factory.dimensions": _from_key("proxy.dimensions"),

@@ -17,6 +17,7 @@ from typing import Literal, cast
 from launcher.base.policy import AbortPolicy, Checkpointing, Monitoring, Recomputed, SpikePolicy
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.flops import count_params
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers, OptimizerName
@@ -160,6 +161,8 @@ class OwnTrainer:
     """By placeholder, all but the places of one machine (`proxies.core.programs.PLACES`)."""
     resume: str = ""
     """Arguments behind the command's by which it goes on where it stopped, placeholders allowed; empty: it cannot."""
+    num_params: int | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
+    """N of the forecast, by `proxy.describe`; None: the count of `shape`."""
 
     def metrics_at(self, run_dir: Path) -> Path:
         """Where a run logs its metrics."""
@@ -282,6 +285,12 @@ class Decision:
                 f"{ranks} ranks" + (f" at its smallest, {smallest}, too" if schedule.batch_warmup_stages > 1 else ""),
             )
         checks.done()
+
+    @property
+    def num_params(self) -> int:
+        """N, in the forecast and the budget 6 N D."""
+        counted = self.model.num_params if self.model else self.own.num_params if self.own else None
+        return counted or count_params(self.shape).total
 
     @property
     def digest(self) -> str:

@@ -305,7 +305,7 @@ class Plan(Section):
         assert isinstance(search, dict)
         proxy = plain["proxy"]
         assert isinstance(proxy, dict)
-        for section, name in ((search, "warm_start"), (proxy, "dimensions")):
+        for section, name in ((search, "warm_start"), (proxy, "dimensions"), (proxy, "describe")):
             if not section[name]:  # studies that began before there was this key go on
                 del section[name]
         return plain

@@ -15,7 +15,7 @@ from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams, hyperparameter_named
 from proxies.core.powers import Ratios
-from proxies.core.programs import PLACEHOLDERS, template_problems
+from proxies.core.programs import PLACEHOLDERS, placeholders_in, template_problems
 from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
 
@@ -73,6 +73,14 @@ def _proxy_problems(plan: Plan) -> list[str]:
     problems = [problem for where, make in made.items() for problem in _refusals(where, make)]
     if proxy.factory and proxy.command:
         problems.append("proxy.factory and proxy.command: give one of them")
+    if proxy.describe:
+        problems += [f"proxy.describe: {said}" for said in template_problems(proxy.describe, tuple(plan.search.own))]
+        problems += [
+            f"proxy.describe: {{{name}}}: it is asked before any run, and has no folder of one"
+            for name in sorted({"run_dir", "run_json"} & placeholders_in(proxy.describe))
+        ]
+        problems += [] if proxy.command else ["proxy.describe: only for your own trainer (proxy.command)"]
+        problems += [] if "width" in placeholders_in(proxy.describe) else ["proxy.describe lacks {width}"]
     if proxy.factory:
         problems += [
             f"launch.{name} = {degree}: must be 1 with proxy.factory: forerun's trainer, which trains your own model, "

@@ -103,6 +103,11 @@ class _Recipe(Section):
     )
     factory: str = Field("", description="Own model: package.module:function, found beside this file or installed.")
     command: str = Field("", description="Own trainer: its command line, with {lr}, {width}, {seed}, {run_dir} ...")
+    describe: str = Field(
+        "",
+        description="Command that prints how large the model of a {width} is, as JSON in its last line: "
+        '{"params": 124439808}, with "flops_per_token" where that is not 6 times as much.',
+    )
     dimensions: dict[str, str] = Field(
         {},
         description="What the dimensions of a factory's parameters are, by a pattern of their names: "

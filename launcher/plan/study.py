@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from launcher.plan.calibration_records import ModeRequest, Part
 from launcher.plan.plan import Plan
 from proxies.core import canon
+from proxies.core.flops import count_params
 from proxies.core.hyperparameters import LEARNING_RATE, Hparams, warmup_of, with_warmup
 from proxies.core.programs import Factory
 from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
-from scaling_fits.allocation.shapes import MOST_PARAMS, ShapeRequest, Template, choose_shape
+from scaling_fits.allocation.shapes import MOST_PARAMS, ShapeRequest, Template, WidthCount, choose_shape
 from sweeps.search.space import Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Study:
     factory: Factory | None = None
     chosen: Mapping[str, Numerics] = field(default_factory=dict)
     """What its calibration chose, by `ModeRequest.key`; empty before the ledger has it."""
+    counts: Mapping[int, WidthCount] = field(default_factory=dict)
+    """Parameters of the user's own code by depth, as the ledger has them; empty: as the shape's family counts."""
     _trials: dict[tuple[object, ...], RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Trials made so far: each is asked after often, and knows its id from the first time on."""
 
@@ -105,7 +108,13 @@ class Study:
         return Template(
             shape=self.base_shape.at_depth(self.plan.target_num_layers),
             width_multiple=self.plan.target.width_multiple, tensor_parallel=self.plan.launch.tensor,
+            count=self.counts.get(self.plan.target_num_layers),
         )  # fmt: skip
+
+    def num_params(self, shape: Shape) -> int:
+        """N of a shape, in the laws and the budget 6 N D."""
+        counted = self.counts.get(shape.num_layers)
+        return count_params(shape).total if counted is None else counted.params(shape.width)
 
     def hparams(self, point: Params) -> Hparams:
         """Base-width hyperparameters: those of the point, the others the plan's."""

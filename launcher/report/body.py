@@ -121,7 +121,7 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
         "transfer": None
         if found.transferred is None or found.verdicts is None
         else transfer_body(study, found.transferred, found.verdicts, results),
-        "ladder": _ladder(found, results),
+        "ladder": _ladder(study, found, results),
         "fit": None
         if found.fit is None
         else fit_body(found.fit, None if found.choice is None else found.choice.prediction),
@@ -184,7 +184,7 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
     return given
 
 
-def _ladder(found: StudyFindings, results: Mapping[str, RunResult]) -> Json:
+def _ladder(study: Study, found: StudyFindings, results: Mapping[str, RunResult]) -> Json:
     """The ladder's rungs in its order, and those that were checked; null before all of them have ended."""
     if found.fit is None:
         return None
@@ -193,7 +193,7 @@ def _ladder(found: StudyFindings, results: Mapping[str, RunResult]) -> Json:
 
     rungs: list[Json] = []
     for spec in found.ladder:
-        params = count_params(spec.shape).total
+        params = study.num_params(spec.shape)
         try:
             expected = predict(found.fit, params, spec.num_tokens).loss_nats
         except CannotTellError:
@@ -208,7 +208,7 @@ def _ladder(found: StudyFindings, results: Mapping[str, RunResult]) -> Json:
                 "fitted_nats": expected,
             }
         )
-    return {"rungs": rungs, **checks_body(found.checks, found.gates)}
+    return {"rungs": rungs, **checks_body(study, found.checks, found.gates)}
 
 
 def _frontier(study: Study, found: StudyFindings) -> Json:
@@ -232,13 +232,14 @@ def _choice(study: Study, found: StudyFindings) -> Json:
     from scaling_fits.summary import allocation_summary, prediction_summary
 
     choice = found.choice
-    params, prediction = count_params(choice.shape), prediction_summary(choice.prediction)
+    prediction, params = prediction_summary(choice.prediction), study.num_params(choice.shape)
+    tables = count_params(choice.shape).total - count_params(choice.shape).non_embedding
     return {
         "budget_flops": study.plan.target.budget_flops,
         "allocation": allocation_summary(choice.allocation, choice.batch_tokens),
         "shape": canon.to_json(choice.shape),
-        "params": params.total,
-        "params_non_embedding": params.non_embedding,
+        "params": params,
+        "params_non_embedding": max(0, params - tables),
         "num_steps": choice.num_steps,
         "tokens": choice.num_tokens,
         "flops_causal": _causal_flops(choice),

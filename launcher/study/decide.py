@@ -18,7 +18,6 @@ from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
 from launcher.plan.study import Study
 from launcher.study.history import ConcludedRun
 from proxies.core import canon
-from proxies.core.flops import count_params
 from proxies.core.programs import PLACES
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
@@ -68,7 +67,7 @@ def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
 
 
 def ladder_table(
-    specs: Sequence[RunSpec], results: Mapping[str, RunResult], past: Sequence[ConcludedRun] = ()
+    study: Study, specs: Sequence[RunSpec], results: Mapping[str, RunResult], past: Sequence[ConcludedRun] = ()
 ) -> RunTable:
     """Finished rungs as a table of runs, and below them main runs that were concluded.
 
@@ -81,7 +80,7 @@ def ladder_table(
         raise StageMissingError("the ladder has not ended: `forerun ladder PLAN` runs or resumes it")
     rungs = [(spec, loss) for spec in specs if (loss := results[spec.id].loss_nats) is not None]
     return from_columns(
-        params=[*(count_params(spec.shape).total for spec, _ in rungs), *(run.params for run in past)],
+        params=[*(study.num_params(spec.shape) for spec, _ in rungs), *(run.params for run in past)],
         tokens=[*(spec.num_tokens for spec, _ in rungs), *(run.tokens for run in past)],
         loss=[*(loss for _, loss in rungs), *(run.actual_nats for run in past)],
     )
@@ -102,7 +101,7 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
         found = from_file(recorded.body)
         assert isinstance(found, FittedRuns)
         return found
-    table = ladder_table(specs, ledger.results())
+    table = ladder_table(study, specs, ledger.results())
     ladder = study.plan.ladder
     return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
 
@@ -148,7 +147,7 @@ def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunRe
 
     return [
         FinishedRun(
-            params=count_params(spec.shape).total,
+            params=study.num_params(spec.shape),
             tokens=spec.num_tokens,
             num_steps=spec.schedule.num_steps,
             final_loss_nats=rung.loss_nats,
@@ -198,10 +197,7 @@ def decision(
 
     plan, shape, base = study.plan, choice.shape, study.base_shape
     run = main_spec(study, found, choice)
-    own = None
-    if run.command is not None:
-        values = {name: value for name, value in placeholder_values(run, Path(), None).items() if name not in PLACES}
-        own = frozen.OwnTrainer(command=run.command, values=dict(values), resume=plan.launch.resume_arguments)
+    own = frozen_command(study, run)
     table, model = parameter_table(run), None
     if run.factory is not None:
         table, model = frozen_model(run, study.code_dir)
@@ -244,6 +240,17 @@ def decision(
         own=own,
         model=model,
     )
+
+
+def frozen_command(study: Study, run: RunSpec) -> frozen.OwnTrainer | None:
+    """The user's own trainer with what it gets in a main run; None where forerun's trains."""
+    if run.command is None:
+        return None
+    values = {name: value for name, value in placeholder_values(run, Path(), None).items() if name not in PLACES}
+    return frozen.OwnTrainer(
+        command=run.command, values=dict(values), resume=study.plan.launch.resume_arguments,
+        num_params=study.num_params(run.shape) if study.counts else None,
+    )  # fmt: skip
 
 
 def frozen_model(run: RunSpec, code_dir: Path) -> tuple[tuple[ParameterNumbers, ...], frozen.OwnModel]:

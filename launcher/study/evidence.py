@@ -66,7 +66,7 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
         found = dataclasses.replace(found, transferred=moved, verdicts=verdicts)
         specs = decide.ladder_specs(study, moved)
-        table = decide.ladder_table(specs, ledger.results())
+        table = decide.ladder_table(study, specs, ledger.results())
     except (StageMissingError, NoFinishedTrialError):
         return found
     fit, results = decide.fitted(study, ledger, specs), ledger.results()

@@ -10,7 +10,6 @@ from launcher.experiments.ladder import RungCheck, check, checked_rungs
 from launcher.experiments.transferred_values import Verdicts
 from launcher.plan.study import Study
 from proxies.core.canon import Json
-from proxies.core.flops import count_params
 from proxies.core.spec import RunResult, RunSpec
 
 if TYPE_CHECKING:
@@ -52,25 +51,26 @@ def noise_of(verdicts: Verdicts) -> float | None:
     return max(found, default=None)
 
 
-def checks_body(checks: LadderChecks | None, gates: Sequence[Gate]) -> dict[str, Json]:
+def checks_body(study: Study, checks: LadderChecks | None, gates: Sequence[Gate]) -> dict[str, Json]:
     """For the report's `ladder`: every checked rung, and the gate.
 
     Args:
+        study: whose ladder it is.
         checks: as judged; None where the ladder has not ended.
         gates: all of them; empty before there is a choice.
     """
     gate = next((gate for gate in gates if gate.name == "ladder_tuned"), None)
     return {
-        "checks": [_check_body(one) for one in checks.rungs] if checks is not None else [],
+        "checks": [_check_body(study, one) for one in checks.rungs] if checks is not None else [],
         "tuned": None if gate is None else {"outcome": gate.outcome, "reason": gate.reason},
     }
 
 
-def _check_body(one: RungCheck) -> dict[str, Json]:
+def _check_body(study: Study, one: RungCheck) -> dict[str, Json]:
     excess = one.excess
     return {
         "width": one.rung.shape.width,
-        "params": count_params(one.rung.shape).total,
+        "params": study.num_params(one.rung.shape),
         "tokens": one.rung.num_tokens,
         "num_steps": one.rung.schedule.num_steps,
         "offsets": [

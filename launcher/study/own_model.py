@@ -28,14 +28,14 @@ def own_model(study: Study) -> dict[str, Json]:
         FactoryError: it cannot be trained under the plan's parametrization.
     """
     from proxies.external.description import describe
-    from proxies.external.factory import load, size_note
+    from proxies.external.factory import load
 
     spec = study.check_runs(study.plan.parametrization)[-1][0]
     found = describe(load(study.plan.proxy.factory, study.code_dir, spec.own_values)[0], spec)
     parameters: list[Json] = [
         {"name": each.name, "kind": each.kind, "factor": found.factors[each.name]} for each in found.numbers
     ]
-    return {"width": spec.shape.width, "parameters": parameters, "note": size_note(spec, study.code_dir)}
+    return {"width": spec.shape.width, "parameters": parameters}
 
 
 def own_text(body: Json) -> str:

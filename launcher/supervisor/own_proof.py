@@ -276,8 +276,10 @@ class _Judged:
         if "clip_norm" in self._named:
             self._clip()
         ours, theirs = count_params(self._decision.shape).total, self._here.num_params
-        if abs(theirs / ours - 1) > 0.1:
-            self._note(f"it has {theirs:,} parameters, and the forecast counts {ours:,} by [model]")
+        described = self._decision.own is not None and self._decision.own.num_params is not None
+        if not described and abs(theirs / ours - 1) > 0.1:
+            said = f"it has {theirs:,} parameters, and the forecast counts {ours:,} by [model]"
+            self._note(f"{said}: proxy.describe in a new study makes it count yours")
 
     def _watched(self) -> None:
         """Rates while it trained, beside those of the scheduler alone."""

@@ -19,7 +19,6 @@ from launcher.study.history import ConcludedRun
 from launcher.watch.logs.readings import LogReading
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.flops import count_params
 from sweeps.store.ledger import Ledger
 
 CONCLUSION = "conclusion"
@@ -67,7 +66,7 @@ def concluded_run(decision: Decision, reading: LogReading) -> ConcludedRun:
     """
     predicted = decision.predicted
     run = ConcludedRun(
-        digest=decision.digest, params=count_params(decision.shape).total, tokens=decision.num_tokens,
+        digest=decision.digest, params=decision.num_params, tokens=decision.num_tokens,
         predicted_nats=predicted.loss_nats, low_nats=predicted.low_nats, high_nats=predicted.high_nats,
         level=predicted.level, extrapolation=predicted.extrapolation, actual_nats=_last_loss(decision, reading),
     )  # fmt: skip

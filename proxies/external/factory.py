@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from proxies.core.canon import file_sha256
-from proxies.core.flops import count_params
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.programs import Factory, FactoryChangedError, FactoryError
 from proxies.core.spec import RunSpec
@@ -28,7 +27,6 @@ from proxies.external.construction import (
     Build,
     construct,
     logits_of,
-    outline,
     quoted,
     takes_forward,
     with_values,
@@ -102,24 +100,6 @@ def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
     if spec.factory is None:
         return parameter_table(spec)
     return outline_of(checked_load(spec.factory, folder, spec.own_values), spec).numbers
-
-
-def size_note(spec: RunSpec, folder: Path) -> str:
-    """A sentence where the factory's model and its family's count differ in parameters; else nothing.
-
-    Raises:
-        FactoryError: the factory cannot be found or fails.
-    """
-    if spec.factory is None:
-        return ""
-    module = outline(load(spec.factory.target, folder, spec.own_values)[0], spec.shape)
-    own, counted = sum(p.numel() for p in module.parameters()), count_params(spec.shape).total
-    if own == counted:
-        return ""
-    return (
-        f"{spec.factory.target} has {own:,} parameters at width {spec.shape.width}, a {spec.shape.family} of that "
-        f"shape {counted:,}: fits and FLOPs follow the latter"
-    )
 
 
 def load(target: str, folder: Path, values: Mapping[str, float | int | str] | None = None) -> tuple[Build, Factory]:

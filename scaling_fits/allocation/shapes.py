@@ -10,8 +10,10 @@ departures from the usual aspect and group count a tenth, and each factor of two
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.shape import Shape
@@ -41,6 +43,47 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WidthCount:
+    """Parameters as a polynomial of the width, at one depth: how a model that is not of our families is counted."""
+
+    constant: float
+    linear: float
+    square: float
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for name in ("constant", "linear", "square"):
+            checks.number(name)
+        grows = self.square >= 0 and self.linear >= 0 and self.square + self.linear > 0
+        checks.that(grows, "the number of parameters must grow with the width, at most with its square")
+        checks.done()
+
+    @classmethod
+    def through(cls, counts: Mapping[int, float]) -> WidthCount:
+        """The one through the counts at three widths. Raises SpecError where they do not grow so."""
+        (a, at_a), (b, at_b), (c, at_c) = sorted(counts.items())
+        first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
+        square = (second - first) / (c - a)
+        linear = first - square * (a + b)
+        # What three sums of millions leave over is no term.
+        square, linear = (0.0 if abs(x) < 1e-9 * abs(at_c) / c else x for x in (square, linear))
+        return cls(constant=at_a - linear * a - square * a * a, linear=linear, square=square)
+
+    def params(self, width: int) -> int:
+        """At a width; one at least."""
+        return max(1, round(self.constant + self.linear * width + self.square * width * width))
+
+    def width(self, params: float) -> float:
+        """Of so many parameters; 1 at least."""
+        over = params - self.constant
+        if over <= 0:
+            return 1.0
+        if not self.square:
+            return max(1.0, over / self.linear)
+        return max(1.0, 2 * over / (self.linear + math.sqrt(self.linear**2 + 4 * self.square * over)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
     """What a study fixes of its main run's shape: everything but the width."""
 
@@ -48,6 +91,8 @@ class Template:
     """Depth, head dim, vocabulary, context and the ratios of key-value heads and feed-forward width."""
     width_multiple: int = 1
     tensor_parallel: int = 1
+    count: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
+    """Of its parameters; None: as the shape's family has them."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -125,6 +170,7 @@ class _Frame:
     width_step: int
     ffn_step: int
     template: Shape | None
+    count: WidthCount | None = None
 
 
 def choose_shape(request: ShapeRequest) -> ShapeChoice:
@@ -160,7 +206,7 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
         head_dim=shape.head_dim, group=group,
         ffn_ratio=shape.ffn_width / shape.width, vocab_size=shape.vocab_size,
         width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
-        ffn_step=request.degree, template=shape,
+        ffn_step=request.degree, template=shape, count=of.count,
     )  # fmt: skip
     return frame, (f"depth {shape.num_layers}, head dim, vocabulary and ratios of the study's template",)
 
@@ -219,15 +265,17 @@ def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOpti
     table = (1 if of is not None and of.tied else 2) * frame.vocab_size
     table += of.seq_len if of is not None and of.family == "gpt2" else 0
     width = 2 * request.params / (table + math.sqrt(table**2 + 4 * square * request.params))
+    width = width if frame.count is None else frame.count.width(request.params)
     middle = round(width / frame.width_step)
     options = []
     for count in range(max(1, middle - _WIDTHS), max(1, middle + _WIDTHS) + 1):
         shape = _shape(request, frame, depth, count)
         if shape is not None:
-            params = count_params(shape).total
+            params = frame.count.params(shape.width) if frame.count else count_params(shape).total
             options.append(
                 ShapeOption(
-                    shape=shape, params=params, flops_per_token=flops_per_token(shape),
+                    shape=shape, params=params,
+                    flops_per_token=6 * params if frame.count else flops_per_token(shape),
                     params_ratio=params / request.params,
                 )
             )  # fmt: skip

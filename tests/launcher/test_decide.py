@@ -51,6 +51,6 @@ def test_a_missing_rung_or_valley_point_is_missed(finished, tmp_path, study, led
     _, no_rung = replay(finished / "study", tmp_path / "a", lambda record: record.key != rung)
     _, no_point = replay(finished / "study", tmp_path / "b", lambda record: record.key != point)
     with pytest.raises(StageMissingError, match="the ladder has not ended: `forerun ladder PLAN` runs or resumes it"):
-        decide.ladder_table(found.ladder, no_rung.results())
+        decide.ladder_table(study, found.ladder, no_rung.results())
     with pytest.raises(StageMissingError, match="the transfer runs have not ended: `forerun transfer PLAN`"):
         transferred(study, no_point)

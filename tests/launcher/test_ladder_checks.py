@@ -76,10 +76,14 @@ def test_the_gate(found, outcome, said):
     assert said in gate.reason
 
 
+COUNTING = SimpleNamespace(num_params=lambda shape: 1000)
+"""What of a study the body asks."""
+
+
 def test_the_body_is_plain_data_and_reads_as_a_table():
     gate = Gate(name="ladder_tuned", outcome="passed", reason="because")
     found = LadderChecks(rungs=(a_check(0, 0.001, better=1.99),), wanted=1)
-    body = checks_body(found, [gate])
+    body = checks_body(COUNTING, found, [gate])
     canon.canonical(body)
     assert set(body) == {"checks", "tuned"}
     (one,) = body["checks"]
@@ -90,4 +94,4 @@ def test_the_body_is_plain_data_and_reads_as_a_table():
     text = ladder_text({"rungs": [], **body})
     assert "checked at other rates:" in text
     assert "checked" not in ladder_text({"rungs": []}), "a report from before there were checks"
-    assert checks_body(None, ()) == {"checks": [], "tuned": None}
+    assert checks_body(COUNTING, None, ()) == {"checks": [], "tuned": None}

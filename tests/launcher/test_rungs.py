@@ -95,7 +95,7 @@ def test_every_rung_is_repeated_with_other_seeds(study_with):
     assert [spec.seed for spec in three] == [100, 101, 102] * len(one)
     assert {dataclasses.replace(spec, seed=100) for spec in three} == set(one)
     losses = {spec.id: SimpleNamespace(loss_nats=2 + index / 100) for index, spec in enumerate(three)}
-    table = decide.ladder_table(three, losses)
+    table = decide.ladder_table(study_with(""), three, losses)
     assert table.loss.tolist() == [losses[spec.id].loss_nats for spec in three]
     for rows in range(0, len(three), 3):
         assert len({*zip(table.params[rows : rows + 3], table.tokens[rows : rows + 3], strict=True)}) == 1

@@ -178,7 +178,7 @@ def test_an_export_that_finds_no_room_leaves_nothing(frozen, tmp_path, monkeypat
 
 
 def test_broken_parity_is_a_failed_gate(frozen, monkeypatch):
-    monkeypatch.setattr(native, "parity", lambda decision: ["lm_head.weight: lr 1, not 2"])
+    monkeypatch.setattr(native, "parity", lambda *_: ["lm_head.weight: lr 1, not 2"])
     code, body = ask("verify", frozen)
     assert (code, body["error"]) == (3, "GateError")
     assert "lm_head.weight: lr 1, not 2" in body["message"]

@@ -9,12 +9,11 @@ import torch
 from factory_cases import SMALL, factory_spec
 from torch.nn import functional
 
-from proxies.core.flops import count_params
 from proxies.core.programs import FactoryChangedError, FactoryError
 from proxies.core.rules import named
 from proxies.external.construction import construct
 from proxies.external.description import describe
-from proxies.external.factory import build_model, load, size_note
+from proxies.external.factory import build_model, load
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 WIDE = SMALL.at_width(128)
@@ -320,15 +319,6 @@ def test_a_changed_source_is_refused_by_name(folder):
     new = build_model(changed, folder)(ids)
     source.write_text(MODELS)
     assert not torch.equal(build_model(spec, folder)(ids), new), "it was the new code that ran"
-
-
-def test_the_size_note(folder):
-    _, factory = load("my_models:build", folder)
-    spec = factory_spec(factory=factory)
-    own = sum(p.numel() for p in sys.modules["my_models"].Model(SMALL).parameters())
-    note = size_note(spec, folder)
-    assert f"has {own:,} parameters at width 32, a llama of that shape {count_params(SMALL).total:,}" in note
-    assert size_note(dataclasses.replace(spec, factory=None), folder) == ""
 
 
 def test_a_plan_s_own_axes_are_keywords(tmp_path):
