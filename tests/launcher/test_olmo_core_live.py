@@ -28,6 +28,7 @@ from launcher.exporters import proof
 from launcher.exporters.trainers import olmo_core
 from launcher.exporters.view import compare
 from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.schedule import Schedule
 
 PROBE = """
 import json, sys
@@ -157,6 +158,26 @@ def test_two_ranks_train_the_embedded_trainers_run(tmp_path, corpus, manifest, t
         assert done.returncode == 0, done.stderr[-3000:]
         assert (folder / "step12").exists()
     assert_same_run(found, native(decision, tmp_path, corpus), name)
+
+
+@pytest.mark.slow
+def test_longer_runs_part_by_rounding_alone(tmp_path, corpus, manifest, trainer_python):
+    """The embedded trainer parts as far from itself, with sums in another order or weights that differ by an ulp."""
+    schedule = Schedule(kind="cosine", num_steps=55, warmup_steps=3, final_fraction=0.1)
+    decision = varied(manifest, schedule=schedule)
+    one_by_one = Parallelism(data_parallel_shard=1, microbatch_sequences=1)
+    groups = tuple(dataclasses.replace(g, init_std=g.init_std * (1 + 2**-22)) for g in decision.groups)
+    ours = native(decision, tmp_path / "ours", corpus)
+    others = {
+        "another order": native(dataclasses.replace(decision, parallelism=one_by_one), tmp_path / "order", corpus),
+        "one ulp": native(dataclasses.replace(decision, groups=groups), tmp_path / "ulp", corpus),
+    }
+    olmo_core.export(decision, tmp_path / "olmo")
+    done, theirs = trained(trainer_python, tmp_path / "olmo", corpus, 1, "num_ranks=1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    apart = {name: np.abs(found - ours)[:, 1].max() for name, found in {**others, "OLMo-core": theirs}.items()}
+    print(", ".join(f"{name}: {nats:.1e} nats" for name, nats in apart.items()))
+    assert len(theirs) == 55 and apart["OLMo-core"] < 3 * max(apart[name] for name in others)
 
 
 @pytest.mark.slow

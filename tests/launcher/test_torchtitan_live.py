@@ -127,7 +127,7 @@ def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int, *optio
     (export_dir / "cpu_main.py").write_text(CPU_MAIN)
     options = ("--module", "forerun_torchtitan", "--config", "main_run", *options)
     command = [*torchrun(python, num_ranks), "cpu_main.py", *options]
-    done = in_trainer(command, export_dir, FORERUN_DATA=corpus, LOSSES=losses)
+    done = in_trainer(command, export_dir, FORERUN_DATA=corpus, LOSSES=losses, FORERUN_LOG_EVERY_STEPS="1")
     assert losses.exists(), done.stderr[-3000:]
     return done, [json.loads(line) for line in losses.read_text().splitlines()]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import ParallelismConfig
+from accelerate import ParallelismConfig, init_empty_weights
 from forerun_numbers import HERE, open_corpus, other_versions, read_numbers, refuse
 from forerun_torch import claimed, optimizer_arguments, read_rows, set_initial_values, stop_before_update
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -43,9 +43,22 @@ def empty_model() -> Any:
 
 
 def build_model() -> Any:
-    """The model with the frozen initial values."""
+    """The model with the frozen initial values; to be sharded, on the first rank alone: accelerate hands them out."""
+    if MESH.data_parallel_shard > 1 and int(os.environ.get("RANK", "0")):
+        with init_empty_weights(include_buffers=False):
+            model = empty_model()
+        return hollow(model)
     model = empty_model()
     set_initial_values(model, FROZEN, frozen_name)
+    return model
+
+
+def hollow(model: Any) -> Any:
+    """The model with parameters in memory that nobody has written, which so takes none of the machine's."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+    model.tie_weights()
     return model
 
 

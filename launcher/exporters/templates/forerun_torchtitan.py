@@ -282,7 +282,7 @@ def training() -> TrainingConfig:
     return TrainingConfig(
         max_norm=math.inf if FROZEN.clip_norm is None else FROZEN.clip_norm,
         steps=SCHEDULE.num_steps,
-        disable_cuda_graphs=True,
+        disable_cuda_graphs=os.environ.get("FORERUN_CUDA_GRAPHS") == "0" or not torch.cuda.is_available(),
         mixed_precision_param=FROZEN.precision,
         local_batch_size=FROZEN.rank_microbatch_sequences,
         global_batch_size=FROZEN.batch_sequences,
@@ -298,6 +298,12 @@ def parallelism() -> ParallelismConfig:
         tensor_parallel_degree=MESH.tensor,
         spmd_backend="partial_dtensor",
     )
+
+
+def log_every_steps() -> int:
+    """A log makes a GPU wait. The brake reads it, so one stands before every checkpoint."""
+    asked = os.environ.get("FORERUN_LOG_EVERY_STEPS")
+    return int(asked) if asked else math.gcd(10, FROZEN.checkpointing.every_steps)
 
 
 def main_run() -> Trainer.Config:
@@ -345,7 +351,7 @@ def main_run() -> Trainer.Config:
             last_save_model_only=False,
         ),
         compile=CompileConfig(enable=FROZEN.compiled),
-        metrics=GuardedMetrics.Config(log_freq=1),  # the brake and `forerun watch` see every step
+        metrics=GuardedMetrics.Config(log_freq=log_every_steps()),
         # Deterministic kernels repeat a run to the bit, and cost speed.
         debug=DebugConfig(seed=FROZEN.seed, deterministic=os.environ.get("FORERUN_DETERMINISTIC") == "1"),
     )

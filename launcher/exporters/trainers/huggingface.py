@@ -138,6 +138,7 @@ def training_arguments(decision: Decision) -> dict[str, Json]:
             "transformer_layer_cls_to_wrap": ["GraniteDecoderLayer"],
             "state_dict_type": "SHARDED_STATE_DICT",
             "activation_checkpointing": recompute,
+            "cpu_ram_efficient_loading": True,
         }
     return arguments
 
