@@ -67,6 +67,10 @@ Outcome = Literal["holds", "drifts", "cannot_tell"]
 """A verdict in a word."""
 
 
+CORNERS = ((1, 1), (-1, -1), (1, -1), (-1, 1))
+"""Of a pair of values, octaves from the base's: `transfer.verdict.pair_verdict`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
     """One run: where it was, and what it reached."""

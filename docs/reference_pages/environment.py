@@ -15,8 +15,7 @@ SENTENCES = {
     "FORERUN_RUN_DIR": "Set for a trainer of your own: the folder of its run.",
     "FORERUN_PROVE": "Set by `forerun verify --prove`, for `forerun.hook` in your training script.",
     "FORERUN_CUDA_GRAPHS": "0: the torchtitan export records no CUDA graphs.",
-    "FORERUN_LOG_EVERY_STEPS": "Steps between the logs of the torchtitan export; by default 10, or what divides 10 and the "
-    "steps between checkpoints.",
+    "FORERUN_LOG_EVERY_STEPS": "Steps between logs of the torchtitan export; by default 10 or a part of it.",
     "FORERUN_DETERMINISTIC": "1: the torchtitan export uses deterministic kernels, which are slower.",
     "FORERUN_DATA": "Read by exported trainers: the folder that `forerun tokenize` wrote.",
     "CUDA_VISIBLE_DEVICES": "Which GPUs there are.",

@@ -64,6 +64,7 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
     """By run id the stage and job that asked for it first: `search/trial`, `transfer/control` ..."""
     from launcher.experiments.ladder import stage_specs
     from launcher.experiments.search import ended_losses, growth, replicated, ties, trial_points
+    from launcher.experiments.sweep_grids import RatePair
     from launcher.experiments.transferred_values import StageMissingError, asked, transferred
     from launcher.study import decide
 
@@ -81,6 +82,9 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
         decided = ties(study, ledger, losses) if losses is not None and growth(study, ledger, losses) is None else None
         add(decided.specs if decided else (), "search/convention")
         for test in asked(study, ledger):
+            if isinstance(test, RatePair):
+                add(test.specs, "transfer/pair")
+                continue
             add([spec for spec, _ in test.condition.specs], "transfer/valley")
             add([spec for spec, _ in test.control.specs] if test.control else [], "transfer/control")
         rungs = decide.ladder_specs(study, transferred(study, ledger))

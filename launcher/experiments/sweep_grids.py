@@ -24,11 +24,11 @@ from launcher.experiments.conventions import (
     power_of,
 )
 from launcher.plan.study import Study, base_duration, moved
-from proxies.core.hyperparameters import SHARE_OF_STEPS, hyperparameter_named
+from proxies.core.hyperparameters import LEARNING_RATE, SHARE_OF_STEPS, hyperparameter_named
 from proxies.core.rules import Parametrization, scaling
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params
-from transfer.question import Axis, Hyperparameter, Point, Question, from_log2, to_log2
+from transfer.question import CORNERS, Axis, Hyperparameter, Point, Question, from_log2, to_log2
 
 if TYPE_CHECKING:
     from transfer.verdict.verdict import DetailedVerdict, Verdict
@@ -396,11 +396,56 @@ def _condition(
     return Condition(axis=axis, specs=tuple(specs))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatePair:
+    """The learning rate with a value of the plan's own axes that is tested over width."""
+
+    other: str
+    corners: tuple[tuple[int, tuple[int, int], RunSpec], ...]
+    """Seed, octaves off, and the run at the base."""
+
+    @property
+    def name(self) -> str:
+        """As one says it."""
+        return f"learning rate with {hyperparameter_named(self.other).label}"
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """Every run."""
+        return [spec for _, _, spec in self.corners]
+
+    def done(self, results: Mapping[str, RunResult]) -> bool:
+        """Whether every run has an outcome."""
+        return all(spec.id in results for spec in self.specs)
+
+
+def rate_pairs(setting: SharedSettings) -> tuple[RatePair, ...]:
+    """The pairs of a plan: none where it has no axes of its own, or tests none of them over width."""
+    study, best = setting.study, setting.best
+    tested = dict.fromkeys(name for name, axis in wanted_tests(study) if axis == "width")
+    if LEARNING_RATE not in tested:
+        return ()
+    base, found = study.plan.proxy.base_width, []
+    for name in tested:
+        if name not in study.plan.search.own or base_value(study, name, best) <= 0:
+            continue
+        rate, value = best[LEARNING_RATE], to_log2(name, base_value(study, name, best))
+        corners = []
+        for seed in range(study.plan.transfer.axis_num_seeds):
+            for up, other_up in CORNERS:
+                off = hyperparameter_named(name).from_log2(value + other_up, DIGITS)
+                point = {**best, LEARNING_RATE: float(f"{rate * 2.0**up:.{DIGITS}g}"), name: off}
+                corners.append((seed, (up, other_up), run_at(study, "width", base, point, seed)))
+        found.append(RatePair(other=name, corners=tuple(corners)))
+    return tuple(found)
+
+
 def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:
     """By test, the runs that its first verdict asks for, before anything has ended."""
     setting = SharedSettings(study=study, results={}, best=point, target=target, rounds=0, foreseen=True)
     tests = [transfer_test(setting, name, axis) for name, axis in wanted_tests(study)]
-    return {test.name: test.specs for test in tests}
+    found = {test.name: test.specs for test in tests}
+    return found | {pair.name: pair.specs for pair in rate_pairs(setting)}
 
 
 def warmup_runs(

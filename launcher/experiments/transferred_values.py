@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.experiments.conventions import Tie, WarmupRule, comparison_log2, followed, ties_body
+from launcher.experiments.rate_pairs import judged_pair
 from launcher.experiments.search import RepeatedTrials, ended_losses, growth, replicated, ties, trial_points, winner
 from launcher.experiments.sweep_grids import (
     Condition,
+    RatePair,
     SharedSettings,
     Sizes,
     TransferTest,
@@ -21,6 +23,7 @@ from launcher.experiments.sweep_grids import (
     base_sizes,
     base_value,
     judged,
+    rate_pairs,
     transfer_test,
     transferred_rate,
     wanted_tests,
@@ -40,6 +43,7 @@ from transfer.verdict.rules import POWER_DIGITS
 if TYPE_CHECKING:
     from sweeps.store.ledger import Ledger
     from transfer.verdict.joint_verdict import JointVerdict
+    from transfer.verdict.pair_verdict import PairVerdict
     from transfer.verdict.verdict import DetailedVerdict, Verdict
 
 _AXES: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
@@ -87,6 +91,8 @@ class Transferred:
     """Whether it is the fitted optimum of the base width, or, where there is none, the search's best rate."""
     powers: Mapping[Axis, float]
     """Measured exponents of the learning rate, beyond what the parametrization does; where there are none, none."""
+    pairs: tuple[RatePair, ...] = ()
+    """The learning rate with other rates of the user's own code."""
 
     @property
     def learning_rate(self) -> float:
@@ -119,6 +125,7 @@ class Verdicts:
 
     failed: frozenset[str]
     """Ids of runs that failed, and did not diverge."""
+    pairs: tuple[PairVerdict, ...] = ()
 
     def num_failed(self, test: TransferTest) -> int:
         """Runs of a test's own condition that failed."""
@@ -196,17 +203,18 @@ def _tests(
     return setting, compared, warmup, tests
 
 
-def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
+def asked(study: Study, ledger: Ledger) -> tuple[TransferTest | RatePair, ...]:
     """The tests, with the runs they want as far as results tell, after the comparison of how a warmup is carried.
 
     Raises:
         StageMissingError: the search has not ended.
     """
-    _, compared, _, tests = _tests(_setting(study, ledger, searched(study, ledger)))
+    setting, compared, _, tests = _tests(_setting(study, ledger, searched(study, ledger)))
+    wanted: tuple[TransferTest | RatePair, ...] = (*tests, *rate_pairs(setting))
     if not compared:
-        return tests
+        return wanted
     condition = Condition(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in compared))
-    return (TransferTest(hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition), *tests)
+    return (TransferTest(hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition), *wanted)
 
 
 def missing_after_another_round(study: Study, ledger: Ledger) -> dict[str, RunSpec]:
@@ -229,7 +237,9 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
     """
     won = searched(study, ledger)
     setting, _, warmup, tests = _tests(_setting(study, ledger, won))
-    if warmup is None or not all(test.done(setting.results) for test in tests):
+    pairs = rate_pairs(setting)
+    done = all(test.done(setting.results) for test in tests) and all(pair.done(setting.results) for pair in pairs)
+    if warmup is None or not done:
         raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
     optima = judged(setting, tests[0], None).verdict.optima
     log2_lr = next((o.log2_value for o in optima if o.size == study.plan.proxy.base_width), None)
@@ -241,7 +251,7 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
                 powers[test.axis] = round(found.at_target.power, POWER_DIGITS)
     return Transferred(
         tests=tests, best=won.best, ties=won.ties, warmup=warmup, at_optimum=log2_lr is not None, powers=powers,
-        log2_lr=math.log2(won.best["learning_rate"]) if log2_lr is None else log2_lr,
+        log2_lr=math.log2(won.best["learning_rate"]) if log2_lr is None else log2_lr, pairs=pairs,
     )  # fmt: skip
 
 
@@ -262,14 +272,15 @@ def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes)
     rates = [judgement for test, judgement in tests if test.hyperparameter == "learning_rate"]
     together = judge_together(rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in _AXES})
     failed = frozenset(id for id, result in setting.results.items() if result.status == "failed")
-    return Verdicts(target=target, tests=tuple(tests), together=together, failed=failed)
+    pairs = tuple(judged_pair(setting, pair, tuple(tests), together) for pair in found.pairs)
+    return Verdicts(target=target, tests=tuple(tests), together=together, failed=failed, pairs=pairs)
 
 
 def transfer_body(
     study: Study, found: Transferred, verdicts: Verdicts, results: Mapping[str, RunResult]
 ) -> dict[str, Json]:
     """Tests with their verdicts and runs, the learning rate over all axes, and the table of values."""
-    from transfer.verdict.summary import together_summary, verdict_summary
+    from transfer.verdict.summary import pair_summary, together_summary, verdict_summary
 
     told = {*_USUAL, *found.best, *(test.hyperparameter for test, _ in verdicts.tests)}
     return {
@@ -283,6 +294,7 @@ def transfer_body(
             for test, judged in verdicts.tests
         ],
         "together": together_summary(verdicts.together),
+        **({"pairs": [pair_summary(pair) for pair in verdicts.pairs]} if verdicts.pairs else {}),
         "values": [
             _value(study, found, verdicts, name)
             for name in (*WITH_OPTIMUM, *study.plan.search.own)

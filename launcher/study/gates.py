@@ -109,6 +109,9 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
         if test.hyperparameter != "learning_rate":
             found.append(outcomes[judged.verdict.outcome])
             notes.append(f"{test.name}: {judged.verdict.reasons[0]}")
+    for pair in verdicts.pairs:
+        found.append(outcomes[pair.outcome])
+        notes += pair.reasons
     return Gate(name="transfer", outcome=worst(found), reason="; ".join(notes))
 
 

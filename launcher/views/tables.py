@@ -92,7 +92,7 @@ def tests_table(transfer: Any) -> TextTable:
     """Every verdict of a study: one row each."""
     rows = [
         (name, Outcome(of["outcome"]), estimate(of.get("drift_octaves_per_doubling"), "+.2f"),
-         estimate(of["regret_nats"]), number(of["transferred_value"]))
+         estimate(of["regret_nats"]), number(of.get("transferred_value")))
         for name, of in judged(transfer)
     ]  # fmt: skip
     return TextTable(head=("test", "outcome", "octaves per doubling", "nats lost", "set to"), rows=rows, left=(0, 1))

@@ -81,7 +81,8 @@ def judged(transfer: Any, *, controls: bool = True) -> list[tuple[str, Any]]:
         found.append((name_of(test), test["verdict"]))
         if controls and test["verdict"]["control"]:
             found.append((f"{name_of(test)}, control", test["verdict"]["control"]))
-    return found
+    pairs = transfer.get("pairs", ())
+    return found + [(" with ".join(map(hyperparameter_name, pair["hyperparameters"])), pair) for pair in pairs]
 
 
 def wanted(verdict: Any) -> list[str]:

@@ -68,6 +68,10 @@ def test_two_rates_are_searched_and_tested_together(scaled):
         verdict = over_width(body["transfer"], name)
         assert verdict["outcome"] == "holds", verdict
         assert all(abs(optimum["log2_value"] - place) < 0.5 for optimum in verdict["optima"])
+    (pair,) = body["transfer"]["pairs"]
+    assert pair["hyperparameters"] == ["learning_rate", "muon_lr"] and pair["outcome"] == "holds", pair
+    low, high = pair["correlation"]["interval"]
+    assert low < 0 < high and high - low < 0.1, "neither moves the other's optimum"
 
 
 def test_the_main_run_gets_values_at_its_own_size(scaled):
@@ -80,6 +84,15 @@ def test_the_main_run_gets_values_at_its_own_size(scaled):
     assert "form=better" in line and "experts=" in line
     page = (folder / "study" / "report.html").read_text()
     assert "muon lr" in page
+
+
+def test_rates_that_move_each_other_s_optimum_are_judged_as_a_pair(tmp_path):
+    """r = 0.8: what is off at another width costs up to five times what the tests of each see."""
+    global_trainer = TRAINER.replace("lr * lr + muon * muon", "lr * lr + muon * muon + 1.6 * lr * muon")
+    (tmp_path / "trainer.py").write_text(global_trainer)
+    _, body = ask("transfer", plan_with(tmp_path, PLAN % (sys.executable, -1.0)), "--study", tmp_path / "study")
+    (pair,) = body["pairs"]
+    assert pair["correlation"]["value"] == pytest.approx(0.8, abs=0.1), pair
 
 
 def test_a_value_that_does_not_transfer_is_seen(tmp_path):

@@ -11,6 +11,7 @@ from transfer.design.next_runs import Suggestion
 from transfer.question import Hyperparameter, from_log2
 from transfer.regret.regret import Estimate
 from transfer.verdict.joint_verdict import JointVerdict
+from transfer.verdict.pair_verdict import PairVerdict
 from transfer.verdict.verdict import Verdict
 
 
@@ -62,6 +63,18 @@ def together_summary(together: JointVerdict) -> dict[str, Json]:
         "axes": list(together.axes),
         "untested": list(together.untested),
         "reasons": list(together.reasons),
+    }
+
+
+def pair_summary(pair: PairVerdict) -> dict[str, Json]:
+    """Two values that are launched together."""
+    return {
+        "hyperparameters": list(pair.hyperparameters),
+        "outcome": pair.outcome,
+        "correlation": estimate_summary(pair.correlation),
+        "regret_nats": estimate_summary(pair.regret_nats),
+        "margin_nats": pair.margin_nats,
+        "reasons": list(pair.reasons),
     }
 
 

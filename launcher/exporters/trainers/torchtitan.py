@@ -124,8 +124,7 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "forward": ("exact", "the multipliers are modules of the model"),
     "compiled": (
         "exact",
-        "compile.enable, and CUDA graphs where there is a GPU (FORERUN_CUDA_GRAPHS=0: none), which forerun has not "
-        "measured there; FORERUN_DETERMINISTIC=1: to the bit, slower",
+        "compile.enable; CUDA graphs on a GPU, unmeasured (FORERUN_CUDA_GRAPHS=0: none); FORERUN_DETERMINISTIC=1: slow",
     ),
     "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; each parameter matches one pattern"),
     "learning_rate": ("exact", "torchtitan's own scheduler gives the table bit for bit"),

@@ -1,0 +1,56 @@
+"""The verdict on the learning rate beside another rate of the user's own code, from runs with both of them off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.experiments.sweep_grids import RatePair, SharedSettings, TransferTest
+from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
+
+if TYPE_CHECKING:
+    from transfer.regret.regret import Estimate
+    from transfer.verdict.joint_verdict import JointVerdict
+    from transfer.verdict.pair_verdict import PairVerdict
+    from transfer.verdict.verdict import DetailedVerdict
+
+
+def judged_pair(
+    setting: SharedSettings, pair: RatePair, tests: tuple[tuple[TransferTest, DetailedVerdict], ...],
+    together: JointVerdict,
+) -> PairVerdict:  # fmt: skip
+    """The verdict on a pair whose runs have ended."""
+    from transfer.verdict.pair_verdict import PairQuestion, judge_pair
+
+    transfer, base = setting.study.plan.transfer, setting.study.plan.proxy.base_width
+    by_seed: dict[int, dict[tuple[int, int], float | None]] = {}
+    for seed, at, spec in pair.corners:
+        by_seed.setdefault(seed, {})[at] = setting.results[spec.id].loss_nats
+    own = [found.verdict for test, found in tests if test.hyperparameter == pair.other]
+    over_width = [
+        next(f.verdict for t, f in tests if (t.hyperparameter, t.axis) == (name, "width"))
+        for name in (LEARNING_RATE, pair.other)
+    ]
+    first, second = (next((o for o in verdict.optima if o.size == base), None) for verdict in over_width)
+    noises = [verdict.noise_nats for verdict in over_width if verdict.noise_nats is not None]
+    costs = [verdict.regret_nats for verdict in own]
+    return judge_pair(
+        [*by_seed.values()],
+        PairQuestion(
+            hyperparameters=(LEARNING_RATE, pair.other),
+            labels=(hyperparameter_named(LEARNING_RATE).label, hyperparameter_named(pair.other).label),
+            regrets=(together.regret_nats, _summed([cost for cost in costs if cost is not None], len(costs))),
+            base=(first, second), noise_nats=max(noises, default=None), margin_nats=transfer.margin_nats,
+            level=transfer.level,
+        ),
+    )  # fmt: skip
+
+
+def _summed(costs: list[Estimate], wanted: int) -> Estimate | None:
+    """What a value costs over all axes that it is tested on; None where one is not known."""
+    from transfer.regret.regret import Estimate
+
+    if len(costs) < wanted or not costs:
+        return None
+    return Estimate(
+        value=sum(c.value for c in costs), low=max(c.low for c in costs), high=sum(c.high for c in costs)
+    )  # fmt: skip
