@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainer_venv import interpreter
 
 from launcher.study.stages import bank_key
 from launcher.study.study_folder import plan_study
@@ -48,11 +49,13 @@ def test_own_trainer(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["own_trainer", "muon_experts"])
+@pytest.mark.parametrize("name", ["own_trainer", "muon_experts", "huggingface"])
 @pytest.mark.usefixtures("own_python")
-def test_a_trainer_of_ones_own_from_the_plan_to_the_concluded_run(name, tmp_path):
+def test_a_trainer_of_ones_own_from_the_plan_to_the_concluded_run(name, tmp_path, monkeypatch):
     """Every command of the example's README, on its own files."""
     folder = tmp_path / name
+    if name == "huggingface":
+        monkeypatch.setenv("PATH", os.pathsep.join([str(interpreter(name).parent), os.environ["PATH"]]))
     shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("study"))
 
     def forerun(*words):
@@ -73,3 +76,28 @@ def test_a_trainer_of_ones_own_from_the_plan_to_the_concluded_run(name, tmp_path
     assert forerun("launch", frozen)["event"] == "finished"
     score = forerun("watch", frozen, "--conclude")
     assert score["actual_nats"] < math.log(128)
+
+
+@pytest.mark.slow
+def test_the_llama_trains_alike_under_trainer_and_accelerate(tmp_path):
+    """Both scripts of the example, and the second stopped short and resumed."""
+    python, folder = interpreter("huggingface"), EXAMPLES / "huggingface"
+    sizes = {"lr": 0.02, "warmup-steps": 4, "clip-norm": 1.0, "num-steps": 120, "seed": 0, "width": 32,
+             "base-width": 16, "head-dim": 8, "num-layers": 2, "seq-len": 32, "batch-sequences": 8}  # fmt: skip
+    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+
+    def losses(script, out, *more):
+        out.mkdir(exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+        command = [python, script, *options, "--out", out, *more]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return {line["step"]: line["train_loss"] for line in lines if "train_loss" in line}, lines[-1]["val_loss"]
+
+    trainer, held = losses("with_trainer.py", tmp_path / "trainer")
+    loop, again = losses("with_accelerate.py", tmp_path / "loop")
+    assert trainer == pytest.approx(loop, abs=1e-4) and held == pytest.approx(again, abs=1e-4)
+    (tmp_path / "loop" / "metrics.jsonl").unlink()  # its state after 100 steps is there
+    resumed, last = losses("with_accelerate.py", tmp_path / "loop", "--resume")
+    assert min(resumed) == 101 and resumed[120] == pytest.approx(loop[120], abs=1e-6) and last == pytest.approx(again)
