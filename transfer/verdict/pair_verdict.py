@@ -21,7 +21,6 @@ from transfer.question import CORNERS, Outcome
 from transfer.regret.regret import Estimate
 from transfer.verdict.verdict import decide
 
-
 LEAST_OCTAVES = 0.25
 """On each side of a minimum, that a curvature is taken from."""
 
@@ -110,8 +109,9 @@ def _correlation(
 
 
 def _curvature(optimum: Optimum | None) -> float | None:
-    """Of a fitted basin about its minimum, nats per octave squared: a difference quotient over an octave each way, or as
-    far as it goes; None where that is under `LEAST_OCTAVES`.
+    """Of a fitted basin about its minimum, nats per octave squared, over an octave each way or as far as it goes.
+
+    None where that is under `LEAST_OCTAVES`.
     """
     if optimum is None or optimum.log2_value is None or not optimum.curve:
         return None
