@@ -48,7 +48,7 @@ def verdicts_of(together, failed=0, **others):
         for name, outcome in others.items()
     ]  # fmt: skip
     together = SimpleNamespace(outcome=together, reasons=("a", "b"))
-    return SimpleNamespace(together=together, tests=tuple(judged), num_failed=lambda _: failed)
+    return SimpleNamespace(together=together, tests=tuple(judged), num_failed=lambda _: failed, pairs=())
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,14 @@ def test_the_transfer_gate(verdict, others, outcome):
     assert gate.outcome == outcome
     assert gate.reason.startswith("learning rate: a; b")
     assert ("clip_norm over width: clip_norm reason" in gate.reason) == ("clip_norm" in others)
+
+
+def test_a_pair_of_rates_closes_the_transfer_gate():
+    held = verdicts_of("holds", muon_lr="holds")
+    for outcome, closed in (("holds", "passed"), ("cannot_tell", "cannot_tell"), ("drifts", "failed")):
+        held.pairs = (SimpleNamespace(outcome=outcome, reasons=("learning rate with muon lr: why",)),)
+        gate = gates.transfer_gate(held)
+        assert gate.outcome == closed and "learning rate with muon lr: why" in gate.reason
 
 
 def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, error=0.0123):
