@@ -130,7 +130,7 @@ def test_files_and_targets_that_a_page_names_are_there(page):
 
 
 EVERYTHING_WRITTEN = """
-import json, sys
+import dataclasses, json, sys
 from pathlib import Path
 from types import SimpleNamespace
 import launcher
@@ -140,7 +140,8 @@ from launcher.report.page import write_report
 unpacked, out = map(Path, sys.argv[1:])
 assert Path(launcher.__file__).is_relative_to(unpacked), launcher.__file__
 manifest = SimpleNamespace(tokenizer="bytes", vocab_size=256, num_tokens=lambda split: 123_456)
-decision = decision_of(spec_of("d" * 64), manifest)
+plain = decision_of(spec_of("d" * 64), manifest)
+decision = dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, residual=0.5))
 for trainer in MODULES.keys() - {"command"}:  # of a user's own trainer
     exporter(trainer).export(decision, out / trainer, exporter(trainer).VERSIONS[-1])
 body = json.loads((out / "body.json").read_text())

@@ -113,11 +113,10 @@ def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
     )
     decision = dataclasses.replace(
         decision,
-        forward=dataclasses.replace(decision.forward, residual=0.5),
         shape=dataclasses.replace(decision.shape, vocab_size=257),
     )
     said = (
-        "'0.17.1' is unknown: 0.19.2 is known", "float64", "residual = 0.5", "tensor = 3 does not divide num",
+        "'0.17.1' is unknown: 0.19.2 is known", "float64", "tensor = 3 does not divide num",
         "vocab_size = 257", "pipeline = 4", "context = 3", "microbatch_sequences = 3",
     )  # fmt: skip
     assert_refused(megatron_lm.export, decision, tmp_path / "out", *said, version="0.17.1")
@@ -131,6 +130,17 @@ def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
         assert {field.split(".")[0] for field in judged(report)} == {
             field.name for field in dataclasses.fields(Decision) if field.name not in ("own", "model")
         }
+
+
+def test_a_residual_multiplier_takes_a_layer_spec_and_one_takes_none(tmp_path, manifest):
+    plain = decision_for(manifest, spec_for(manifest.data_id))
+    scaled = dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, residual=0.5))
+    for name, decision in {"plain": plain, "scaled": scaled}.items():
+        assert "forward.residual" not in lost(megatron_lm.export(decision, tmp_path / name))
+        spec = arguments_in(tmp_path / name).get("--spec")
+        assert spec == ("forerun_megatron_spec SPEC" if name == "scaled" else None)
+        assert (tmp_path / name / "forerun_megatron_spec.py").is_file() == (name == "scaled")
+    assert 'PYTHONPATH="$here:$MEGATRON_LM' in (tmp_path / "scaled" / "run.sh").read_text()
 
 
 def test_more_than_one_epoch_loses_the_order(tmp_path, manifest):

@@ -3,6 +3,7 @@
 Needs an interpreter with megatron-core (`make trainers TRAINERS=megatron-lm`).
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -33,7 +34,8 @@ EVERY_DEGREE = Parallelism(
 
 # What CPUs lack is told to Megatron by flags; what it asks of CUDA all the same, here.
 LOADED = """
-import contextlib, importlib.metadata, os, sys, types
+import contextlib, importlib, importlib.metadata, os, sys, types
+sys.path.insert(0, os.getcwd())
 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "RANK": "0", "WORLD_SIZE": "1"}
 import numpy as np, torch
 from torch import distributed
@@ -58,9 +60,11 @@ global_vars.set_args(args)
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
 config = arguments.core_transformer_config_from_args(args)
+spec = get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
+if args.spec:
+    spec = getattr(importlib.import_module(args.spec[0]), args.spec[1])
 model = GPTModel(
-    config=config,
-    transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization),
+    config=config, transformer_layer_spec=spec,
     vocab_size=args.vocab_size, max_sequence_length=args.max_position_embeddings, parallel_output=False,
     share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
     position_embedding_type=args.position_embedding_type, rotary_base=args.rotary_base,
@@ -183,7 +187,7 @@ def our_run(decision, spec, ids):
     model, forward = Decoder(spec.shape), decision.forward
     for numbers in parameter_table(spec):
         model.get_parameter(numbers.name).data = initial_tensor(numbers, spec.seed)
-    multipliers = Multipliers(embedding=forward.embedding, attention=forward.attention, output=forward.output)
+    multipliers = Multipliers(**dataclasses.asdict(forward))
     optimizer = build_optimizer(model, decision.groups)
     peaks = [group["lr"] for group in optimizer.param_groups]
     with torch.no_grad():
@@ -203,13 +207,18 @@ def our_run(decision, spec, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_shape", [{}, {"tied": True, "qk_norm": True, "num_kv_heads": 4}])
+@pytest.mark.parametrize(
+    ("of_shape", "residual"), [({}, 1.0), ({"tied": True, "qk_norm": True, "num_kv_heads": 4}, 1.0), ({}, 0.4)]
+)
 def test_megatrons_model_starts_from_the_seed_checkpoint_and_takes_our_steps(
-    tmp_path, manifest, trainer_python, of_shape
+    tmp_path, manifest, trainer_python, of_shape, residual
 ):
     spec = spec_for(manifest.data_id, of_shape=of_shape, parametrization=MEGATRON_MUP, schedule=WSD)
     decision = with_hidden_eps(decision_for(manifest, spec), 2)
+    decision = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, residual=residual))
     assert megatron_lm.export(decision, tmp_path).lost == ()
+    view = proof.ask("megatron-lm", trainer_python, tmp_path)
+    assert compare(decision, view, megatron_lm.parameter_names(decision.shape)) == []
     ids = np.random.default_rng(0).integers(0, 256, (12, 8, spec.shape.seq_len + 1)) // 8
     np.save(tmp_path / "ids.npy", ids)
     for command in (

@@ -4,6 +4,7 @@ Two parses: one at the run's number of ranks, for Megatron's own checks; one on 
 """
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import sys
@@ -56,12 +57,13 @@ global_vars.set_args(args)
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 parallel_state.initialize_model_parallel()
 config = arguments.core_transformer_config_from_args(args)
+spec = get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
+if args.spec:  # as Megatron's gpt_builder does
+    spec = getattr(importlib.import_module(args.spec[0]), args.spec[1])
 with torch.device("meta"):
     model = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(
-            qk_layernorm=args.qk_layernorm, normalization=args.normalization
-        ),
+        transformer_layer_spec=spec,
         vocab_size=args.vocab_size,
         max_sequence_length=args.max_position_embeddings,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
@@ -81,6 +83,12 @@ live = torch.optim.AdamW(
 )
 scheduler = training.get_optimizer_param_scheduler(live)
 rates = rates_of(live, FROZEN.steps, args.train_iters, lambda: scheduler.step(increment=args.global_batch_size))
+ones, nothing = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+[residual] = {
+    float(add(False, False)((ones, None), nothing, 0.0))
+    for layer in model.decoder.layers
+    for add in (layer.self_attn_bda, layer.mlp_bda)
+}
 [attention] = {layer.self_attention.core_attention.softmax_scale for layer in model.decoder.layers}
 answer(
     model,
@@ -91,10 +99,10 @@ answer(
     num_steps=args.train_iters,
     batch_tokens=args.global_batch_size * args.seq_length,
     clip_norm=args.clip_grad or None,
-    forward={  # its blocks have no residual multiplier
+    forward={
         "embedding": config.mup_embedding_mult if config.use_mup else 1.0,
         "attention": attention,
-        "residual": 1.0,
+        "residual": residual,
         "output": config.mup_output_mult if config.use_mup else 1.0,
     },
     steps=FROZEN.steps,

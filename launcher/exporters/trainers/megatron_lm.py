@@ -1,9 +1,9 @@
 """The decision as a Megatron-LM run: arguments, a launch script, and scripts that write the data and initial weights.
 
-Plain Megatron: its `pretrain_gpt.py`, its own parser, no code of ours in the training process. So what its flags
-cannot say is judged field by field, with both numbers (`megatron_lm_numbers`), and what would be another model is
-refused. Initial weights travel as a Megatron checkpoint that `seed_checkpoint.py` draws from (seed, name) as the
-embedded trainer does: Megatron's own draws would have other deviations.
+Plain Megatron: its `pretrain_gpt.py`, its own parser; of our code at most a layer spec, for a residual multiplier.
+What its flags cannot say is judged field by field, with both numbers (`megatron_lm_numbers`), and what would be another
+model is refused. Initial weights travel as a Megatron checkpoint that `seed_checkpoint.py` draws from (seed, name) as
+the embedded trainer does: Megatron's own draws would have other deviations.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def argument_lines(decision: Decision, flags: Flags, scheduler: Scheduler) -> st
         **_optimizer(decision, flags, scheduler),
         **_batch(decision, scheduler),
         **_machine(decision),
+        "spec": None if decision.forward.residual == 1.0 else f"{SPEC_MODULE} SPEC",
     }
     lines = {f"--{name}": value for name, value in told.items() if value is not None and value is not False}
     return "".join(f"{name}\n" if value is True else f"{name} {value}\n" for name, value in lines.items())
@@ -143,6 +144,8 @@ def _machine(decision: Decision) -> Arguments:
 
 
 VERSIONS = ("0.19.2",)
+SPEC_MODULE = "forerun_megatron_spec"
+"""Of the layers with a residual multiplier, in the export's folder."""
 ARGUMENTS_FILE = "arguments.txt"
 SEED_FILE = "seed_checkpoint.py"
 DATA_FILE = "convert_data.py"
@@ -174,13 +177,14 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     refuse("megatron-lm", decision, version, VERSIONS, _problems(decision))
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)
+    programs = {SEED_FILE: SEED_FILE, DATA_FILE: DATA_FILE, PROVE_FILE: "prove_megatron_lm.py"}
     write_export(
         out_dir,
         decision,
         trainer="megatron-lm",
         version=version,
         numbers={"weights": _weights(decision)},
-        programs={SEED_FILE: SEED_FILE, DATA_FILE: DATA_FILE, PROVE_FILE: "prove_megatron_lm.py"},
+        programs=programs | ({} if decision.forward.residual == 1.0 else {f"{SPEC_MODULE}.py": f"{SPEC_MODULE}.py"}),
         files={ARGUMENTS_FILE: argument_lines(decision, flags, scheduler), RUN_FILE: _run_text(decision, version)},
     )
     return report("megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off))
@@ -215,9 +219,6 @@ def _problems(decision: Decision) -> dict[str, bool]:
     tensor, (share, micro) = mesh.tensor, rank_sequences(decision)
     cut = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "ffn_width": shape.ffn_width}
     return {
-        f"forward.residual = {decision.forward.residual:g}: Megatron's blocks have no residual multiplier": (
-            decision.forward.residual == 1.0
-        ),
         f"warmup_steps = num_steps = {schedule.num_steps}: Megatron's warmup must end before its decay": (
             schedule.warmup_steps < schedule.num_steps
         ),
@@ -272,7 +273,7 @@ if [ ! -e "$RUN_DIR/seed/latest_checkpointed_iteration.txt" ]; then
     exit 2
 fi
 export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron needs it with tensor or context parallelism, before Blackwell
-export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$here:$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"
 read -r -d "" -a arguments < "$here/arguments.txt" || true"""
 _COMMAND = r""""$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-args-path "$MEGATRON_DATA/data_args.txt" \
     --save "$RUN_DIR/checkpoints" --load "$RUN_DIR/checkpoints" --pretrained-checkpoint "$RUN_DIR/seed" "$@" 2>&1 |
@@ -293,6 +294,10 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
         "Megatron's GPT model: rotary pairs, norm eps and gates as in forerun, no document mask; other rounding",
+    ),
+    "forward.residual": (
+        "equivalent",
+        "a layer spec of ours (--spec) multiplies each branch; with 1, Megatron's own",
     ),
     "forward.attention": (
         "equivalent",
