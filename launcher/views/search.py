@@ -41,6 +41,7 @@ def search_body(study: Study, ledger: Ledger, found: SearchOutcome) -> dict[str,
     losses = ended_losses(study, ledger)
     assert losses is not None
     edges, stopped = edges_of(study, ledger, losses)
+    words: dict[str, Json] = {name: [*axis.words] for name, axis in study.plan.search.own.items() if axis.words}
     return {
         "trials": trials,
         "best": canon.to_json(found.best),
@@ -48,6 +49,7 @@ def search_body(study: Study, ledger: Ledger, found: SearchOutcome) -> dict[str,
         "sampler": study.plan.search.sampler,
         "pruner": study.plan.search.pruner,
         "ranges": {axis.name: list(axis.choices or axis.range) for axis in done[-1].space.axes},
+        **({"words": words} if words else {}),
         "can_be_off": list(study.plan.search.can_be_off),
         "growth": [record.body for record in ledger.records(GROWTH)],
         "open_edges": [canon.to_json(edge) for edge in edges],

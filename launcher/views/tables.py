@@ -161,14 +161,20 @@ def coordinates_table(check: Any) -> TextTable:
 def trials_table(search: Any) -> TextTable:
     """The best trials of a search."""
     finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
-    best = search["best"]
+    best, spoken = search["best"], search.get("words", {})
+
+    def text(name: str, value: Any) -> str:
+        if value is None:
+            return NONE
+        return str(spoken[name][int(value)]) if name in spoken else str(hyperparameter_named(name).text(value))
+
     names = sorted(
         best, key=lambda name: list(HYPERPARAMETERS).index(name) if name in HYPERPARAMETERS else len(best) + 9
     )
     rows = [
         (
             str(t["index"]),
-            *(NONE if t[name] is None else hyperparameter_named(name).text(t[name]) for name in names),
+            *(text(name, t[name]) for name in names),
             number(t["loss_nats"], ".4f"),
         )
         for t in finished[:NUM_TRIALS]

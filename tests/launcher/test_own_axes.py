@@ -83,7 +83,7 @@ def test_the_main_run_gets_values_at_its_own_size(scaled):
     assert f"muon_lr={row['target_value']}" in line
     assert "form=better" in line and "experts=" in line
     page = (folder / "study" / "report.html").read_text()
-    assert "muon lr" in page
+    assert "muon lr" in page and ">better<" in page, "words are shown as words"
 
 
 def test_rates_that_move_each_other_s_optimum_are_judged_as_a_pair(tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +148,27 @@ def test_one_rank_trains_as_the_proxy_did_and_resumes_bitwise(one_rank, decision
     train(decision, corpus, tmp_path / "cut", code=code, stop_after=5)
     train(decision, corpus, tmp_path / "cut", code=code)
     assert curve(tmp_path / "cut" / "run") == mine
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_hugging_face_llama_trains_as_its_proxy(one_rank, corpus, tmp_path, tied):
+    """The example's: rotary buffers that no checkpoint holds, blocks that take keywords, a tied readout."""
+    pytest.importorskip("transformers")
+    folder = Path(__file__).parents[2] / "examples" / "own_model"
+    plain = spec_of(read_manifest(corpus).data_id)
+    shapes = {name: dataclasses.replace(getattr(plain, name), tied=tied) for name in ("shape", "base_shape")}
+    spec = dataclasses.replace(plain, factory=load("models:llama", folder)[1], **shapes)
+    decision = frozen(spec, folder, corpus)
+    assert decision.model.blocks == ("model.layers.*",)
+    solo = Solo(TokenStore(corpus), device="cpu", build=partial(build_model, folder=folder))
+    solo.admit(0, spec)
+    ((_, _, wanted),) = solo.advance(100)
+    train(decision, corpus, tmp_path, code=folder, stop_after=5)
+    train(decision, corpus, tmp_path, code=folder)
+    mine = curve(tmp_path / "run")
+    assert tuple(mine) == wanted.steps
+    assert max(abs(a - b) for a, b in zip(mine.values(), wanted.train_loss_nats, strict=True)) < 1e-5
+    sys.modules.pop("models", None)
 
 
 @pytest.mark.parametrize("recomputed", ["full", "selective"])
