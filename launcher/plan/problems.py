@@ -15,7 +15,7 @@ from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams, hyperparameter_named
 from proxies.core.powers import Ratios
-from proxies.core.programs import PLACEHOLDERS, placeholders_in, template_problems
+from proxies.core.programs import PLACEHOLDERS, Factory, placeholders_in, template_problems
 from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
 
@@ -68,7 +68,10 @@ def _proxy_problems(plan: Plan) -> list[str]:
         "proxy.rules": lambda: plan.parametrization,
         "proxy": lambda: plan.numerics("proxy"),
         "proxy.command": lambda: plan.command,
-        "proxy.factory": lambda: proxy.factory and plan.factory("0" * 64),
+        "proxy.factory": lambda: proxy.factory and Factory(target=proxy.factory, source_sha256="0" * 64),
+        "proxy.dimensions": lambda: Factory(
+            target="module:build", source_sha256="0" * 64, dimensions=tuple(proxy.dimensions.items())
+        ),
     }
     problems = [problem for where, make in made.items() for problem in _refusals(where, make)]
     if proxy.factory and proxy.command:

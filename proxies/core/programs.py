@@ -37,8 +37,8 @@ class Factory:
             twice = [word for word in ("in", "out") if named.count(word) > 1]
             checks.that(
                 plain and not twice,
-                f"dimensions.{pattern!r} = {words!r}: must be one word for each dimension, `in`, `out` or both once "
-                "among them, such as 'expert in out'",
+                f"{pattern!r} = {words!r}: must be one word for each dimension, `in`, `out` or both once among them, "
+                "such as 'expert in out'",
             )
         fine = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.target)
         checks.that(bool(fine), f"target = {self.target!r}: must be package.module:function")
