@@ -12,7 +12,7 @@ from torch.nn import functional
 from proxies.core.programs import FactoryChangedError, FactoryError
 from proxies.core.rules import named
 from proxies.external.construction import construct
-from proxies.external.description import describe
+from proxies.external.description import called_blocks, describe
 from proxies.external.factory import build_model, load
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
@@ -205,6 +205,21 @@ def test_stacked_experts_and_convolutions_are_matrices():
     assert found["blocks.0.up"].init_std == pytest.approx(WIDE.width**-0.5, rel=0.02)
     assert found["blocks.0.own_taps.weight"].width_multiplier == 1, "its fan-in is its own kernel"
     assert found["blocks.1.shift"].kind == "block_bias"
+
+
+def test_blocks_to_shard_are_those_that_are_called_and_share_nothing():
+    def shared(shape):
+        model = cases.mixer(shape)
+        model.blocks[1].weight = model.blocks[0].weight
+        return model
+
+    def uncalled(shape):
+        model = cases.mixer(shape)
+        model.tables = torch.nn.ModuleList([torch.nn.Linear(shape.width, 4)])
+        return model
+
+    assert called_blocks(cases.mixer, SMALL) == called_blocks(uncalled, SMALL) == ("blocks.*",)
+    assert called_blocks(shared, SMALL) == ()
 
 
 def test_dimensions_that_cannot_be_told_are_asked_for():
