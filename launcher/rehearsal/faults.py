@@ -10,9 +10,10 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from launcher.rehearsal.registry import FULL_DISK_BYTES
 from launcher.trainer.callbacks import Callback, StepInfo
+from launcher.trainer.trained_model import TrainedModel
 from launcher.trainer.training import Trainer
 from proxies.core.canon import Json
 from proxies.data.tokens import TokenStore
@@ -51,7 +53,7 @@ class FaultInjector(Callback):
         self._run, self._step = run, step
         kind = self._fault.kind
         if kind == "nan":
-            run.model.register_forward_hook(self._poisoned)
+            run.source = cast(TrainedModel, _NanModel(run.source, lambda: self._step == self._fault.step))
         if not step or step < self._fault.step:
             return
         if kind == "shift_batch":
@@ -100,8 +102,20 @@ class FaultInjector(Callback):
         while not self._run.interrupted() and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _poisoned(self, module: nn.Module, inputs: tuple[object, ...], output: Tensor) -> Tensor:
-        return output * torch.nan if torch.is_grad_enabled() and self._step == self._fault.step else output
+
+class _NanModel:
+    """A model whose logits are not numbers where a step trains that is to strike."""
+
+    def __init__(self, source: TrainedModel, strikes: Callable[[], bool]) -> None:
+        self._source, self._strikes = source, strikes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def logits(self, module: nn.Module, ids_BT: Tensor) -> Tensor:
+        """Of the model itself, or not numbers."""
+        logits_NV = self._source.logits(module, ids_BT)
+        return logits_NV * torch.nan if torch.is_grad_enabled() and self._strikes() else logits_NV
 
 
 class _ShiftedStore(TokenStore):

@@ -19,7 +19,7 @@ from launcher.exporters.fidelity import ExportError
 from launcher.exporters.trainers import native, torchtitan
 from launcher.frozen.frozen import FrozenError, assign_groups, groups_of
 from launcher.frozen.launch_file import read_launch, write_launch
-from launcher.rehearsal import resume_drills
+from launcher.rehearsal import fault_drills, resume_drills
 from launcher.rehearsal.run import set_up
 from launcher.study.decide import frozen_model
 from launcher.supervisor.launch import launch
@@ -71,7 +71,11 @@ class Model(nn.Module):
         x = self.embed(ids) + self.positions[:T]
         for layer in self.layers:
             x = layer(x, mask=self.mask[:T, :T])
-        return self.head(self.norm(x))
+        return Output(self.head(self.norm(x)))
+
+class Output:
+    def __init__(self, logits):
+        self.logits = logits
 
 def build(shape, expert_scale=1.0):
     return Model(shape, expert_scale)
@@ -207,8 +211,9 @@ def test_the_rehearsals_copy_is_the_proxys(one_rank, decision, code, corpus, tmp
     assert copy.shape.width == 2 * decision.base_shape.width
     assert copy.model.values == {"expert_scale": 0.5}
     stage = HereStage(**{field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)})
-    found = resume_drills.loss(stage)
-    assert found.outcome == "passed", found.said
+    for drill in (resume_drills.loss, fault_drills.nan):
+        found = drill(stage)
+        assert found.outcome == "passed", found.said
 
 
 @pytest.mark.slow
