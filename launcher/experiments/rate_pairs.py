@@ -38,19 +38,17 @@ def judged_pair(
         PairQuestion(
             hyperparameters=(LEARNING_RATE, pair.other),
             labels=(hyperparameter_named(LEARNING_RATE).label, hyperparameter_named(pair.other).label),
-            regrets=(together.regret_nats, _summed([cost for cost in costs if cost is not None], len(costs))),
+            regrets=(together.regret_nats, None if None in costs else _summed([c for c in costs if c is not None])),
             base=(first, second), noise_nats=max(noises, default=None), margin_nats=transfer.margin_nats,
             level=transfer.level,
         ),
     )  # fmt: skip
 
 
-def _summed(costs: list[Estimate], wanted: int) -> Estimate | None:
-    """What a value costs over all axes that it is tested on; None where one is not known."""
+def _summed(costs: list[Estimate]) -> Estimate:
+    """What a value costs over all axes that it is tested on."""
     from transfer.regret.regret import Estimate
 
-    if len(costs) < wanted or not costs:
-        return None
     return Estimate(
         value=sum(c.value for c in costs), low=max(c.low for c in costs), high=sum(c.high for c in costs)
     )  # fmt: skip

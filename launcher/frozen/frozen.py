@@ -197,7 +197,7 @@ class OwnModel:
     values: dict[str, object]
     """Keywords of the factory: the plan's own axes."""
     num_params: int
-    """Of the model at the frozen shape; fits and FLOPs follow the count of `shape`."""
+    """Of the model at the frozen shape: N of the forecast. Run times follow the FLOPs of `shape`."""
     blocks: tuple[str, ...]
     """Lists of modules, such as `model.layers.*`, each of which is sharded by itself; the rest is one part."""
     embeddings: tuple[str, ...]

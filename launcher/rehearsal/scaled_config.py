@@ -138,8 +138,8 @@ def _small_base(shape: Shape) -> Shape:
     head_dim, num_heads = min(HEAD_DIM, shape.head_dim), 2 if grouped else 1
     width = head_dim * num_heads
     return dataclasses.replace(
-        shape, num_layers=min(NUM_LAYERS, shape.num_layers), width=width, num_heads=num_heads, num_kv_heads=1,
-        ffn_width=max(8, 8 * round(width * shape.ffn_width / shape.width / 8)), seq_len=min(SEQ_LEN, shape.seq_len),
+        _shortened(shape), width=width, num_heads=num_heads, num_kv_heads=1,
+        ffn_width=max(8, 8 * round(width * shape.ffn_width / shape.width / 8)),
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def count(study: Study, ledger: Ledger) -> Study:
         DescribeError: see there; nothing is recorded.
         FactoryError, FactoryChangedError: the factory cannot build a shape, or is another.
     """
-    if ledger.records(COUNTED) or ledger.results() or not (study.factory or study.plan.proxy.describe):
+    if ledger.records(COUNTED) or ledger.own_results() or not (study.factory or study.plan.proxy.describe):
         return calibrated(study, ledger)
     one = _of_factory if study.factory else _described
     depths = {study.plan.model.num_layers, study.plan.target_num_layers}
