@@ -15,10 +15,14 @@ import pytest
 
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE
 from proxies.core.optimizers import OPTIMIZERS
+from proxies.core.rules import CHOICES, POWERS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("forerun", "proxies", "sweeps", "transfer", "scaling_fits", "launcher")
-DECLARED = ("proxies/core/hyperparameters.py", "proxies/core/optimizers.py", "proxies/model/optimizer.py")
+DECLARED = (
+    "proxies/core/hyperparameters.py", "proxies/core/optimizers.py", "proxies/core/muon.py",
+    "proxies/model/optimizer.py", "proxies/model/bank_adamw.py", "proxies/model/muon.py",
+)  # fmt: skip
 EXPORTERS = "launcher/exporters/"
 EXCEPTIONS = {
     "forerun/hook.py": "torch's names of an optimizer group's numbers; it imports nothing of ours",
@@ -57,7 +61,12 @@ def named(text):
             continue
         for field in ("id", "attr", "arg", "name", "value"):
             word = getattr(node, field, None)
-            words |= {word} if isinstance(word, str) else set()
+            # What a parametrization's choice is called is no name of a hyperparameter.
+            words |= (
+                {re.sub("|".join({*CHOICES, *POWERS} - {*HYPERPARAMETERS}), "", word)}
+                if isinstance(word, str)
+                else set()
+            )
     pattern = re.compile(rf"(?<![a-z0-9_])_?({'|'.join(sorted(names(), key=len, reverse=True))})(?![a-z0-9])", re.I)
     return {found[1].lower() for word in words for found in pattern.finditer(word)}
 

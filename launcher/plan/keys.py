@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     CanBeOff: TypeAlias = str
     Tested: TypeAlias = str
 else:
-    AnyAxis = Annotated[str, must(_NAME.fullmatch, "must be a name in lower case, such as muon_lr")]
+    AnyAxis = Annotated[str, must(_NAME.fullmatch, "must be a name in lower case, such as expert_lr")]
     MoreAxis = Annotated[AnyAxis, must(lambda name: name not in _RANGES, "has a key of its own in [search]")]
     CanBeOff = Literal[CAN_BE_OFF]
     Tested = Annotated[

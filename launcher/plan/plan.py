@@ -27,7 +27,9 @@ from launcher.plan.sections import (
 )
 from proxies.core import canon
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import hyperparameter_named
+from proxies.core.hyperparameters import SET_BY, hyperparameter_named
+from proxies.core.muon import DEFAULT_MUON_RATE
+from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 from proxies.core.programs import Command, Factory
 from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
@@ -149,7 +151,9 @@ class Plan(Section):
     @property
     def parametrization(self) -> Parametrization:
         """How numbers scale: the named source's answers, and the plan's own."""
-        return named(self.proxy.parametrization, **self.proxy.rules.model_dump(exclude_none=True))
+        by_shape = OPTIMIZERS[self.proxy.optimizer].rates_by_shape
+        usual = {"muon_rate": DEFAULT_MUON_RATE} if by_shape else {}
+        return named(self.proxy.parametrization, **{**usual, **self.proxy.rules.model_dump(exclude_none=True)})
 
     @property
     def command(self) -> Command | None:
@@ -305,7 +309,14 @@ class Plan(Section):
         assert isinstance(search, dict)
         proxy = plain["proxy"]
         assert isinstance(proxy, dict)
-        for section, name in ((search, "warm_start"), (proxy, "dimensions"), (proxy, "describe")):
-            if not section[name]:  # studies that began before there was this key go on
+        rules = proxy["rules"]
+        assert isinstance(rules, dict)
+        # Studies that began before there was this key go on.
+        for section, name, default in (
+            (search, "warm_start", []), (proxy, "dimensions", {}), (proxy, "describe", ""),
+            (proxy, "optimizer", DEFAULT), (rules, "muon_rate", None), (rules, "muon_width_power", None),
+            *((proxy, one.name, one.default) for one in SET_BY["proxy"] if one.optimizer),
+        ):  # fmt: skip
+            if section[name] == default:
                 del section[name]
         return plain

@@ -5,7 +5,7 @@ it must be.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from launcher.plan.axes import OwnAxis
@@ -13,7 +13,8 @@ from launcher.plan.plan import ClusterSection, Plan
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams, hyperparameter_named
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, SET_BY, Hparams, has_it, hyperparameter_named
+from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 from proxies.core.powers import Ratios
 from proxies.core.programs import PLACEHOLDERS, Factory, placeholders_in, template_problems
 from proxies.core.rules import decay_problems
@@ -22,12 +23,14 @@ from sweeps.search.pruning import rungs
 MIN_RUNGS = 6
 _SIZES = {"duration": "durations", "batch": "batches", "depth": "depths"}
 """The key of `[transfer]` that has an axis's sizes."""
+_BY_SHAPE = " or ".join(f'proxy.optimizer = "{one.name}"' for one in OPTIMIZERS.values() if one.rates_by_shape)
 
 
 def problems_of(plan: Plan) -> list[str]:
     """Everything that does not hold together, at once."""
     problems = [
         *_width_problems(plan),
+        *_optimizer_problems(plan),
         *_proxy_problems(plan),
         *_cluster_problems(plan.cluster),
         *_transfer_problems(plan),
@@ -59,6 +62,29 @@ def _refusals(where: str, make: Callable[[], object]) -> list[str]:
     except SpecError as error:
         return [f"{where}: {problem}" for problem in error.problems]
     return []
+
+
+def _optimizer_problems(plan: Plan) -> Iterator[str]:
+    """What only one optimizer has, and no user's own trainer is told."""
+    proxy, search = plan.proxy, plan.search
+    if proxy.command and proxy.optimizer != DEFAULT:
+        yield f"proxy.optimizer = {proxy.optimizer!r}: your own trainer (proxy.command) brings its own optimizer"
+    chosen, by_shape = proxy.rules.model_dump(), OPTIMIZERS[proxy.optimizer].rates_by_shape
+    for name in ("muon_rate", "muon_width_power"):
+        if not by_shape and chosen[name] not in (None, "none", 0.0):
+            yield f"proxy.rules.{name} = {chosen[name]!r}: only with {_BY_SHAPE}"
+    if by_shape and chosen["muon_rate"] == "none":
+        yield f"proxy.rules.muon_rate = 'none': must be a rule with {_BY_SHAPE}"
+    places: dict[str, Iterable[str]] = {
+        "search.axes": search.axes, "search.choices": search.choices,
+        "transfer.hyperparameters": plan.transfer.hyperparameters,
+    }  # fmt: skip
+    named = [(f"{place}.{name}", name) for place, names in places.items() for name in names if name in HYPERPARAMETERS]
+    named += [(f"proxy.{one.name}", one.name) for one in SET_BY["proxy"] if getattr(proxy, one.name) != one.default]
+    for key, name in named:
+        if not has_it(proxy.optimizer, name):
+            other = "; a placeholder of your own must have another name" if proxy.command else ""
+            yield f'{key}: only with proxy.optimizer = "{HYPERPARAMETERS[name].optimizer}"{other}'
 
 
 def _proxy_problems(plan: Plan) -> list[str]:

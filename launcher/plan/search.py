@@ -69,7 +69,7 @@ class SearchSection(_Ranges):
         {},
         description="Other hyperparameters to search, as { name = [lowest, highest] }; the rest are [proxy]'s. With "
         "code of your own also any name that it knows, whose scale is log, linear, integer or categorical, and which "
-        "may grow as powers of width, depth, batch, duration: { muon_lr = { range = [1e-3, 0.1], width = -1.0 } }.",
+        "may grow as powers of width, depth, batch, duration: { expert_lr = { range = [1e-3, 0.1], width = -1.0 } }.",
     )
     choices: dict[AnyAxis, Annotated[tuple[Positive, ...], Field(min_length=2), ONCE]] = Field(
         {}, description="Hyperparameters searched over a list, not a range, as { name = [value, value] }."

@@ -29,6 +29,7 @@ from launcher.plan.keys import (
     with_values,
 )
 from proxies.core.hyperparameters import HYPERPARAMETERS, SET_BY
+from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
 from proxies.core.programs import MetricsFormat
 from proxies.core.rules import Name
 from proxies.core.schedule import ScheduleKind
@@ -100,6 +101,12 @@ class _Recipe(Section):
         RuleChoices(),
         description='Replaces single choices of that source, as { choice = "answer" }: '
         "`forerun explain --parametrization NAME` lists them.",
+    )
+    optimizer: OptimizerName = Field(
+        DEFAULT,
+        description="What steps the weights. "
+        + "; ".join(f"{one.name}: {one.label}" for one in OPTIMIZERS.values())
+        + ". A command brings its own.",
     )
     factory: str = Field("", description="Own model: package.module:function, found beside this file or installed.")
     command: str = Field("", description="Own trainer: its command line, with {lr}, {width}, {seed}, {run_dir} ...")

@@ -26,6 +26,8 @@ QUESTIONS: dict[str, str] = {
     "rate_batch_power": "Learning rate with batch.",
     "rate_duration_power": "Learning rate with tokens.",
     "moments": "AdamW's betas with batch and tokens.",
+    "muon_rate": 'Of a matrix of r rows (outputs) and c columns; only with proxy.optimizer = "muon".',
+    "muon_width_power": "Muon's learning rate also times m_N to this power.",
 }
 """What each choice is about."""
 
@@ -85,6 +87,17 @@ CHOICES: dict[str, dict[str, str]] = {
         "fixed": "betas as given (mup, CompleteP)",
         "scaled": "1 - beta times m_B/m_D, eps times (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2 (Complete(d)P*)",
     },
+    "muon_rate": {
+        "none": "AdamW steps everything",
+        "original": "times sqrt(max(1, r/c)) (Jordan 2024, torch.optim.Muon, torchtitan): the same at every width",
+        "match_rms_adamw": "times 0.2 sqrt(max(r, c)), the elements of AdamW's steps (Moonlight, arXiv 2502.16982): "
+        "grows as width^1/2",
+        "spectral": "times sqrt(max(r, c)) (Megatron-LM's word; dion's `spectral_norm` is unit_rms): grows as "
+        "width^1/2",
+        "unit_rms": "times sqrt(r/c), the spectral condition (arXiv 2310.17813; Megatron-LM's word): the same at "
+        "every width",
+    },
+    "muon_width_power": {"0.0": "nothing more (all sources)", "0.5": "a step's elements stay as large as they were"},
 }
 """The answers to every choice, and who gives them."""
 

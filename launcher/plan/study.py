@@ -156,6 +156,7 @@ class Study:
             numerics=self.numerics(part, shape, batch_tokens or proxy.batch_tokens),
             base_batch_tokens=proxy.batch_tokens if needs_tokens else None,
             base_num_tokens=base_duration(self) if needs_tokens else None,
+            optimizer=proxy.optimizer,
             factory=self.factory,
             command=self.plan.command,
         )
@@ -178,8 +179,9 @@ class Study:
         where the parametrization has a depth rule, those over `depth` at the base width.
         """
         rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
+        standard = rules.unscaled if rules.by_muon else named("sp")
         found: dict[str, list[list[RunSpec]]] = {
-            each.name: self.check_runs(each) for each in (rules, *([] if rules.name == "sp" else [named("sp")]))
+            each.name: self.check_runs(each) for each in (rules, *([] if rules.name == "sp" else [standard]))
         }
         if rules.depth_alpha is not None and depths:
             found[DEPTH] = self._check_runs(rules, [self.base_shape.at_depth(depth) for depth in depths])

@@ -117,7 +117,9 @@ class InterruptedStudyError(Exception):
 
 def bank_key(spec: RunSpec) -> str:
     """What runs must agree on to share a bank."""
-    return canon.content_id([spec.shape, spec.batch_tokens, spec.data_id, spec.numerics, spec.factory, spec.command])
+    return canon.content_id(
+        [spec.shape, spec.batch_tokens, spec.data_id, spec.numerics, spec.optimizer, spec.factory, spec.command]
+    )
 
 
 class Runner:

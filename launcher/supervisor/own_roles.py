@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.frozen.frozen import Decision
-from proxies.core.hyperparameters import HPARAMS, HYPERPARAMETERS, Hparams
+from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, Hparams
 from proxies.core.numbers import Kind, ParameterNumbers
 from proxies.core.powers import Ratios
 from proxies.core.programs import PLACEHOLDERS
@@ -66,7 +66,7 @@ def kind_of(here: HookParameter, there: HookParameter) -> Kind:
 def hparams_of(decision: Decision) -> Hparams:
     """The hyperparameters at the base width, as the command is told them."""
     assert decision.own is not None
-    told = {name: decision.own.values[HYPERPARAMETERS[name].told_as] for name in HPARAMS}
+    told = {name: decision.own.values[HYPERPARAMETERS[name].told_as] for name in OF_EVERY_OPTIMIZER}
     return Hparams(**{name: HYPERPARAMETERS[name].off if value is None else value for name, value in told.items()})  # type: ignore[arg-type]
 
 

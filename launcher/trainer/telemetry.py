@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.trainer.callbacks import Callback, StepInfo
 from proxies.core.canon import Json
-from proxies.model.optimizer import last_update
+from proxies.model.optimizer import keep_directions, last_update, state_of
 
 if TYPE_CHECKING:
     from launcher.trainer.training import Trainer
@@ -77,6 +77,7 @@ class Layers(Callback):
     def before_update(self, seen: StepInfo) -> None:
         """Sums the gradients, which clipping is about to change."""
         if (seen.step + 1) % self._every_steps == 0:
+            keep_directions(self._run.optimizer, True)
             # Rows: gradients, weights, updates; in float64, where a sum of squares has room.
             self._sums_3L = torch.zeros(3, len(self._sizes), dtype=torch.float64, device=self._run.device)
             for name, parameter in self._run.model.named_parameters():
@@ -94,9 +95,10 @@ class Layers(Callback):
             column = self._index[self._layers[name]]
             weights, share = _part(parameter)
             self._sums_3L[1, column] += _squares(weights, share)
-            if state := optimizer.state.get(parameter):
+            if state := state_of(optimizer, parameter):
                 parts = {key: _part(moment)[0] for key, moment in state.items()}
                 self._sums_3L[2, column] += _squares(last_update(weights, groups[id(parameter)], parts), share)
+        keep_directions(optimizer, False)
         dist.all_reduce(self._sums_3L)
         layers: dict[str, Json] = {}
         for (layer, size), sums in zip(self._sizes.items(), self._sums_3L.T.tolist(), strict=True):

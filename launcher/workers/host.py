@@ -205,7 +205,10 @@ class WorkerHost:
             return Solo(self._store, build=self._build, num_microbatches=num_microbatches)
         from proxies.training.bank import Bank
 
-        return Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_microbatches=num_microbatches)
+        return Bank(
+            spec.shape, spec.batch_tokens, spec.numerics, self._store, optimizer=spec.optimizer,
+            num_microbatches=num_microbatches,
+        )  # fmt: skip
 
     def _measured(self, asked: dict[str, Json]) -> dict[str, Json]:
         """The answer to a probe (`proxies.training.calibration.CalibrationProbe`)."""

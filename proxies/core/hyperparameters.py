@@ -18,7 +18,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.checks import Checks
-from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.optimizers import GROUP_NUMBERS, OptimizerName
 from proxies.core.powers import UNSCALED, Powers, Ratios
 
 Scale = Literal["linear", "log2", "log2_complement"]
@@ -84,6 +84,11 @@ class Hyperparameter:
     """Axes over which a plan that says nothing tests it."""
     scaling: Scaling | None = None
     """None: the same number at every shape."""
+    optimizer: OptimizerName | None = None
+    """The one that has it; None: all."""
+    sets: str = ""
+    """The number of a group (`proxies.core.optimizers.GroupNumbers`) that it is, for parameters that AdamW steps beside
+    Muon; empty: the one of its own name, if any."""
     multiplies: str = ""
     """The forward multiplier (`proxies.core.numbers.ForwardNumbers`) that it is part of."""
     convention: Convention | None = None
@@ -141,8 +146,8 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
         one.name: one
         for one in (
             Hyperparameter(
-                name=LEARNING_RATE, meaning="Peak learning rate.", default=math.nan, above=0,
-                set_by="search", scaling="learning_rate", placeholder="lr",
+                name=LEARNING_RATE, meaning="Peak learning rate; under Muon that of hidden matrices.",
+                default=math.nan, above=0, set_by="search", scaling="learning_rate", placeholder="lr",
                 aliases=("lr", "max_lr", "peak_lr"), short="lr",
             ),
             Hyperparameter(
@@ -165,8 +170,8 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 aliases=("clip", "grad_clip", "max_grad_norm"), short="clip",
             ),
             Hyperparameter(
-                name="weight_decay", meaning="AdamW's, at the base width.", default=0.0, least=0,
-                set_by="proxy", can_be_off=True, scaling="weight_decay",
+                name="weight_decay", meaning="At the base width; under Muon that of hidden matrices.",
+                default=0.0, least=0, set_by="proxy", can_be_off=True, scaling="weight_decay",
                 convention=Convention(value=0.1, source=_DECODERS), aliases=("wd",),
             ),
             Hyperparameter(
@@ -180,6 +185,21 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             Hyperparameter(
                 name="eps", meaning="AdamW's.", default=1e-8, above=0, most=1, set_by="proxy",
                 has_optimum=False, scaling="eps",
+            ),
+            Hyperparameter(
+                name="momentum", meaning="Muon's.", default=0.95, scale="log2_complement", above=0, below=1,
+                set_by="proxy", optimizer="muon",
+            ),
+            Hyperparameter(
+                name="adamw_learning_rate",
+                meaning="Under Muon the peak learning rate of what AdamW steps; 0: as that of hidden matrices.",
+                default=0.0, least=0, set_by="proxy", scaling="learning_rate", optimizer="muon", sets=LEARNING_RATE,
+                short="adamw lr",
+            ),
+            Hyperparameter(
+                name="adamw_weight_decay", meaning="Under Muon the weight decay of what AdamW steps.", default=0.0,
+                least=0, set_by="proxy", can_be_off=True, scaling="weight_decay", optimizer="muon",
+                sets="weight_decay",
             ),
             Hyperparameter(
                 name="embedding_multiplier", meaning="Of the embeddings' output.", default=1.0, above=0,
@@ -232,8 +252,8 @@ class OwnValue:
 class Hparams:
     """Hyperparameters at the base shape; a parametrization carries them to any other.
 
-    A warmup is part of the run's schedule. Weight decay is PyTorch AdamW's: each step multiplies a weight by
-    `1 - lr * weight_decay`.
+    A warmup is part of the run's schedule. Weight decay is decoupled, as PyTorch's AdamW and Muon have it: each step
+    multiplies a weight by `1 - lr * weight_decay`.
     """
 
     learning_rate: float
@@ -243,6 +263,9 @@ class Hparams:
     eps: float = HYPERPARAMETERS["eps"].default
     clip_norm: float | None = HYPERPARAMETERS["clip_norm"].default
     """Largest global gradient norm; None never clips."""
+    momentum: float = dataclasses.field(default=HYPERPARAMETERS["momentum"].default, metadata=canon.UNLESS_DEFAULT)
+    adamw_learning_rate: float = dataclasses.field(default=0.0, metadata=canon.UNLESS_DEFAULT)
+    adamw_weight_decay: float = dataclasses.field(default=0.0, metadata=canon.UNLESS_DEFAULT)
     embedding_multiplier: float = HYPERPARAMETERS["embedding_multiplier"].default
     output_multiplier: float = HYPERPARAMETERS["output_multiplier"].default
     own: tuple[OwnValue, ...] = dataclasses.field(default=(), metadata=canon.UNLESS_DEFAULT)
@@ -287,7 +310,19 @@ class Hparams:
 
 HPARAMS = tuple(field.name for field in dataclasses.fields(Hparams) if field.name in HYPERPARAMETERS)
 """Names of its fields that the registry knows."""
-RUN_WIDE = tuple(name for name in HPARAMS if name not in GROUP_NUMBERS and not HYPERPARAMETERS[name].multiplies)
+OF_EVERY_OPTIMIZER = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].optimizer is None)
+"""Those that mean something whatever the optimizer; a user's own trainer is told no others."""
+
+
+def has_it(optimizer: OptimizerName, name: str) -> bool:
+    """Whether a hyperparameter means something under an optimizer."""
+    return HYPERPARAMETERS[name].optimizer in (None, optimizer)
+
+
+RUN_WIDE = tuple(
+    one.name for one in map(HYPERPARAMETERS.__getitem__, HPARAMS)
+    if one.name not in GROUP_NUMBERS and not one.multiplies and not one.sets
+)  # fmt: skip
 """Those of a frozen config's own keys, beside the numbers of groups and the forward multipliers."""
 
 

@@ -14,6 +14,21 @@ the norm over a head's queries and keys, `final_` outside the blocks."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
+def kind_of(name: str) -> Kind:
+    """What a parameter is, by its name in `proxies.model.decoder.Decoder`."""
+    if name.startswith(("tok_embeddings", "pos_embeddings")):
+        return "embedding"
+    if name.startswith("lm_head"):
+        return "readout"
+    if "q_norm" in name or "k_norm" in name:
+        return "qk_gain"
+    if not name.startswith("layers"):
+        return "final_bias" if name.endswith("bias") else "final_gain"
+    if name.endswith("bias"):
+        return "block_bias"
+    return "block_gain" if "norm" in name else "hidden"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterNumbers(GroupNumbers):
     """What one parameter is trained with."""

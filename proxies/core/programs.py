@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from proxies.core import canon
 from proxies.core.checks import Checks
-from proxies.core.hyperparameters import HPARAMS, HYPERPARAMETERS
+from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
 
 MetricsFormat = Literal["jsonl", "wandb", "tensorboard"]
 
@@ -67,7 +67,7 @@ class FactoryChangedError(ValueError):
 
 
 PLACEHOLDERS = {
-    **{HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning for name in HPARAMS},
+    **{HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning for name in OF_EVERY_OPTIMIZER},
     "num_steps": "optimizer steps", "warmup_steps": "warmup steps among them", "decay_steps": "decay steps (wsd)",
     "schedule": "cosine, linear, wsd or constant", "final_fraction": "last learning rate over the peak",
     "num_layers": "blocks", "width": "d_model", "num_heads": "query heads", "num_kv_heads": "key and value heads",

@@ -12,11 +12,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, Hparams
+from proxies.core.muon import RMS_POWER, WIDTH_POWERS, MuonRate
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 
@@ -86,6 +88,14 @@ class Parametrization:
     moments: Moments
     """`scaled`: 1 - beta times m_B/m_D, eps times (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2 (Complete(d)P); independent
     decay, a share in itself, times m_B/m_D."""
+    muon_rate: MuonRate = field(default="none", metadata=canon.UNLESS_DEFAULT)
+    """What Muon's learning rate is multiplied with for a matrix of r rows and c columns: sqrt(max(1, r/c)) `original`
+    (Jordan), 0.2 sqrt(max(r, c)) `match_rms_adamw` (Moonlight, arXiv 2502.16982), sqrt(max(r, c)) `spectral`
+    (Megatron-LM's word), sqrt(r/c) `unit_rms` (the spectral condition, arXiv 2310.17813; Megatron-LM's word);
+    `none`: AdamW steps everything."""
+    muon_width_power: float = field(default=0.0, metadata=canon.UNLESS_DEFAULT)
+    """And m_N to this power: 0 in every source; 1/2 keeps the size of a step's elements, as AdamW's has without a width
+    rule."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -96,6 +106,10 @@ class Parametrization:
                 checks.number(name, least=least, most=most)
         if checks.fine and self.width == "none":
             self._check_no_width(checks)
+        said = f"muon_width_power = {self.muon_width_power}: must be 0 where muon_rate is none"
+        checks.that(self.by_muon or not self.muon_width_power, said)
+        said = "weight_decay = 'root': derived for AdamW's rates, so Muon's must be scaled, unscaled or independent"
+        checks.that(not self.by_muon or self.weight_decay != "root", said)
         checks.done()
 
     def _check_no_width(self, checks: Checks) -> None:
@@ -117,10 +131,20 @@ class Parametrization:
         return self.moments == "scaled" or bool(self.rate_batch_power or self.rate_duration_power)
 
     @property
+    def by_muon(self) -> bool:
+        """Whether Muon steps hidden matrices."""
+        return self.muon_rate != "none"
+
+    @property
     def unscaled(self) -> Parametrization:
-        """The same at the base shape, and scaled by nothing."""
+        """The same at the base shape, and scaled by nothing: a step's elements stay as large as they were, by Muon
+        too.
+        """
         decay: DecayScaling = "independent" if self.weight_decay == "independent" else "unscaled"
-        return dataclasses.replace(PRESETS["sp"], decayed=self.decayed, weight_decay=decay)
+        power = RMS_POWER - WIDTH_POWERS[self.muon_rate] if self.by_muon else 0.0
+        return dataclasses.replace(
+            PRESETS["sp"], decayed=self.decayed, weight_decay=decay, muon_rate=self.muon_rate, muon_width_power=power
+        )
 
     @property
     def changed(self) -> dict[str, object]:
@@ -144,7 +168,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Of every field that takes one of some words, the words."""
 
 POWERS: dict[str, tuple[float, float]] = {
-    "rate_batch_power": (-2, 2), "rate_duration_power": (-2, 2), "depth_alpha": (0.5, 1),
+    "rate_batch_power": (-2, 2), "rate_duration_power": (-2, 2), "depth_alpha": (0.5, 1), "muon_width_power": (-2, 2),
 }  # fmt: skip
 """Of every field that is a number, its bounds."""
 
@@ -212,10 +236,11 @@ def _one_of(word: str, words: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"must be one of {', '.join(words)}"
 
 
-def kind_rule(parametrization: Parametrization, kind: Kind) -> KindRule:
-    """How the numbers of one kind of parameter scale."""
+def kind_rule(parametrization: Parametrization, kind: Kind, *, by_muon: bool | None = None) -> KindRule:
+    """How the numbers of one kind of parameter scale; `by_muon`: whether Muon steps it, None: as its kind says."""
     p = parametrization
     scaled = p.width == "mup"
+    muon = p.by_muon and kind == "hidden" if by_muon is None else by_muon
     # An absorbed readout is sized as mup's hidden matrices are, but for its init: half a power more.
     absorbed = scaled and kind == "readout" and p.output == "absorbed"
     as_hidden = absorbed or (scaled and kind == "hidden")
@@ -224,6 +249,9 @@ def kind_rule(parametrization: Parametrization, kind: Kind) -> KindRule:
         rate_width = -0.5
     alpha = p.depth_alpha if kind in IN_BLOCKS else None
     decay_width = {"scaled": 1.0, "root": 0.5}.get(p.weight_decay, 0.0) if as_hidden else 0.0
+    if muon:  # the share that decay takes, lr * wd, is that of the base in every source
+        rate_width = WIDTH_POWERS[p.muon_rate] + p.muon_width_power
+        decay_width = 0.0 if p.weight_decay == "independent" else -rate_width
     decay, eps = _noise(p)
     return KindRule(
         init_std=Powers(width=-1.0 if absorbed else -0.5 if as_hidden else 0.0),
@@ -234,7 +262,7 @@ def kind_rule(parametrization: Parametrization, kind: Kind) -> KindRule:
             duration=p.rate_duration_power,
         ),
         weight_decay=decay.times(Powers(width=decay_width)),
-        eps=eps.times(_eps(p, kind)),
+        eps=Powers() if muon else eps.times(_eps(p, kind)),
     )
 
 
@@ -247,9 +275,17 @@ def _noise(p: Parametrization) -> tuple[Powers, Powers]:
     return Powers(batch=half, duration=-half), Powers(batch=-0.5, duration=0.5)
 
 
-def decay_share(parametrization: Parametrization, kind: Kind, ratios: Ratios, rate: float, decay: float) -> float:
+def rate_and_decay(parametrization: Parametrization, hparams: Hparams, *, by_muon: bool) -> tuple[float, float]:
+    """The learning rate and weight decay, at the base, of what Muon steps or of all else."""
+    if by_muon or not parametrization.by_muon:
+        return hparams.learning_rate, hparams.weight_decay
+    return hparams.adamw_learning_rate or hparams.learning_rate, hparams.adamw_weight_decay
+
+
+def decay_share(parametrization: Parametrization, kind: Kind, ratios: Ratios, hparams: Hparams) -> float:
     """The share of a weight that a step takes at the peak: the decay times the rate, or the decay itself."""
     rule = kind_rule(parametrization, kind)
+    rate, decay = rate_and_decay(parametrization, hparams, by_muon=kind == "hidden")
     share = decay * rule.weight_decay.at(ratios)
     return share if parametrization.weight_decay == "independent" else share * rate * rule.learning_rate.at(ratios)
 
@@ -284,9 +320,14 @@ def decays(parametrization: Parametrization, kind: Kind) -> bool:
     return kind in ("hidden", "readout") or (parametrization.decayed == "two_dimensional" and kind == "embedding")
 
 
-def scaling(parametrization: Parametrization, name: str, kind: Kind = "hidden") -> Powers:
+def scaled_kind(name: str) -> Kind:
+    """The kind of parameter that a hyperparameter's scaling is told of."""
+    return "embedding" if HYPERPARAMETERS[name].sets else "hidden"
+
+
+def scaling(parametrization: Parametrization, name: str, kind: Kind | None = None) -> Powers:
     """How a hyperparameter's value, of a complement's 1 - value, moves with the ratios for one kind of parameter."""
-    by = HYPERPARAMETERS[name].scaling
+    by, kind = HYPERPARAMETERS[name].scaling, kind or scaled_kind(name)
     if by is None:
         return Powers()
     if by == "moments":
@@ -295,13 +336,13 @@ def scaling(parametrization: Parametrization, name: str, kind: Kind = "hidden") 
     return powers
 
 
-def scaled(parametrization: Parametrization, name: str, value: float, ratios: Ratios, kind: Kind = "hidden") -> float:
+def scaled(parametrization: Parametrization, name: str, value: float, ratios: Ratios) -> float:
     """A value set at the base, at these ratios.
 
     Raises:
         SpecError: of a complement, a value that would leave [0, 1).
     """
-    factor = scaling(parametrization, name, kind).at(ratios)
+    factor = scaling(parametrization, name).at(ratios)
     if HYPERPARAMETERS[name].scale != "log2_complement":
         return value * factor
     found = value if factor == 1 else 1 - (1 - value) * factor
@@ -333,14 +374,14 @@ def moments(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) 
 
 def decay_problems(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) -> list[str]:
     """Weight decay by which a step at the peak would take all of a weight, at the first kind of which it does."""
-    rate, decay = hparams.learning_rate, hparams.weight_decay
-    decayed = [kind for kind in KINDS if decays(parametrization, kind)]
-    shares = {kind: decay_share(parametrization, kind, ratios, rate, decay) for kind in decayed}
-    return [
-        f"weight_decay = {decay} at learning rate {rate}: a step would take {share:.3g} of a {kind} weight"
-        for kind, share in shares.items()
-        if share >= 1
-    ][:1]
+    problems = []
+    for kind in KINDS:
+        if not decays(parametrization, kind) or (share := decay_share(parametrization, kind, ratios, hparams)) < 1:
+            continue
+        rate, decay = rate_and_decay(parametrization, hparams, by_muon=kind == "hidden")
+        name = "adamw_weight_decay" if parametrization.by_muon and kind != "hidden" else "weight_decay"
+        problems.append(f"{name} = {decay} at learning rate {rate}: a step would take {share:.3g} of a {kind} weight")
+    return problems[:1]
 
 
 def refusals(parametrization: Parametrization, ratios: Ratios, hparams: Hparams, *, tied: bool) -> list[str]:

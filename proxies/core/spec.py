@@ -112,6 +112,10 @@ class RunSpec(_KeepsId):
         elif base != (None, None):
             checks.that(False, f"base tokens = {base}: {self.parametrization} does not scale with them")
         checks.that(self.factory is None or self.command is None, "factory and command: give only one of them")
+        rule = self.parametrization.muon_rate
+        by_shape = self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].rates_by_shape
+        said = f"optimizer = {self.optimizer!r} with muon_rate = {rule!r}: must fit each other"
+        checks.that(by_shape == self.parametrization.by_muon, said)
         own = "a factory's model" if self.factory is not None else "a command" if self.command is not None else ""
         several = f"num_slots = {self.numerics.num_slots}: {own} trains one trial at a time"
         checks.that(not own or self.numerics.num_slots == 1, several)

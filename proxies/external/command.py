@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxies.core import canon, flops
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
 from proxies.core.programs import Command
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
@@ -290,7 +290,7 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
     """
     shape, base, hparams, schedule = spec.shape, spec.base_shape, spec.hparams, spec.schedule
     values: dict[str, canon.Json] = {
-        **{HYPERPARAMETERS[name].told_as: value for name, value in hparams.values.items()},
+        **{HYPERPARAMETERS[name].told_as: getattr(hparams, name) for name in OF_EVERY_OPTIMIZER},
         **spec.own_values,
         "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps, "decay_steps": schedule.decay_steps,
         "schedule": schedule.kind, "final_fraction": schedule.final_fraction,

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
-from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
+from proxies.core.muon import EPS, shape_factor, stepped_by_muon
+from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers, kind_of
 from proxies.core.powers import Ratios
-from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, moments
+from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, moments, rate_and_decay
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.core.spec import RunSpec
 
@@ -114,21 +115,6 @@ def _incomparable(
     return problems
 
 
-def kind_of(name: str) -> Kind:
-    """What a parameter is, by its name in `proxies.model.decoder.Decoder`."""
-    if name.startswith(("tok_embeddings", "pos_embeddings")):
-        return "embedding"
-    if name.startswith("lm_head"):
-        return "readout"
-    if "q_norm" in name or "k_norm" in name:
-        return "qk_gain"
-    if not name.startswith("layers"):
-        return "final_bias" if name.endswith("bias") else "final_gain"
-    if name.endswith("bias"):
-        return "block_bias"
-    return "block_gain" if "norm" in name else "hidden"
-
-
 def parameters_of(parametrization: Parametrization, shape: Shape, base_shape: Shape) -> tuple[Parameter, ...]:
     """The parameters of `proxies.model.decoder.Decoder`, in the module's own order."""
     base = base_shape.at_depth(shape.num_layers)  # depth is no dimension of a tensor
@@ -185,13 +171,17 @@ def table_of(
 def _numbers(
     parametrization: Parametrization, parameter: Parameter, ratios: Ratios, hparams: Hparams, averages: dict[str, float]
 ) -> ParameterNumbers:
-    kind = parameter.kind
-    rule = kind_rule(parametrization, kind)
+    kind, muon = parameter.kind, parametrization.by_muon and stepped_by_muon(parameter.kind, parameter.size)
+    rule = kind_rule(parametrization, kind, by_muon=muon)
+    base_rate, base_decay = rate_and_decay(parametrization, hparams, by_muon=muon)
     # A matrix scales with its own fan-in, everything else with the width.
     own = kind in ("hidden", "readout")
     scale = dataclasses.replace(ratios, width=parameter.width_multiplier) if own else ratios
-    learning_rate = hparams.learning_rate * rule.learning_rate.at(scale)
-    decay = hparams.weight_decay * rule.weight_decay.at(scale) if decays(parametrization, kind) else 0.0
+    # Muon's width rule is a function of the matrix's own shape; decay takes the share lr * wd as given.
+    by_shape = _muon_factor(parametrization, parameter) if muon else 1.0
+    rated = dataclasses.replace(scale, width=1.0) if muon else scale
+    learning_rate = base_rate * rule.learning_rate.at(rated) * by_shape
+    decay = base_decay * rule.weight_decay.at(rated) if decays(parametrization, kind) else 0.0
     return ParameterNumbers(
         name=parameter.name,
         size=parameter.size,
@@ -199,10 +189,16 @@ def _numbers(
         width_multiplier=parameter.width_multiplier,
         init_std=parameter.base_std * rule.init_std.at(scale),
         learning_rate=learning_rate,
-        weight_decay=decay / learning_rate if parametrization.weight_decay == "independent" else decay,
-        eps=hparams.eps * rule.eps.at(scale),
-        **averages,
+        weight_decay=decay / (learning_rate if parametrization.weight_decay == "independent" else by_shape),
+        eps=EPS if muon else hparams.eps * rule.eps.at(scale),
+        momentum=hparams.momentum if muon else 0.0,
+        **(dict.fromkeys(averages, 0.0) if muon else averages),
     )
+
+
+def _muon_factor(parametrization: Parametrization, parameter: Parameter) -> float:
+    growth: float = parameter.width_multiplier**parametrization.muon_width_power
+    return shape_factor(parametrization.muon_rate, parameter.size) * growth
 
 
 def parameter_table(spec: RunSpec) -> tuple[ParameterNumbers, ...]:

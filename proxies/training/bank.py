@@ -24,8 +24,9 @@ from proxies.core.schedule import lr_multiplier
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
 from proxies.data.tokens import TokenStore
+from proxies.model.bank_adamw import fail_past_recompile_limit, isolated
 from proxies.model.decoder import Decoder
-from proxies.model.optimizer import BANK_OPTIMIZERS, fail_past_recompile_limit, isolated
+from proxies.model.optimizer import BANK_OPTIMIZERS
 from proxies.parametrization.parametrization import (
     forward_numbers,
     initial_tensor,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.core import canon
-from proxies.core.hyperparameters import HPARAMS
+from proxies.core.hyperparameters import HPARAMS, has_it
 from proxies.core.spec import Run
 from sweeps.store.errors import DiskFull, SweepError
 from sweeps.store.ledger import Ledger
@@ -18,7 +18,7 @@ FORMATS = (".parquet", ".csv")
 _SHAPE = ("width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len")
 _COLUMNS: dict[str, type] = {
     "run_id": str, "status": str, "loss_nats": float, "last_train_loss_nats": float,
-    **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, **dict.fromkeys(HPARAMS, float),
+    **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, "optimizer": str, **dict.fromkeys(HPARAMS, float),
     "schedule": str, "warmup_steps": int, "num_steps": int, "planned_steps": int, "batch_tokens": int, "tokens": int,
     "flops": float, "seconds": float, "seed": int, "dtype": str, "data_id": str, "imported": bool, "reason": str,
 }  # fmt: skip
@@ -84,7 +84,8 @@ def _row(run: Run, imported: bool) -> dict[str, Any]:
         "last_train_loss_nats": result.last_train_loss_nats,
         **{name: getattr(spec.shape, name) for name in (*_SHAPE, "family")},
         "base_width": spec.base_shape.width,
-        **{name: getattr(spec.hparams, name) for name in HPARAMS},
+        "optimizer": spec.optimizer,
+        **{name: getattr(spec.hparams, name) if has_it(spec.optimizer, name) else None for name in HPARAMS},
         "schedule": spec.schedule.kind,
         "warmup_steps": spec.schedule.warmup_steps,
         "num_steps": result.num_steps,

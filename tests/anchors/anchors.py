@@ -11,7 +11,7 @@ from proxy_cases import run_spec
 
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
-from proxies.model.optimizer import BankAdamW
+from proxies.model.bank_adamw import BankAdamW
 from proxies.training import bank, solo, trainable_model
 from proxies.training.bank import Bank
 from transfer.question import Point, Question

@@ -8,7 +8,7 @@ import torch
 from launcher.study import stages
 from launcher.workers import host as host_module
 from launcher.workers.host import HostFactory
-from proxies.model.optimizer import BankAdamW
+from proxies.model.bank_adamw import BankAdamW
 from sweeps.run.pool import InlinePool
 
 PLAN = """

@@ -7,7 +7,8 @@ import pytest
 from proxy_cases import TINY, run_spec
 
 from proxies.core.checks import SpecError
-from proxies.model.optimizer import BANK_OPTIMIZERS, BankAdamW
+from proxies.model.bank_adamw import BankAdamW
+from proxies.model.optimizer import BANK_OPTIMIZERS
 from proxies.training import bank as bank_module
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo

@@ -10,7 +10,8 @@ from proxy_cases import TINY, run_spec
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxies.core.spec import Numerics
-from proxies.model.optimizer import BANK_OPTIMIZERS, BankAdamW
+from proxies.model.bank_adamw import BankAdamW
+from proxies.model.optimizer import BANK_OPTIMIZERS
 from proxies.training.bank import Bank
 
 pytestmark = [  # what torch's own compiler calls

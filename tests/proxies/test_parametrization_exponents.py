@@ -68,9 +68,9 @@ def test_one_wrong_power_is_noticed(monkeypatch, mutant):
     kind, number, powers, oracle = MUTANTS[mutant]
     planted = 0
 
-    def mutated(rules, asked):
+    def mutated(rules, asked, *, by_muon=None):
         nonlocal planted
-        rule = kind_rule(rules, asked)
+        rule = kind_rule(rules, asked, by_muon=by_muon)
         wrong = dataclasses.replace(getattr(rule, number), **powers)
         # The other form of the readout stays as it is.
         if asked != kind or (oracle == "absorbed" and rules.output != "absorbed"):

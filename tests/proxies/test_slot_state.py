@@ -14,7 +14,7 @@ from proxy_cases import TINY, run_spec, theirs
 from proxies.core.programs import Factory
 from proxies.core.schedule import Schedule
 from proxies.data.tokens import TokenStore
-from proxies.model.optimizer import BankAdamW
+from proxies.model.bank_adamw import BankAdamW
 from proxies.training.bank import Bank
 from proxies.training.outcome import environment
 from proxies.training.slot_state import StateError, newest, put_newest_aside, store

@@ -1,0 +1,68 @@
+"""Muon in numbers: how its rate scales with a matrix's shape, and what its iteration costs. Standard library only.
+
+Muon (Jordan 2024, kellerjordan.github.io/posts/muon) steps a hidden matrix by its momentum's nearest semi-orthogonal
+matrix, found by Newton-Schulz iterations, so that the step has about the same spectral norm, 1, whatever the matrix's
+shape. What that is multiplied with is where sources differ: `MuonRate`. `proxies.model.muon` has the iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from proxies.core.numbers import Kind, kind_of
+from proxies.core.shape import Shape, parameter_shapes
+
+MuonRate = Literal["none", "original", "match_rms_adamw", "spectral", "unit_rms"]
+"""What multiplies the learning rate of a matrix of so many rows (its outputs) and columns; `none`: Muon steps nothing.
+The names are those of torch.optim.Muon and, for the last two, of Megatron-LM."""
+
+DEFAULT_MUON_RATE: MuonRate = "original"
+"""torch.optim.Muon's, and Jordan's: of those in wide use the one that is the same at every width."""
+
+_FACTORS: Mapping[MuonRate, Callable[[float, float], float]] = MappingProxyType(
+    {
+        "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+        "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+        "spectral": lambda rows, columns: math.sqrt(max(rows, columns)),
+        "unit_rms": lambda rows, columns: math.sqrt(rows / columns),
+    }
+)
+WIDTH_POWERS: Mapping[MuonRate, float] = MappingProxyType(
+    {"none": 0.0, "original": 0.0, "match_rms_adamw": 0.5, "spectral": 0.5, "unit_rms": 0.0}
+)
+"""How those factors grow where rows and columns grow as the width does."""
+RMS_POWER = 0.5
+"""By which a step's elements stay as large as they were: an orthogonal n x n matrix's have a root mean square of
+n^-1/2."""
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic iteration: the steepest at zero that stays near one (Jordan 2024)."""
+NUM_ITERATIONS = 5
+EPS = 1e-7
+"""The least norm that a matrix is divided by."""
+
+
+def stepped_by_muon(kind: Kind, size: tuple[int, ...]) -> bool:
+    """Whether Muon, where it is the optimizer, steps such a parameter: hidden matrices; AdamW steps all others."""
+    return kind == "hidden" and len(size) == 2
+
+
+def shape_factor(rate: MuonRate, size: tuple[int, ...]) -> float:
+    """What a rule multiplies the learning rate of a matrix of that size with."""
+    return _FACTORS[rate](*size)
+
+
+def iteration_flops(size: tuple[int, ...]) -> float:
+    """FLOPs of one step's Newton-Schulz on a matrix: three products an iteration, over its shorter side."""
+    short, long = min(size), max(size)
+    return NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
+
+
+def newton_schulz_flops(shape: Shape) -> float:
+    """FLOPs that Newton-Schulz adds to every optimizer step of a model, whatever its batch."""
+    return sum(
+        iteration_flops(size) for name, size in parameter_shapes(shape).items() if stepped_by_muon(kind_of(name), size)
+    )
