@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.adamw import adamw
 
 from proxies.core.hyperparameters import Hparams
 from proxies.core.muon import COEFFICIENTS, EPS, NUM_ITERATIONS, stepped_by_muon
@@ -120,7 +121,7 @@ class Muon(torch.optim.Optimizer):
                 )
         states = [self.state[p] for p in parameters]
         beta1, beta2 = group["betas"]
-        torch.optim.adamw.adamw(
+        adamw(
             parameters, [p.grad for p in parameters if p.grad is not None], [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states], [], [s["step"] for s in states], foreach=True, amsgrad=False,
             maximize=False, beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"],
