@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("forerun", "proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 DECLARED = (
     "proxies/core/hyperparameters.py", "proxies/core/optimizers.py", "proxies/core/muon.py",
-    "proxies/model/optimizer.py", "proxies/model/bank_adamw.py", "proxies/model/muon.py",
+    "proxies/model/optimizer.py", "proxies/model/bank_adamw.py", "proxies/model/bank_muon.py",
+    "proxies/model/muon.py",
 )  # fmt: skip
 EXPORTERS = "launcher/exporters/"
 EXCEPTIONS = {

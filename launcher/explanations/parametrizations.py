@@ -11,6 +11,7 @@ from launcher.cli.options import table
 from launcher.plan import sources
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
+from proxies.core.muon import SHAPE_LAWS
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, refusals
@@ -157,6 +158,10 @@ def _laws(rules: Parametrization, kind: Kind) -> dict[str, str]:
     independent = rules.weight_decay == "independent"
     share = rule.weight_decay if independent else rule.learning_rate.times(rule.weight_decay)
     said = {name: _of_size(getattr(rule, name)) for name in _RULED} | {_SHARE: _of_size(share)}
+    if rules.by_muon and kind == "hidden":
+        growth = f" m_N^{rules.muon_width_power:g}" if rules.muon_width_power else ""
+        said["learning_rate"] = f"{SHAPE_LAWS[rules.muon_rate]}{growth}"
+        said |= {} if independent else {"weight_decay": "1 / that"}
     if kind.endswith(("gain", "bias")):
         said["init_std"] = "ones" if kind.endswith("gain") else "zeros"
     elif rules.width == "none" and kind != "embedding":
@@ -174,7 +179,7 @@ def _of_size(powers: Powers) -> str:
 
 def _besides(rules: Parametrization) -> list[str]:
     """What batch and tokens multiply every row with: no line, or one."""
-    rule = kind_rule(rules, "hidden")
+    rule = kind_rule(rules, "embedding")  # which AdamW steps
     powers = {n: str(dataclasses.replace(getattr(rule, n), width=0.0, depth=0.0)) for n in _RULED}
     if rules.weight_decay == "independent":
         powers["lr*wd"] = powers.pop("weight_decay")

@@ -28,8 +28,8 @@ from launcher.plan import sources
 from launcher.study.gates import forecast_warnings
 from launcher.views.numbers import words
 from launcher.views.transfer import short_size, size_name, wanted
-from proxies.core.hyperparameters import HYPERPARAMETERS, hyperparameter_named
-from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
+from proxies.core.hyperparameters import BESIDE, HYPERPARAMETERS, hyperparameter_named
+from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.programs import PLACEHOLDERS
 from proxies.core.rules import Parametrization, decays, kind_rule, scaling
 from transfer.question import from_log2
@@ -357,9 +357,12 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
 
 def _law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
     """By which power of the ratios a group's number follows from the base's."""
-    power = scaling(rules, name, group.kind) if name in GROUP_NUMBERS else getattr(kind_rule(rules, group.kind), name)
+    rule = kind_rule(rules, group.kind, by_muon=group.by_muon)
+    power = getattr(rule, name) if hasattr(rule, name) else scaling(rules, name, group.kind)
     what = "1 - value" if hyperparameter_named(name).scale == "log2_complement" else "the base's"
-    return f"{words(group.kind)}: {what} times {power}"
+    by_shape = group.by_muon and name in BESIDE
+    said = f", by the matrix's own shape ({sources.answer_in_words('muon_rate', rules.muon_rate)})" if by_shape else ""
+    return f"{words(group.kind)}: {what} times {power}{said}"
 
 
 def _rule(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
@@ -377,6 +380,14 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
     """What a hyperparameter set at the base becomes."""
     group, name, rules = field.of, field.key.rpartition(".")[2], known.decision.parametrization
     hyperparameter = str(hyperparameter_of(field.key))
+    if isinstance(group, ParameterGroup) and rules.by_muon:
+        if group.by_muon and name not in BESIDE and hyperparameter_named(name).optimizer is None:
+            one = OPTIMIZERS[known.decision.optimizer]
+            text = f"a constant of {one.name}, which has no other: {one.source}"
+            strength = EvidenceStrength(kind="chosen", text="no run of this study has another")
+            return OriginParts(source=ValueSource(kind="fixed", text=text), strength=strength)
+        if not group.by_muon:
+            hyperparameter = BESIDE.get(hyperparameter, hyperparameter)
     if not isinstance(group, ParameterGroup):
         steps = known.decision.learning_rate.schedule.num_steps
         by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"

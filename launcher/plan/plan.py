@@ -27,7 +27,7 @@ from launcher.plan.sections import (
 )
 from proxies.core import canon
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import SET_BY, hyperparameter_named
+from proxies.core.hyperparameters import SET_BY, has_it, hyperparameter_named
 from proxies.core.muon import DEFAULT_MUON_RATE
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 from proxies.core.programs import Command, Factory
@@ -173,8 +173,10 @@ class Plan(Section):
         )
 
     def reaches(self, name: str) -> bool:
-        """Whether what trains gets a hyperparameter: a command only what it names."""
-        return self.command is None or self.command.reaches(hyperparameter_named(name).told_as)
+        """Whether what trains gets a hyperparameter: our trainer its optimizer's, a command only what it names."""
+        if self.command is not None:
+            return self.command.reaches(hyperparameter_named(name).told_as)
+        return has_it(self.proxy.optimizer, name)
 
     @property
     def space(self) -> SearchSpace:

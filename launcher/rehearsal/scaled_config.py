@@ -30,7 +30,7 @@ from launcher.frozen.frozen import (
     learning_rate_of,
 )
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, RUN_WIDE, Hparams, OwnValue
+from proxies.core.hyperparameters import BESIDE, HYPERPARAMETERS, LEARNING_RATE, RUN_WIDE, Hparams, OwnValue
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.schedule import Schedule
@@ -86,7 +86,7 @@ def scaled_copy(decision: Decision, manifest: Manifest, code_dir: Path = Path())
     spec = RunSpec(
         shape=shape, base_shape=base, parametrization=decision.parametrization, hparams=_implied(decision, code_dir),
         schedule=schedule, batch_tokens=batch_tokens, data_id=manifest.data_id,
-        seed=decision.seed % (MAX_SEED + 1), numerics=Numerics(dtype=decision.precision),
+        seed=decision.seed % (MAX_SEED + 1), numerics=Numerics(dtype=decision.precision), optimizer=decision.optimizer,
         base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
         factory=None if decision.model is None else decision.model.factory,
     )  # fmt: skip
@@ -160,10 +160,10 @@ def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
     """The hyperparameters at the base shape whose table holds the frozen numbers."""
     schedule, groups = decision.learning_rate.schedule, decision.groups
     base_batch_tokens, base_num_tokens = _own_tokens(decision, decision.batch_tokens, schedule)
-    alike = {name: getattr(groups[0], name) for name in GROUP_NUMBERS if HYPERPARAMETERS[name].scaling == "moments"}
+    alike = _averages(groups)
     global_ones = {name: getattr(decision, name) for name in RUN_WIDE}
     # Whatever is one at the base stands in the table as the parametrization's own factor.
-    ones = dict.fromkeys(GROUP_NUMBERS, 1.0) | alike | global_ones
+    ones = dict.fromkeys((*GROUP_NUMBERS, *BESIDE.values()), 1.0) | alike | global_ones
 
     own = tuple(_fixed(*item) for item in decision.model.keywords.items()) if decision.model else ()
 
@@ -171,25 +171,46 @@ def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
         spec = RunSpec(
             shape=decision.shape, base_shape=decision.base_shape, parametrization=decision.parametrization,
             hparams=Hparams(**{**ones, **known}, own=own), schedule=schedule, batch_tokens=decision.batch_tokens,
-            data_id=decision.data.data_id, seed=0, numerics=Numerics(),
+            data_id=decision.data.data_id, seed=0, numerics=Numerics(), optimizer=decision.optimizer,
             base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
             factory=None if decision.model is None else decision.model.factory,
         )  # fmt: skip
         return numbers_of(spec, code_dir), forward_numbers(spec)
 
-    rate = {LEARNING_RATE: _share(groups, table()[0], LEARNING_RATE)}
+    rows = table()[0]
+    rate = {name: _share(members, rows, LEARNING_RATE) for name, members in _set_by(LEARNING_RATE, groups)}
     rows, forward = table(**rate)
     shared = {}
-    for name in GROUP_NUMBERS:
-        if name not in (LEARNING_RATE, *alike):
-            with_it = [group for group in groups if getattr(group, name)]
-            shared[name] = _share(with_it, rows, name) if with_it else 0.0
+    for number in GROUP_NUMBERS:
+        if number not in (LEARNING_RATE, *alike):
+            for name, members in _set_by(number, groups):
+                with_it = [group for group in members if getattr(group, number)]
+                shared[name] = _share(with_it, rows, number) if with_it else 0.0
     multipliers = {
         one.name: getattr(decision.forward, one.multiplies) / getattr(forward, one.multiplies)
         for one in HYPERPARAMETERS.values()
         if one.multiplies
     }
     return Hparams(**{**rate, **shared, **alike, **global_ones, **multipliers}, own=own)
+
+
+def _averages(groups: tuple[ParameterGroup, ...]) -> dict[str, float]:
+    """The weights of moving averages, one number each for the whole run, and none of its groups' own."""
+    found = {}
+    for name in GROUP_NUMBERS:
+        if HYPERPARAMETERS[name].scaling == "moments":
+            found[name] = next(getattr(group, name) for group in groups if not group.by_muon)
+        elif HYPERPARAMETERS[name].optimizer:
+            found[name] = max(getattr(group, name) for group in groups) or HYPERPARAMETERS[name].default
+    return found
+
+
+def _set_by(number: str, groups: tuple[ParameterGroup, ...]) -> list[tuple[str, list[ParameterGroup]]]:
+    """The hyperparameters that set a number of the groups, each with its groups."""
+    first, rest = [group for group in groups if group.by_muon], [group for group in groups if not group.by_muon]
+    if not first or number not in BESIDE:
+        return [(number, rest)]
+    return [(number, first), (BESIDE[number], rest)]
 
 
 def _fixed(name: str, value: float | int | str) -> OwnValue:

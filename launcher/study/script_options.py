@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.study.first_plan import FirstPlan
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, WARMUP
 from proxies.core.programs import NEEDED
 
 
@@ -58,7 +58,7 @@ class ScriptOption:
 def placeholder_of(name: str) -> str | None:
     """The placeholder that an option is for, if its name says so."""
     last = name.rpartition(".")[2].lower()
-    for one in HYPERPARAMETERS.values():
+    for one in map(HYPERPARAMETERS.__getitem__, (WARMUP, *OF_EVERY_OPTIMIZER)):
         if last in (one.told_as, *one.aliases) or (last == one.name and not last.endswith("_fraction")):
             return one.told_as
     return next((ours for ours, theirs in _NAMES.items() if last == ours or last in theirs), None)

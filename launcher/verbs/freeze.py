@@ -186,7 +186,8 @@ def _decision_lines(decision: Decision, path: Path, doubts: tuple[str, ...], *, 
     """What was frozen in a sentence, where it is, how it trains; every group of parameters where it is to be `full`."""
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
     own = decision.own
-    rate = max(g.learning_rate for g in decision.groups) if own is None else cast(float, own.values["lr"])
+    rated = [g for g in decision.groups if g.by_muon] or decision.groups
+    rate = max(g.learning_rate for g in rated) if own is None else cast(float, own.values["lr"])
     return [
         (
             f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {rate:.4g}, "

@@ -314,9 +314,13 @@ OF_EVERY_OPTIMIZER = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].opt
 """Those that mean something whatever the optimizer; a user's own trainer is told no others."""
 
 
+BESIDE = {one.sets: one.name for one in HYPERPARAMETERS.values() if one.sets}
+"""By the number of a group: the hyperparameter that sets it where AdamW steps beside Muon."""
+
+
 def has_it(optimizer: OptimizerName, name: str) -> bool:
     """Whether a hyperparameter means something under an optimizer."""
-    return HYPERPARAMETERS[name].optimizer in (None, optimizer)
+    return hyperparameter_named(name).optimizer in (None, optimizer)
 
 
 RUN_WIDE = tuple(

@@ -30,6 +30,13 @@ _FACTORS: Mapping[MuonRate, Callable[[float, float], float]] = MappingProxyType(
         "unit_rms": lambda rows, columns: math.sqrt(rows / columns),
     }
 )
+SHAPE_LAWS: Mapping[MuonRate, str] = MappingProxyType(
+    {
+        "original": "sqrt(max(1, r/c))", "match_rms_adamw": "0.2 sqrt(max(r, c))", "spectral": "sqrt(max(r, c))",
+        "unit_rms": "sqrt(r/c)",
+    }
+)  # fmt: skip
+"""The same in words, of r rows and c columns."""
 WIDTH_POWERS: Mapping[MuonRate, float] = MappingProxyType(
     {"none": 0.0, "original": 0.0, "match_rms_adamw": 0.5, "spectral": 0.5, "unit_rms": 0.0}
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS, GroupNumbers, OptimizerName
 from proxies.model.bank_adamw import BankAdamW
-from proxies.model.muon import BankMuon, Muon
+from proxies.model.bank_muon import BankMuon
+from proxies.model.muon import Muon
 
 MOMENTS = "adamw."
 """What the names of saved moments begin with, whatever the optimizer."""
@@ -24,28 +26,20 @@ DIRECTION = "direction"
 """The name of a kept direction beside a parameter's moments."""
 
 
-def adamw(groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]]) -> torch.optim.AdamW:
-    """The AdamW of torch, with one parameter group per entry, in that order, at the peak rates."""
-    return torch.optim.AdamW(
-        [
-            {
-                "params": list(parameters),
-                "lr": rates.learning_rate,
-                "weight_decay": rates.weight_decay,
-                "eps": rates.eps,
-                "betas": (rates.beta1, rates.beta2),
-            }
-            for rates, parameters in groups
-        ],
-        foreach=True,
-    )
-
-
 def torch_optimizer(
     name: OptimizerName, groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]]
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates."""
-    return _OF_TORCH[name][0](groups)
+    return _OF_TORCH[name][0](
+        [
+            {
+                "params": list(parameters), "lr": rates.learning_rate, "weight_decay": rates.weight_decay,
+                "eps": rates.eps, "betas": (rates.beta1, rates.beta2),
+                **({"momentum": rates.momentum} if rates.by_muon else {}),
+            }
+            for rates, parameters in groups
+        ]
+    )  # fmt: skip
 
 
 def not_plain(name: OptimizerName, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -168,7 +162,7 @@ def restore_moments(
 
 _Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...]]
 _OF_TORCH: Mapping[OptimizerName, _Made] = {
-    "adamw": (adamw, torch.optim.AdamW, ("amsgrad", "maximize")),
+    "adamw": (partial(torch.optim.AdamW, foreach=True), torch.optim.AdamW, ("amsgrad", "maximize")),
     "muon": (Muon, Muon, ()),
 }
 """By name: how one is made, its class, and options of a group that make another optimizer of it."""

@@ -11,11 +11,10 @@ from torch.optim._muon import _adjust_lr
 
 from proxies.core import canon
 from proxies.core.muon import WIDTH_POWERS, iteration_flops, newton_schulz_flops, shape_factor
-from proxies.core.numbers import ParameterNumbers
 from proxies.core.powers import Ratios
 from proxies.core.rules import named, scaling
 from proxies.core.spec import Numerics
-from proxies.model import muon as muon_module
+from proxies.model import bank_muon
 from proxies.model.muon import Muon, orthogonalized
 from proxies.model.optimizer import BANK_OPTIMIZERS
 from proxies.parametrization.parametrization import parameter_table
@@ -45,27 +44,24 @@ def alone(spec, store):
 class Pair:
     """The same parameters under our optimizer and under torch's two."""
 
-    def __init__(self, adjust, dtype, momentum=0.9, decay=0.3):
+    def __init__(self, adjust, momentum=0.9, decay=0.3):
         generator = torch.Generator().manual_seed(3)
         shapes = [(24, 8), (8, 24), (16, 16), (16, 16), (5,), (7, 3)]
-        drawn = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+        drawn = [torch.randn(shape, generator=generator) for shape in shapes]
         self.ours, self.theirs = ([torch.nn.Parameter(d.clone()) for d in drawn] for _ in range(2))
-        self.rate, self.generator = 0.05, generator
-        matrices = [
-            (self._numbers(shape_factor(adjust, shapes[i]), momentum, decay), [self.ours[i]]) for i in range(4)
-        ]  # fmt: skip
-        rest = [(self._numbers(1.0, 0.0, decay), self.ours[4:])]
-        self.optimizer = Muon([*matrices, *rest], dtype=torch.bfloat16 if dtype == torch.float32 else dtype)
+        self.rate, self.decay, self.generator = 0.05, decay, generator
+        matrices = [self._group([one], shape_factor(adjust, tuple(one.shape)), momentum) for one in self.ours[:4]]
+        self.optimizer = Muon([*matrices, self._group(self.ours[4:], 1.0, 0.0)], dtype=torch.bfloat16)
         self.torch = [
             torch.optim.Muon(self.theirs[:4], lr=self.rate, weight_decay=decay, momentum=momentum, adjust_lr_fn=adjust),
             torch.optim.AdamW(self.theirs[4:], lr=self.rate, weight_decay=decay, betas=(0.9, 0.95), eps=1e-8),
         ]
 
-    def _numbers(self, factor, momentum, decay):
-        return ParameterNumbers(
-            name="p", size=(1,), kind="hidden", width_multiplier=1.0, init_std=1.0, learning_rate=self.rate * factor,
-            weight_decay=decay / factor, eps=1e-8, beta1=0.9, beta2=0.95, momentum=momentum,
-        )  # fmt: skip
+    def _group(self, parameters, factor, momentum):
+        return {
+            "params": parameters, "lr": self.rate * factor, "weight_decay": self.decay / factor, "momentum": momentum,
+            "betas": (0.9, 0.95), "eps": 1e-8,
+        }  # fmt: skip
 
     def distance_after(self, num_steps):
         for _ in range(num_steps):
@@ -80,13 +76,13 @@ class Pair:
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 def test_with_the_iteration_in_bfloat16_it_is_torchs_own_step_by_step(adjust):
-    assert Pair(adjust, torch.float32).distance_after(20) < 1e-6
+    assert Pair(adjust).distance_after(20) < 1e-6
 
 
 def test_the_comparison_with_torch_can_fail(monkeypatch):
     real = Muon._averaged
     monkeypatch.setattr(Muon, "_averaged", lambda self, p, momentum: real(self, p, momentum).lerp(p.grad, 0.1))
-    assert Pair("original", torch.float32).distance_after(3) > 1e-3
+    assert Pair("original").distance_after(3) > 1e-3
 
 
 def test_torchs_factors_are_ours():
@@ -230,7 +226,7 @@ def test_choices_without_a_meaning_are_refused():
 
 
 def test_a_mutant_in_the_bank_is_noticed(store, monkeypatch):
-    real = muon_module.orthogonalized
+    real = bank_muon.orthogonalized
     spec = spec_of(store)
 
     def losses():
@@ -239,7 +235,7 @@ def test_a_mutant_in_the_bank_is_noticed(store, monkeypatch):
 
     reference = alone(spec, store)[1].train_loss_nats
     assert losses() == pytest.approx(reference, abs=1e-3)
-    monkeypatch.setattr(muon_module, "orthogonalized", lambda m, dtype: real(m.roll(1, 0), dtype))
+    monkeypatch.setattr(bank_muon, "orthogonalized", lambda m, dtype: real(m.roll(1, 0), dtype))
     assert max(abs(a - b) for a, b in zip(losses(), reference, strict=True)) > 1e-2
 
 
