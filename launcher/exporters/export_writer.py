@@ -17,13 +17,19 @@ from pathlib import Path
 
 import proxies
 import proxies.core
+import proxies.core.muon
+import proxies.core.numbers
+import proxies.core.optimizers
+import proxies.core.shape
 import proxies.data
+import proxies.model
+import proxies.model.muon
 from launcher.exporters.view import proof_steps
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon, checks, schedule
 from proxies.core.canon import Json
-from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
 from proxies.data import mixture, permutation, tokens, windows
 
 NUMBERS_FILE = "forerun.json"
@@ -36,6 +42,11 @@ _READER = (
     proxies, proxies.core, proxies.data, canon, checks, mixture, permutation, schedule, tokens, windows,
 )  # fmt: skip
 """What reads a corpus and gives the learning rates, with numpy and the standard library alone."""
+_MUON = (
+    proxies.model, proxies.model.muon, proxies.core.muon, proxies.core.numbers, proxies.core.optimizers,
+    proxies.core.shape,
+)  # fmt: skip
+"""What steps by Muon as the embedded trainer does."""
 
 
 def template(name: str) -> str:
@@ -65,7 +76,7 @@ def write_export(
     }
     texts = {name: template(name) for name in _SHARED}
     texts |= {name: template(source) for name, source in programs.items()}
-    for module in _READER:
+    for module in (*_READER, *(_MUON if OPTIMIZERS[decision.optimizer].rates_by_shape else ())):
         path = module.__name__.replace(".", "/")
         texts[path + ("/__init__.py" if hasattr(module, "__path__") else ".py")] = inspect.getsource(module)
     write_files(out_dir, {**texts, NUMBERS_FILE: _readable({**body, "sha256": canon.content_id(body)}), **files})

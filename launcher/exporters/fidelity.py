@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
 from proxies.core import canon
+from proxies.core.optimizers import DEFAULT
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
@@ -34,8 +35,8 @@ JUDGEMENTS: dict[str, Judgement] = {
     "groups": ("exact", ""),
     "groups.kind": _LABEL,
     "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
-    "optimizer": ("exact", "torch.optim.AdamW, foreach"),
-    "weight_decay_form": ("exact", "AdamW's own"),
+    "optimizer": ("exact", "torch.optim.AdamW, foreach; Muon: forerun's own, which the export carries"),
+    "weight_decay_form": ("exact", "the optimizer's own"),
     "batch_tokens": ("exact", "the loss is a mean over its tokens; accumulation over microbatches rounds differently"),
     "num_tokens": ("exact", "follows from the schedule's steps"),
     "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
@@ -48,8 +49,12 @@ JUDGEMENTS: dict[str, Judgement] = {
 """What holds for every such trainer; a trainer's own table goes over it."""
 
 
-def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str], fine: Mapping[str, bool]) -> None:
+def refuse(
+    trainer: str, decision: Decision, version: str, known: Sequence[str], fine: Mapping[str, bool],
+    optimizers: Sequence[str] = (DEFAULT,),
+) -> None:  # fmt: skip
     """See that a trainer other than ours can run a decision; `fine`: its own problems, each with whether it is absent.
+    `optimizers`: those that its export writes.
 
     Raises:
         ExportError: every problem at once.
@@ -61,8 +66,8 @@ def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str],
         f"precision = {decision.precision}: must be float32 or bfloat16; or use the native trainer": (
             decision.precision != "float64"
         ),
-        f"optimizer = {decision.optimizer!r}: this export writes AdamW; use the native trainer": (
-            decision.optimizer == "adamw"
+        f"optimizer = {decision.optimizer!r}: this export writes {' and '.join(optimizers)}; use another trainer": (
+            decision.optimizer in optimizers
         ),
         "this version's learning-rate table differs from the frozen one: export with the version that froze it": (
             learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate

@@ -53,7 +53,9 @@ def wide_spec(data_id: str, **changes: Any) -> RunSpec:
 
 def wide_decision(manifest: Manifest, num_ranks: int = 1, **changes: Any) -> Decision:
     """The decision of `wide_spec`, with fields of either changed."""
-    of_spec = {name: changes.pop(name) for name in ("parametrization", "schedule", "shape") if name in changes}
+    of_spec = {
+        name: changes.pop(name) for name in ("optimizer", "parametrization", "schedule", "shape") if name in changes
+    }
     decision = decision_of(wide_spec(manifest.data_id, **of_spec), manifest, num_ranks=num_ranks, every_steps=10)
     return dataclasses.replace(decision, **changes)
 

@@ -89,7 +89,7 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_
         ),
         forward=forward_numbers(spec),
         groups=groups_of(parameter_table(spec)),
-        optimizer="adamw",
+        optimizer=spec.optimizer,
         learning_rate=learning_rate_of(spec.schedule),
         clip_norm=spec.hparams.clip_norm,
         batch_tokens=spec.batch_tokens,
@@ -113,6 +113,12 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_
 def tiny_decision(corpus: Path, *, num_ranks: int = 1, every_steps: int = 4, **hparams: float) -> Decision:
     manifest = read_manifest(corpus)
     return decision_of(spec_of(manifest.data_id, **hparams), manifest, num_ranks=num_ranks, every_steps=every_steps)
+
+
+def by_muon(corpus: Path) -> RunSpec:
+    """The tiny run by Muon, in which no two kinds of parameter share a rate."""
+    spec = spec_of(read_manifest(corpus).data_id, adamw_learning_rate=0.01, adamw_weight_decay=0.2)
+    return dataclasses.replace(spec, optimizer="muon", parametrization=named("mup", muon_rate="match_rms_adamw"))
 
 
 def all_choices(corpus: Path) -> RunSpec:

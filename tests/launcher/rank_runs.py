@@ -10,12 +10,13 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 from care_case import Poisoned, care_decision
 from care_ranks import Flipping, Ruler, slowed
-from main_run import all_choices, decision_of, tiny_decision
+from main_run import all_choices, by_muon, decision_of, tiny_decision
 
 from launcher.base.policy import Monitoring
 from launcher.frozen.launch_file import write_launch
@@ -23,15 +24,15 @@ from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import read_manifest
 
-RULER = Ruler()
+RULERS = {"watched": Ruler(), "muon": Ruler()}
 CUT = 6
 """Where those that are cut stop once, and their folder is copied to `cut`."""
 
 
-def ruled(decision, store, run_dir, interrupted, **_):
-    """With a ruler, and with one rank that is slow."""
-    trainer = Trainer(decision, store, run_dir, interrupted, (RULER,))
-    if trainer.rank == 1:
+def ruled(name, decision, store, run_dir, interrupted, **_):
+    """With a ruler; and, watched, with one rank that is slow."""
+    trainer = Trainer(decision, store, run_dir, interrupted, (RULERS[name],))
+    if trainer.rank == 1 and name == "watched":
         slowed(trainer)
     return trainer
 
@@ -43,13 +44,15 @@ def poisoned(decision, store, run_dir, interrupted, **_):
 def runs_of(corpus):
     """By name: the decision, what builds its trainer, and whether it is cut."""
     tiny = tiny_decision(corpus, num_ranks=2)
+    muon = decision_of(by_muon(corpus), read_manifest(corpus), num_ranks=2)
     watched = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
     watched = dataclasses.replace(tiny, monitoring=watched)
     return {
         "plain": (tiny, Trainer, False),
         "cut": (tiny, Trainer, True),
         "choices": (decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2), Trainer, False),
-        "watched": (watched, ruled, False),
+        "watched": (watched, partial(ruled, "watched"), False),
+        "muon": (dataclasses.replace(muon, monitoring=Monitoring(layers_every_steps=5)), partial(ruled, "muon"), True),
         "flipped": (watched, Flipping, False),
         "back": (care_decision(corpus, num_ranks=2), poisoned, False),
     }
@@ -70,7 +73,7 @@ def main():
             dist.barrier()
         run(options, build=build)
     if dist.get_rank() == 0:
-        (out / "ruler.json").write_text(json.dumps(RULER.measured))
+        (out / "ruler.json").write_text(json.dumps({name: ruler.measured for name, ruler in RULERS.items()}))
     dist.barrier()
     os._exit(0)
 

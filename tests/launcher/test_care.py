@@ -27,9 +27,10 @@ def lines_with(run_dir, column):
     return {line["step"]: line[column] for line in metrics.read(run_dir) if column in line and "event" not in line}
 
 
-def test_layers_of_two_ranks_are_those_of_the_whole_weights(two_ranks):
-    told = lines_with(two_ranks / "watched" / "run", "layers")
-    ruler = json.loads((two_ranks / "ruler.json").read_text())
+@pytest.mark.parametrize("name", ["watched", "muon"])
+def test_layers_of_two_ranks_are_those_of_the_whole_weights(two_ranks, name):
+    told = lines_with(two_ranks / name / "run", "layers")
+    ruler = json.loads((two_ranks / "ruler.json").read_text())[name]
     assert list(told) == [5, 10]
     for step, layers in told.items():
         assert set(layers) == set(ruler[str(step)]) == {"embedding", "layers.0", "layers.1", "norm", "readout"}

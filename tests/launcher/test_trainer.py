@@ -9,7 +9,16 @@ import shutil
 import pytest
 import torch
 from care_case import events, train
-from main_run import QUIET_TORCH, all_choices, losses, spec_of, tiny_decision, write_corpus
+from main_run import (
+    QUIET_TORCH,
+    all_choices,
+    by_muon,
+    decision_of,
+    losses,
+    spec_of,
+    tiny_decision,
+    write_corpus,
+)
 from rank_runs import CUT
 
 from launcher.base import metrics
@@ -74,6 +83,19 @@ def test_two_ranks_train_as_the_proxy(two_ranks, proxy):
     ending = metrics.read_ending(two_ranks / "plain" / "run")
     assert (ending.event, ending.exit_code, ending.step) == ("finished", 0, 12)
     assert_is_the_proxys(two_ranks / "plain" / "run", ending.validation_loss_nats, proxy)
+
+
+def test_two_ranks_train_as_the_proxy_by_muon_and_resume_bitwise(two_ranks, corpus):
+    run_dir = two_ranks / "muon" / "run"
+    ending = metrics.read_ending(run_dir)
+    assert_is_the_proxys(run_dir, ending.validation_loss_nats, proxy_of(by_muon(corpus), corpus))
+    assert [line["step"] for line in events(run_dir, "started")] == [0, 6]
+
+
+def test_one_rank_trains_as_the_proxy_by_muon(one_rank, corpus, tmp_path):
+    spec = by_muon(corpus)
+    ending = train(decision_of(spec, read_manifest(corpus)), corpus, tmp_path)
+    assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy_of(spec, corpus))
 
 
 def test_smaller_passes_that_recompute_train_as_the_proxy(one_rank, proxy, corpus, tmp_path, monkeypatch):

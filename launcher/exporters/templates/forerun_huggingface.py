@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from accelerate import ParallelismConfig, init_empty_weights
 from forerun_numbers import HERE, open_corpus, other_versions, read_numbers, refuse
-from forerun_torch import claimed, optimizer_arguments, read_rows, set_initial_values, stop_before_update
+from forerun_torch import (
+    built_optimizer,
+    claimed,
+    optimizer_arguments,
+    read_rows,
+    set_initial_values,
+    stop_before_update,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GraniteConfig, HfArgumentParser, Trainer, TrainingArguments
@@ -62,15 +69,14 @@ def hollow(model: Any) -> Any:
     return model
 
 
-def build_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
+def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     """One parameter group per frozen group, in the frozen order, at the peak rates."""
     groups, named = claimed(model, FROZEN.groups, frozen_name), dict(model.named_parameters())
-    return torch.optim.AdamW(
+    return built_optimizer(
         [
             {"params": [named[name] for name, g in groups.items() if g is group], **optimizer_arguments(group)}
             for group in FROZEN.groups
-        ],
-        foreach=True,
+        ]
     )
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from forerun_numbers import HERE, open_corpus, read_numbers
-from forerun_torch import gradient_norm, read_rows, stop_before_update
+from forerun_torch import gradient_norm, muon, read_rows, stop_before_update
 from olmo_core.config import Config
 from olmo_core.data.data_loader import DataLoaderBase
 from olmo_core.distributed.utils import get_rank, get_world_size
 from olmo_core.nn.attention import AttentionConfig
 from olmo_core.nn.layer_norm import LayerNormConfig, RMSNorm
 from olmo_core.nn.transformer import TransformerConfig
+from olmo_core.optim import OptimConfig
 from olmo_core.train import TrainerConfig
 from olmo_core.train.callbacks import Callback
 from olmo_core.train.common import TRAIN_CE_LOSS_METRIC
@@ -63,6 +64,16 @@ class ScaledNormConfig(LayerNormConfig):
         norm = ScaledRMSNorm(size=size, eps=self.eps, bias=False, init_device=init_device, weight_shape=weight_shape)
         norm.multiplier = self.multiplier
         return norm
+
+
+@dataclass
+class MuonConfig(OptimConfig):
+    """Of the Muon that this export carries; every group has its own numbers."""
+
+    @classmethod
+    def optimizer(cls) -> Any:
+        """Its class."""
+        return muon()
 
 
 class CorpusLoader(DataLoaderBase):

@@ -66,13 +66,28 @@ def read_rows(frozen: SimpleNamespace, store: TokenStore, first: int, count: int
 
 
 def optimizer_arguments(group: dict[str, Any]) -> dict[str, Any]:
-    """A frozen group's arguments of torch.optim.AdamW."""
+    """A frozen group's arguments of torch.optim.AdamW, or of `Muon`."""
     return {
         "lr": group["learning_rate"],
         "weight_decay": group["weight_decay"],
         "eps": group["eps"],
         "betas": (group["beta1"], group["beta2"]),
+        **({"momentum": group["momentum"]} if group["momentum"] else {}),
     }
+
+
+def muon() -> Any:
+    """The embedded trainer's own Muon, which exports carry where it is the optimizer; it steps the rest by AdamW."""
+    from proxies.model.muon import Muon
+
+    return Muon
+
+
+def built_optimizer(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Torch's AdamW; `muon` where a group has its momentum."""
+    if any("momentum" in group for group in groups):
+        return muon()(groups)  # type: ignore[no-any-return]
+    return torch.optim.AdamW(groups, foreach=True)
 
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
@@ -114,8 +129,9 @@ def answer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, peak: str =
 
     `peak`: the key of its groups' peak rates. `view`: the other fields of launcher.exporters.view.TrainerView.
     """
-    if type(optimizer) is not torch.optim.AdamW or any(g["amsgrad"] or g["maximize"] for g in optimizer.param_groups):
-        raise SystemExit(f"the optimizer must be plain torch.optim.AdamW, the trainer builds {optimizer}")
+    wanted = muon() if any(g.get("momentum") for g in optimizer.param_groups) else torch.optim.AdamW
+    if type(optimizer) is not wanted or any(g.get("amsgrad") or g.get("maximize") for g in optimizer.param_groups):
+        raise SystemExit(f"the optimizer must be a plain {wanted.__name__}, the trainer builds {optimizer}")
     names = {parameter: name for name, parameter in model.named_parameters()}
     view["parameters"] = {
         names[parameter]: {
@@ -125,6 +141,7 @@ def answer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, peak: str =
             "eps": group["eps"],
             "beta1": group["betas"][0],
             "beta2": group["betas"][1],
+            "momentum": group.get("momentum", 0.0),
             "rates": row,
         }
         for row, group in enumerate(optimizer.param_groups)

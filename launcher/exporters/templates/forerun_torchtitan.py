@@ -8,13 +8,13 @@ frozen order of the data, and the brakes. Written against torchtitan's public cl
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from forerun_numbers import open_corpus, read_numbers
-from forerun_torch import gradient_norm, initial_value, optimizer_arguments, read_rows, set_value
+from forerun_torch import gradient_norm, initial_value, muon, optimizer_arguments, read_rows, set_value
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.dataloader import BaseDataLoader
@@ -41,6 +41,8 @@ from torchtitan.trainer import Trainer
 
 FROZEN = read_numbers()
 SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
+MUON = "forerun's Muon"
+OPTIMIZER = MUON if any(group["momentum"] for group in FROZEN.groups) else "AdamW"
 
 
 class MultEmbedding(Embedding):
@@ -251,6 +253,13 @@ class NoTokenizer(BaseTokenizer):
 class GuardedOptimizers(OptimizersContainer):
     """Stops before a step on gradients that are not finite: neither weights nor checkpoints take harm."""
 
+    @staticmethod
+    def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
+        """Torchtitan's own, and the Muon that this export carries."""
+        if name == MUON:
+            return muon()
+        return OptimizersContainer._resolve_optimizer_factory(name)
+
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
         """No more than its own."""
@@ -326,7 +335,7 @@ def main_run() -> Trainer.Config:
         optimizer=GuardedOptimizers.Config(
             param_groups=[
                 ParamGroupConfig(
-                    pattern=group["pattern"], optimizer_name="AdamW", optimizer_kwargs=optimizer_arguments(group)
+                    pattern=group["pattern"], optimizer_name=OPTIMIZER, optimizer_kwargs=optimizer_arguments(group)
                 )
                 for group in FROZEN.groups
             ],

@@ -15,6 +15,7 @@ from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
@@ -41,7 +42,7 @@ NAMES = {
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write model config, training arguments, script, `prove.py`, `run.sh`, their numbers and the corpus reader."""
-    refuse("huggingface", decision, version, VERSIONS, _problems(decision))
+    refuse("huggingface", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
     assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     needs = {"transformers": version, "accelerate": ACCELERATE[version]}
     trainer = ", ".join(" ".join(each) for each in needs.items())

@@ -25,6 +25,7 @@ from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
@@ -49,7 +50,7 @@ NAME_PARTS = {
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader."""
-    refuse("olmo-core", decision, version, VERSIONS, _problems(decision))
+    refuse("olmo-core", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
     notes = f"""
 # Checkpoints go to outputs/{decision.digest[:16]} in the folder where it is started, which all nodes must share.
 # If a rank runs out of memory: `run.sh train_module.rank_microbatch_size={decision.shape.seq_len}` runs the same batch
@@ -223,6 +224,7 @@ def _train_module(decision: Decision) -> dict[str, Json]:
                 "weight_decay": group.weight_decay,
                 "eps": group.eps,
                 "betas": [group.beta1, group.beta2],
+                **({"momentum": group.momentum} if group.by_muon else {}),
             },
         }
         for globs, group in group_globs(decision)
@@ -234,12 +236,15 @@ def _train_module(decision: Decision) -> dict[str, Json]:
     }
     if mesh.data_parallel_replicate > 1:
         data_parallel |= {"num_replicas": mesh.data_parallel_replicate, "shard_degree": mesh.data_parallel_shard}
+    optimizer: dict[str, Json] = {**_config("optim.adamw.AdamWConfig"), "foreach": True}
+    if OPTIMIZERS[decision.optimizer].rates_by_shape:
+        optimizer = {"_CLASS_": f"{MODULE}.MuonConfig"}
     told: dict[str, Json] = {
         **_config("train.train_module.transformer.config.TransformerTrainModuleConfig"),
         "compile_model": decision.compiled,
         "rank_microbatch_size": rank_sequences(decision)[1] * seq_len,
         "max_sequence_length": seq_len,
-        "optim": {**_config("optim.adamw.AdamWConfig"), "foreach": True, "group_overrides": overrides},
+        "optim": {**optimizer, "group_overrides": overrides},
         "scheduler": scheduler_config(decision.learning_rate.schedule),
         "dp_config": {
             **_config("train.train_module.transformer.config.TransformerDataParallelConfig"),

@@ -23,6 +23,7 @@ from launcher.exporters.fidelity import (
 )
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
+from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
@@ -46,6 +47,8 @@ def _problems(decision: Decision) -> dict[str, bool]:
         "export to Megatron-LM": mesh.pipeline == 1,
         f"tensor = {mesh.tensor} does not divide num_kv_heads = {shape.num_kv_heads}": shape.num_kv_heads % mesh.tensor
         == 0,
+        f"tensor = {mesh.tensor} with optimizer = {decision.optimizer!r}: must be 1, its matrices must be whole or in "
+        "shards of rows": mesh.tensor == 1 or not OPTIMIZERS[decision.optimizer].rates_by_shape,
         f"tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout does not cover the "
         "norms over heads": mesh.tensor == 1 or not shape.qk_norm,
         f"seq_len = {shape.seq_len} must be a multiple of tensor = {mesh.tensor}, which splits it": shape.seq_len
@@ -58,7 +61,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into `out_dir`."""
-    refuse("torchtitan", decision, version, VERSIONS, _problems(decision))
+    refuse("torchtitan", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
     decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
     notes = """
 # If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""
