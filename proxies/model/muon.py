@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from proxies.core.muon import COEFFICIENTS, EPS, NUM_ITERATIONS
@@ -61,11 +61,11 @@ class Muon(torch.optim.Optimizer):
         params: torch's parameter groups, each with `lr`, `weight_decay`, `eps`, `betas` and `momentum`.
         dtype: of the iteration; None: see `iteration_dtype`.
 
-    A sharded matrix is gathered, made orthogonal by one rank, each rank taking its turn, and sent back; `step` is
-    collective then.
+    A matrix sharded by rows, as FSDP2 has it, is gathered by one rank, made orthogonal there and sent back, a rank to
+    each of so many matrices; `step` is collective then.
 
     Raises:
-        ValueError: a group of Muon's holds what is no matrix.
+        ValueError: a group of Muon's holds what is no matrix; at a step, a matrix is sharded otherwise.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], dtype: torch.dtype | None = None) -> None:
@@ -134,14 +134,23 @@ class Muon(torch.optim.Optimizer):
     def _directions(self, averages: list[Tensor]) -> list[Tensor]:
         """Orthogonal matrices, placed and sharded as their averages are."""
         found: list[Tensor] = list(averages)
-        sharded = [index for index, average in enumerate(averages) if isinstance(average, DTensor)]
-        whole = [index for index in range(len(averages)) if index not in sharded]
+        by_rows: dict[tuple[Any, int], list[int]] = {}
+        whole = []
+        for index, average in enumerate(averages):
+            if isinstance(average, DTensor):
+                by_rows.setdefault((average.device_mesh, _rows_dimension(average)), []).append(index)
+            else:
+                whole.append(index)
         for index, direction in zip(whole, self._orthogonalized([averages[i] for i in whole]), strict=True):
             found[index] = direction
-        if sharded:
-            parts = [average for average in averages if isinstance(average, DTensor)]
-            for index, direction in zip(sharded, self._taking_turns(parts), strict=True):
-                found[index] = direction
+        for (mesh, dimension), indices in by_rows.items():
+            parts = [average for average in (averages[i] for i in indices) if isinstance(average, DTensor)]
+            group = mesh.get_group(dimension)
+            num_ranks = dist.get_world_size(group)
+            for start in range(0, len(parts), num_ranks):  # a rank holds one whole matrix at a time
+                turn = slice(start, start + num_ranks)
+                for index, direction in zip(indices[turn], self._taking_turns(parts[turn], group), strict=True):
+                    found[index] = direction
         return found
 
     def _orthogonalized(self, matrices: list[Tensor]) -> list[Tensor]:
@@ -153,17 +162,52 @@ class Muon(torch.optim.Optimizer):
                 found[index] = direction
         return found
 
-    def _taking_turns(self, parts: list[DTensor]) -> list[DTensor]:
-        """Those of sharded matrices: every rank is the worker of each so manieth matrix, so that none does all."""
-        num_ranks, me = dist.get_world_size(), dist.get_rank()
-        found: list[DTensor] = []
-        for start in range(0, len(parts), num_ranks):  # no more than so many whole matrices at once
-            turn = parts[start : start + num_ranks]
-            full = [part.full_tensor() for part in turn]
-            if me < len(full):
-                full[me] = self._orthogonalized([full[me]])[0].to(full[me].dtype).contiguous()
-            for worker, (part, matrix) in enumerate(zip(turn, full, strict=True)):
-                if num_ranks > 1:
-                    dist.broadcast(matrix, src=worker)
-                found.append(distribute_tensor(matrix, part.device_mesh, part.placements, src_data_rank=None))
-        return found
+    def _taking_turns(self, parts: list[DTensor], group: dist.ProcessGroup) -> list[DTensor]:
+        """Those of no more sharded matrices than there are ranks: each rank gathers one and makes it orthogonal."""
+        me, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        averages = [part.to_local().contiguous() for part in parts]
+        directions = [torch.empty_like(local) for local in averages]
+        mine = averages[me].new_empty(parts[me].shape) if me < len(parts) else None
+        rows = [] if mine is None else _rows_by_rank(mine, num_ranks)
+        _exchange(averages, rows, me, group)
+        if mine is not None:
+            mine.copy_(self._orthogonalized([mine])[0])
+        _exchange(rows, directions, me, group)
+        return [
+            DTensor.from_local(
+                local, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+            )
+            for local, part in zip(directions, parts, strict=True)
+        ]
+
+
+def _rows_dimension(part: DTensor) -> int:
+    """The dimension of the mesh over which a matrix's rows are sharded.
+
+    Raises:
+        ValueError: it is sharded otherwise.
+    """
+    over = [dimension for dimension, placement in enumerate(part.placements) if not placement.is_replicate()]
+    if len(over) != 1 or not part.placements[over[0]].is_shard(0):
+        raise ValueError(f"placements = {part.placements}: Muon needs matrices sharded by rows over one dimension")
+    return over[0]
+
+
+def _rows_by_rank(matrix: Tensor, num_ranks: int) -> list[Tensor]:
+    """Views of the rows that each rank holds: as many each, but the last ones fewer or none."""
+    pieces = list(torch.chunk(matrix, num_ranks))
+    return [*pieces, *[matrix[:0]] * (num_ranks - len(pieces))]
+
+
+def _exchange(sent: list[Tensor], received: list[Tensor], me: int, group: dist.ProcessGroup) -> None:
+    """Send the k-th tensor to the k-th rank of a group, and receive the k-th from it; empty ones are not sent."""
+    operations = []
+    for index in range(max(len(sent), len(received))):
+        peer = dist.get_global_rank(group, index)
+        for tensors, operation in ((sent, dist.isend), (received, dist.irecv)):
+            if index != me and index < len(tensors) and tensors[index].numel():
+                operations.append(dist.P2POp(operation, tensors[index], peer, group))
+    if me < min(len(sent), len(received)):
+        received[me].copy_(sent[me])
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()

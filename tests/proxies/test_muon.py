@@ -2,8 +2,12 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
+import muon_ranks
 import pytest
 import torch
 from proxy_cases import TINY, run_spec
@@ -251,3 +255,13 @@ def test_specs_without_it_keep_their_identity(store):
     plain = canon.to_json(run_spec(store.manifest.data_id))
     assert "muon_rate" not in plain["parametrization"]
     assert "momentum" not in plain["hparams"]
+
+
+def test_sharded_over_three_ranks_it_is_the_whole_matrix(tmp_path):
+    """Rows that the ranks do not divide, and fewer rows than ranks."""
+    script, out = Path(__file__).with_name("muon_ranks.py"), tmp_path / "found.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", script, out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for one, whole in zip(torch.load(out, weights_only=True), muon_ranks.stepped(lambda t: t), strict=True):
+        assert float((one - whole).abs().max()) < 1e-6
