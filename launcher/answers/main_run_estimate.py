@@ -165,7 +165,9 @@ def _main(main: dict[str, Any]) -> str:
     mfu = f"{_span(machine['mfu'])}, convention {machine['mfu_convention']} ({machine['mfu']['source']})"
     lines = [
         f"main run: {_size(main)}, {main['batch_tokens']} a step",
-        "FLOPs: " + ", ".join(f"{name} {value:.4g}" for name, value in main["flops"].items()),
+        "FLOPs: "
+        + ", ".join(f"{name} {value:.4g}" for name, value in main["flops"].items())
+        + (f"; the optimizer's own, in the hours too: {main['optimizer_flops']:.4g}" * bool(main["optimizer_flops"])),
         f"on {gpus} at MFU {mfu} while it trains: {_span(main['step_seconds'])} s a step",
         f"all hours paid: {_span(main['gpu_hours'])} GPU-hours, {_span(main['days'])} days, by a share of "
         f"{_span(machine['utilization'])} ({machine['utilization']['source']}), "

@@ -18,6 +18,7 @@ from launcher.plan.calibration_records import Calibration, ModeRequest, Part
 from launcher.plan.study import Study
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
+from proxies.core.muon import optimizer_flops
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from sweeps.run.pool import num_cores
@@ -46,7 +47,9 @@ class Speeds:
     def of(self, spec: RunSpec, part: Part = "proxy") -> Span:
         """For runs like this one, of the ladder or of any other stage: what was chosen for each may differ."""
         if not self.measured:
-            return self.assumed
+            own = optimizer_flops(spec.optimizer, spec.shape)  # which takes time, and is none of the run's FLOPs
+            trained = float(flops_per_token(spec.shape) * spec.batch_tokens)
+            return replace(self.assumed.scaled(trained / (trained + own)), source=self.assumed.source)
 
         def far(asked: ModeRequest) -> tuple[float, bool, bool]:
             ratio = _step_flops(asked) / (flops_per_token(spec.shape) * spec.batch_tokens)
@@ -218,7 +221,7 @@ def planned_main_run(study: Study) -> MainRun:
     shape = study.shape(target.width).at_depth(target.depth)
     return MainRun(
         shape=shape, num_tokens=target.duration, batch_tokens=target.batch, precision=launch.precision,
-        layout=planned_parallelism(launch),
+        layout=planned_parallelism(launch), optimizer=study.plan.proxy.optimizer,
     )  # fmt: skip
 
 

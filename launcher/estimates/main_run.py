@@ -14,6 +14,8 @@ from launcher.frozen.frozen import Parallelism
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
+from proxies.core.muon import optimizer_flops
+from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
 from proxies.core.shape import Shape
 from proxies.core.spec import Precision
 
@@ -25,7 +27,9 @@ from proxies.core.spec import Precision
 # `RESERVED` stands for them when a plan must fit.
 
 MASTER_BYTES = 4
-"""Bytes of a weight, of its gradient once reduced, and of each of AdamW's two moments."""
+"""Bytes of a weight, of its gradient once reduced, and of each moment of the optimizer."""
+MATRIX_BYTES = 16
+"""Bytes a weight of a matrix that Muon makes orthogonal: gathered, stacked, and what the iteration holds."""
 RESERVED = 0.1
 """Share of a device's memory left to what is not counted."""
 
@@ -76,22 +80,24 @@ def kept_per_token(shape: Shape, checkpointing: Recomputed, compute_bytes: int) 
 
 
 def memory_per_rank(
-    shape: Shape, degrees: Parallelism, precision: Precision, num_sequences: int = 1, num_microbatches: int = 1
-) -> Memory:
+    shape: Shape, degrees: Parallelism, precision: Precision, num_sequences: int = 1, num_microbatches: int = 1,
+    optimizer: OptimizerName = DEFAULT,
+) -> Memory:  # fmt: skip
     """The fullest moment of the fullest rank, with passes of so many sequences.
 
     From the second of `num_microbatches` passes of a step on, the shards of the gradients are held throughout.
     """
     stages = [
-        _moments(shape, degrees, precision, index, num_sequences, num_microbatches)
+        _moments(shape, degrees, precision, index, num_sequences, num_microbatches, optimizer)
         for index in {0, degrees.pipeline - 1}
     ]
     return max((moment for stage in stages for moment in stage), key=lambda moment: moment.total_bytes)
 
 
 def _moments(
-    shape: Shape, degrees: Parallelism, precision: Precision, index: int, num_sequences: int, num_microbatches: int
-) -> list[Memory]:
+    shape: Shape, degrees: Parallelism, precision: Precision, index: int, num_sequences: int, num_microbatches: int,
+    optimizer: OptimizerName,
+) -> list[Memory]:  # fmt: skip
     """The four fullest moments of a rank: the loss, the last block's backward pass, its end, the optimizer's step.
 
     The first stage holds the embedding and most micro-batches, the last one the readout and one.
@@ -105,6 +111,11 @@ def _moments(
     mine = block * (shape.num_layers // degrees.pipeline) + root
     mine, root_shard = (each / (degrees.data_parallel_shard * degrees.context) * MASTER_BYTES for each in (mine, root))
     held = mine if num_microbatches > 1 else 0.0
+    kind = OPTIMIZERS[optimizer]
+    kept_moments = kind.num_moments * (mine - root_shard) + OPTIMIZERS[DEFAULT].num_moments * root_shard
+    # Of what is stepped: torch's foreach AdamW holds one more copy, Muon two of matrices, and one of them whole.
+    copies = 2 * mine - root_shard if kind.rates_by_shape else mine
+    whole = MATRIX_BYTES * shape.width * max(shape.width, shape.ffn_width) * kind.rates_by_shape
     # Bytes of one micro-batch: kept by a block; recomputed, and of gradients, in its backward pass; kept by the end.
     tokens = num_sequences * shape.seq_len / degrees.context
     kept = kept_per_token(shape, degrees.activation_checkpointing, c)
@@ -116,30 +127,27 @@ def _moments(
     activations = in_flight * (shape.num_layers // degrees.pipeline * (tokens / tp * kept) + end)
     return [
         Memory(
-            moment="the loss's backward pass", weights_bytes=mine, optimizer_bytes=2 * mine, gradients_bytes=held,
+            moment="the loss's backward pass", weights_bytes=mine, optimizer_bytes=kept_moments, gradients_bytes=held,
             gathered_bytes=c * root, activations_bytes=activations, logits_bytes=12.0 * logits,
         ),
         Memory(
-            moment="the last block's backward pass", weights_bytes=mine, optimizer_bytes=2 * mine,
+            moment="the last block's backward pass", weights_bytes=mine, optimizer_bytes=kept_moments,
             gradients_bytes=held + c * (last * table + block), gathered_bytes=c * (root + 2 * block),
             activations_bytes=activations + again, logits_bytes=0.0,
         ),
         Memory(
-            moment="the end of the backward pass", weights_bytes=mine, optimizer_bytes=2 * mine,
+            moment="the end of the backward pass", weights_bytes=mine, optimizer_bytes=kept_moments,
             gradients_bytes=max(held, mine - root_shard) + (c + MASTER_BYTES) * root + c * table,
             gathered_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0,
         ),
-        # torch's foreach AdamW holds one more copy of what it steps.
         Memory(
-            moment="the optimizer's step", weights_bytes=mine, optimizer_bytes=3 * mine, gradients_bytes=mine,
-            gathered_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0,
+            moment="the optimizer's step", weights_bytes=mine, optimizer_bytes=kept_moments + copies,
+            gradients_bytes=mine, gathered_bytes=whole, activations_bytes=0.0, logits_bytes=0.0,
         ),
     ]  # fmt: skip
 
 
 GIGA = 1e9
-CHECKPOINT_BYTES = 12
-"""Bytes a parameter takes: its float32 weight and AdamW's two moments."""
 KEPT_CHECKPOINTS = 3
 """Two that are complete, and one that is being written."""
 WIDE = 10.0
@@ -156,6 +164,20 @@ class MainRun:
     precision: Precision
     layout: Parallelism
     """From a frozen config, or a plan's `[launch]`."""
+    optimizer: OptimizerName = DEFAULT
+
+    @property
+    def optimizer_flops(self) -> float:
+        """What the optimizer's own products add over the run: hours count them, `flops` does not."""
+        return optimizer_flops(self.optimizer, self.shape) * self.num_tokens / self.batch_tokens
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of float32 weights and moments."""
+        params = count_params(self.shape)
+        moments = OPTIMIZERS[self.optimizer].num_moments * params.non_embedding
+        moments += OPTIMIZERS[DEFAULT].num_moments * (params.total - params.non_embedding)
+        return MASTER_BYTES * (params.total + moments)
 
     @property
     def flops(self) -> dict[str, float]:
@@ -192,8 +214,9 @@ def estimate_main(run: MainRun, given: MachineOptions) -> MainEstimate:
     machine, memory = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION)), None
     if not layout_problems(run.layout, run.shape, run.batch_tokens):
         passes = microbatches(run.layout, run.shape, run.batch_tokens)
-        memory = memory_per_rank(run.shape, run.layout, run.precision, *passes)
-    flops = exactly(run.flops[MFU_CONVENTION])
+        memory = memory_per_rank(run.shape, run.layout, run.precision, *passes, optimizer=run.optimizer)
+    # A measured throughput has the optimizer's share in it.
+    flops = exactly(run.flops[MFU_CONVENTION] + (0.0 if machine.measured else run.optimizer_flops))
     share = paid_share(machine, count_params(run.shape).total)
     steps, paid = (gpu_hours(flops, machine.peak_flops, each) for each in (machine.mfu, share))
     return MainEstimate(
@@ -215,6 +238,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "tokens": run.num_tokens,
         "batch_tokens": run.batch_tokens,
         "flops": run.flops,
+        "optimizer_flops": run.optimizer_flops,
         "machine": {
             "gpu": machine.name, "num_gpus": machine.num_gpus, "peak_flops": machine.peak_flops,
             "memory_gb": machine.memory_gb, "mfu": machine.mfu.told(), "mfu_convention": MFU_CONVENTION,
@@ -228,7 +252,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "parallelism": dataclasses.asdict(run.layout)
         | {"microbatch_sequences": num_sequences, "num_microbatches": num_microbatches},
         "memory": None if held is None else dataclasses.asdict(held) | {"total_bytes": held.total_bytes},
-        "disk_bytes": KEPT_CHECKPOINTS * CHECKPOINT_BYTES * params,
+        "disk_bytes": KEPT_CHECKPOINTS * run.checkpoint_bytes,
         "warnings": _warnings(found),
     }  # fmt: skip
     return cast(dict[str, Json], canon.to_json(body))

@@ -101,6 +101,7 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
     run = MainRun(
         shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
         precision="float32" if decision.precision == "float64" else decision.precision, layout=decision.parallelism,
+        optimizer=decision.optimizer,
     )  # fmt: skip
     return None, {"digest": decision.digest}, run
 

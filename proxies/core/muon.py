@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxies.core.numbers import Kind, kind_of
+from proxies.core.optimizers import OPTIMIZERS, OptimizerName
 from proxies.core.shape import Shape, parameter_shapes
 
 MuonRate = Literal["none", "original", "match_rms_adamw", "spectral", "unit_rms"]
@@ -68,8 +69,12 @@ def iteration_flops(size: tuple[int, ...]) -> float:
     return NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
 
 
-def newton_schulz_flops(shape: Shape) -> float:
-    """FLOPs that Newton-Schulz adds to every optimizer step of a model, whatever its batch."""
+def optimizer_flops(optimizer: OptimizerName, shape: Shape) -> float:
+    """FLOPs that an optimizer adds to every step of a model, whatever its batch: Newton-Schulz's. Not part of a run's
+    training FLOPs (`proxies.core.flops`); times and hours count them.
+    """
+    if not OPTIMIZERS[optimizer].rates_by_shape:
+        return 0.0
     return sum(
         iteration_flops(size) for name, size in parameter_shapes(shape).items() if stepped_by_muon(kind_of(name), size)
     )

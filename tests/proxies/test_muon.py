@@ -14,7 +14,7 @@ from proxy_cases import TINY, run_spec
 from torch.optim._muon import _adjust_lr
 
 from proxies.core import canon
-from proxies.core.muon import WIDTH_POWERS, iteration_flops, newton_schulz_flops, shape_factor
+from proxies.core.muon import WIDTH_POWERS, iteration_flops, optimizer_flops, shape_factor
 from proxies.core.powers import Ratios
 from proxies.core.rules import named, scaling
 from proxies.core.spec import Numerics
@@ -247,7 +247,8 @@ def test_its_flops_are_those_of_its_products():
     """Five iterations: x x^T, (x x^T)^2 and their product with x, 2 FLOPs a multiplication."""
     assert iteration_flops((8, 24)) == iteration_flops((24, 8)) == 5 * (2 * 8 * 8 * 24 * 2 + 2 * 8**3)
     per_block = sum(map(iteration_flops, [(16, 16), (8, 16), (8, 16), (16, 16), (32, 16), (32, 16), (16, 32)]))
-    assert math.isclose(newton_schulz_flops(TINY), per_block)
+    assert math.isclose(optimizer_flops("muon", TINY), per_block)
+    assert optimizer_flops("adamw", TINY) == 0
 
 
 def test_specs_without_it_keep_their_identity(store):

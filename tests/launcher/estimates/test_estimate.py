@@ -169,3 +169,19 @@ def test_a_frozen_config_is_estimated_as_frozen(tmp_path):
     assert ask("estimate", path, "--set", "target.budget_flops=1e12")[0] == 2
     path.write_text(path.read_text().replace('"batch_tokens": ', '"batch_tokens": 1'))
     assert ask("estimate", path)[0] == 5
+
+
+def test_muon_keeps_one_moment_of_matrices_and_its_products_take_time():
+    adamw, muon = EIGHT, dataclasses.replace(EIGHT, optimizer="muon")
+    options = MachineOptions(gpu="H100", num_gpus=8, price_usd=None, tokens_per_gpu_second=None)
+    one, other = (estimate_main(run, options) for run in (adamw, muon))
+    added = muon.optimizer_flops / adamw.flops["causal"]
+    assert 0.001 < added < 0.01  # an 8B model at four million tokens a step
+    assert other.gpu_hours.value == pytest.approx(one.gpu_hours.value * (1 + added), rel=1e-6)
+    assert other.run.flops == one.run.flops
+    # Of three numbers a weight, two in the blocks: 6.5 of its 8.03 billion parameters are there.
+    assert 0.7 < muon.checkpoint_bytes / adamw.checkpoint_bytes < 0.76
+    held = [memory_per_rank(EIGHT.shape, EIGHT.layout, "bfloat16", optimizer=name) for name in ("adamw", "muon")]
+    assert held[1].optimizer_bytes < held[0].optimizer_bytes
+    measured = dataclasses.replace(options, tokens_per_gpu_second=10_000.0)
+    assert estimate_main(adamw, measured).gpu_hours == estimate_main(muon, measured).gpu_hours
