@@ -267,7 +267,7 @@ def _search_problems(plan: Plan) -> list[str]:
         f"proxy.command lacks {{{hyperparameter_named(name).told_as}}}: the search varies {name}; name it, or do not "
         "search it"
         for name in dict.fromkeys([*search.axes, *search.choices, *search.can_be_off])
-        if not plan.reaches(name)
+        if plan.command is not None and not plan.reaches(name)
     ]
 
 

@@ -16,10 +16,11 @@ SCHEMA_LINE = "#:schema ./plan.schema.json"
 
 
 SHOWN = frozenset({
-    "data.path", "model.num_layers", "model.seq_len", "proxy.parametrization", "proxy.base_width", "proxy.batch_tokens",
-    "proxy.num_steps", "proxy.schedule", "search.num_trials", *(f"search.{one.name}" for one in SET_BY["search"]),
-    "transfer.widths", "transfer.durations", "transfer.margin_nats", "ladder.widths", "ladder.num_steps",
-    "target.budget_flops", "target.batch_tokens", "cluster.num_workers", "launch.data_parallel_shard",
+    "data.path", "model.num_layers", "model.seq_len", "proxy.parametrization", "proxy.optimizer", "proxy.base_width",
+    "proxy.batch_tokens", "proxy.num_steps", "proxy.schedule", "search.num_trials",
+    *(f"search.{one.name}" for one in SET_BY["search"]), "transfer.widths", "transfer.durations",
+    "transfer.margin_nats", "ladder.widths", "ladder.num_steps", "target.budget_flops", "target.batch_tokens",
+    "cluster.num_workers", "launch.data_parallel_shard",
 })  # fmt: skip
 """What people change in a plan, and `forerun init` always writes."""
 

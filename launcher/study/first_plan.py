@@ -23,7 +23,8 @@ from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
-from proxies.core.hyperparameters import hyperparameter_named
+from proxies.core.hyperparameters import BESIDE, LEARNING_RATE, has_it, hyperparameter_named
+from proxies.core.optimizers import DEFAULT, OptimizerName
 from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
 
@@ -114,6 +115,7 @@ class Request:
     gpu: str | None = None
     num_gpus: int | None = None
     usd_per_gpu_hour: float | None = None
+    optimizer: OptimizerName = DEFAULT
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -160,6 +162,15 @@ def first_plan(request: Request, data: str) -> FirstPlan:
     budget = preset.budget_flops if request.budget_flops is None else request.budget_flops
     values["data"] = {"path": data}
     values["target"] = values.get("target", {}) | {"budget_flops": budget}
+    if request.optimizer != DEFAULT:
+        values.setdefault("proxy", {})["optimizer"] = request.optimizer
+        beside = BESIDE[LEARNING_RATE]
+        if has_it(request.optimizer, beside):  # two rates: both are searched, and tested over width
+            ranges = Plan().search.learning_rate
+            values.setdefault("search", {})["axes"] = {beside: values["search"].get(LEARNING_RATE, ranges)}
+            values.setdefault("transfer", {}).setdefault("hyperparameters", Plan().transfer.hyperparameters)
+            tested = cast(dict[str, tuple[str, ...]], values["transfer"]["hyperparameters"])
+            values["transfer"]["hyperparameters"] = {**tested, beside: ("width",)}
     if request.gpu is not None:
         values["launch"]["gpu"] = gpu(request.gpu)[0]
     if request.usd_per_gpu_hour is not None:
@@ -217,7 +228,7 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         if machine.price_usd is None:
             raise SpecError("Budget", [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"])
         share = paid_share(machine, count_params(run.shape).total)
-        hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
+        hours = gpu_hours(exactly(run.flops[MFU_CONVENTION] + run.optimizer_flops), machine.peak_flops, share)
         usd = hours.times(machine.price_usd).value
         budget = min(1e30, max(1.0, budget * request.budget_usd / usd))
     price = machine.price_usd

@@ -11,6 +11,7 @@ import click
 from launcher.cli.options import AMOUNT, answer, json_option, plan_argument, set_option
 from launcher.plan.presets import PRESETS
 from proxies.core import canon
+from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 @click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
 @click.option("--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo.")
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default=DEFAULT, show_default=True,
+              help="What steps the weights; under muon two learning rates are searched and tested.")  # fmt: skip
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
 @click.option(

@@ -8,7 +8,7 @@ from tiny_study import ask, forerun, write_plan
 
 from launcher.base.reference import MODELS
 from launcher.calibration.study_cost import num_workers
-from launcher.estimates.machine import MachineOptions, machine_of
+from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, machine_of
 from launcher.estimates.main_run import MainRun, estimate_main, main_body, memory_per_rank
 from launcher.estimates.utilization import PROGRESS
 from launcher.frozen.frozen import Parallelism
@@ -175,7 +175,7 @@ def test_muon_keeps_one_moment_of_matrices_and_its_products_take_time():
     adamw, muon = EIGHT, dataclasses.replace(EIGHT, optimizer="muon")
     options = MachineOptions(gpu="H100", num_gpus=8, price_usd=None, tokens_per_gpu_second=None)
     one, other = (estimate_main(run, options) for run in (adamw, muon))
-    added = muon.optimizer_flops / adamw.flops["causal"]
+    added = muon.optimizer_flops / adamw.flops[MFU_CONVENTION]
     assert 0.001 < added < 0.01  # an 8B model at four million tokens a step
     assert other.gpu_hours.value == pytest.approx(one.gpu_hours.value * (1 + added), rel=1e-6)
     assert other.run.flops == one.run.flops
