@@ -3,8 +3,8 @@
     python benchmarks/muon.py --json benchmarks/results/muon.json
 
 Distance: runs of the demo's proxies at width 64, 200 steps, whose Newton-Schulz computes in float32, as on a CPU, or in
-bfloat16, as on a GPU and in torch.optim.Muon; told is how far their losses part, beside how far two seeds do. Rules: the
-demo's search and its test over width by each rule (`muon_rate`), with four seeds a rate; some 6 minutes each on two
+bfloat16, as on a GPU and in torch.optim.Muon; told is how far their losses part, beside how far two seeds do. Rules:
+the demo's search and its test over width by each rule (`muon_rate`), with four seeds a rate; some 6 minutes each on two
 cores. Rules that the file has are not measured again. `spectral` is `match_rms_adamw` at five times the rate, the same
 function, and is left out.
 """

@@ -231,7 +231,9 @@ def _cause(measured: Measured, setting: CheckSettings, start: Outcome, update: O
     if role == "hidden":
         gain = ruled(fitted(measured.gain[0], setting.points, setting.level), (0.0, 0.0))
         said = [f"{INITIAL_STD} {_FALSE_SCALING[gain]} with fan-in"] if start in FLAGGED and gain in FLAGGED else []
-        said += [f"hidden matrices' learning rate {_FALSE_SCALING[update]} with {along}"] if update in FLAGGED else []
+        grows = setting.parametrization.by_muon and update == "blows_up"  # Muon's must stay, and not shrink
+        word = "grows" if grows else _FALSE_SCALING.get(update, "")
+        said += [f"hidden matrices' learning rate {word} with {along}"] if update in FLAGGED else []
         return "; ".join(said)
     if role == "embedding" and start in FLAGGED:
         return f"the embedding's initial std {'grows' if start == 'blows_up' else 'shrinks'} with {along}"

@@ -42,7 +42,7 @@ class Anchor:
                 here.setattr(planted, "BASE", dataclasses.replace(BASE, tied=True))
             if mistaken:
                 self.plant(here)
-            return planted.check(store, **self.setting, **(self.wrong if mistaken else {}))
+            return planted.check(store, **{**self.setting, **(self.wrong if mistaken else {})})
 
     def number(self, found):
         """Slope of the statistic per doubling of width, with its interval: (slope, low, high)."""
@@ -96,6 +96,7 @@ def gradient_spike(patch, *, at_step, times):
 
 
 HIDDEN_RATE = "hidden matrices' learning rate does not shrink with width"
+MUON = {rate: named("mup", muon_rate=rate) for rate in ("original", "match_rms_adamw")}
 TARGETS_OWN = [BASE.at_width(16)] * 3 + [BASE.at_width(128)]
 ANCHORS = (
     Anchor(
@@ -130,6 +131,14 @@ ANCHORS = (
         plant=growing_tied_std,
     ),
     Anchor(
+        name="Muon by match_rms_adamw",
+        says="hidden matrices' learning rate grows with width",
+        layer="layers.0.attention.wq",
+        reads="update",
+        setting={"optimizer": "muon", "parametrization": MUON["original"]},
+        wrong={"parametrization": MUON["match_rms_adamw"]},
+    ),
+    Anchor(
         name="scheduler overwrites group rates when it is made",
         says=HIDDEN_RATE,
         layer="layers.0.attention.wq",
@@ -161,8 +170,10 @@ SWEEP_RATES = tuple(float(octave) for octave in range(-9, -1))
 SWEEP_STEPS = 100
 
 
-def sweep(store, *, own_base=(), rates=None, num_seeds=4, clip_norm=1.0):
-    """Real runs at every width and rate, a bank per width: one `Point` each. `own_base`: widths given themselves."""
+def sweep(store, *, own_base=(), rates=None, num_seeds=4, clip_norm=1.0, **changes):
+    """Real runs at every width and rate, a bank per width: one `Point` each. `own_base`: widths given themselves;
+    `changes` of each run.
+    """
     points = []
     for width in SWEEP_WIDTHS:
         shape = SWEEP_BASE.at_width(width)
@@ -172,11 +183,11 @@ def sweep(store, *, own_base=(), rates=None, num_seeds=4, clip_norm=1.0):
                 store.manifest.data_id, shape=shape, base_shape=shape if width in own_base else SWEEP_BASE,
                 learning_rate=2.0**rate, clip_norm=clip_norm, seed=seed, num_slots=len(cells),
                 schedule=Schedule(kind="cosine", num_steps=SWEEP_STEPS, warmup_steps=SWEEP_STEPS // 10),
-                batch_tokens=8 * shape.seq_len,
+                batch_tokens=8 * shape.seq_len, **changes,
             )
             for rate, seed in cells
         ]  # fmt: skip
-        engine = Bank(shape, specs[0].batch_tokens, specs[0].numerics, store)
+        engine = Bank(shape, specs[0].batch_tokens, specs[0].numerics, store, optimizer=specs[0].optimizer)
         for slot, spec in enumerate(specs):
             engine.admit(slot, spec)
         losses = {}

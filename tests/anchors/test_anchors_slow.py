@@ -10,6 +10,7 @@ import time
 import pytest
 from anchors import (
     ANCHORS,
+    MUON,
     SWEEP_WIDTHS,
     gradient_spike,
     overwritten_rates,
@@ -49,6 +50,19 @@ def test_without_a_mistake_the_rate_holds(store):
     told("none: mup", "verdict", number, time.perf_counter() - began)
     assert found.outcome == "holds"
     assert abs(found.drift.value) < 0.2
+
+
+def test_match_rms_adamw_drifts_by_half_an_octave_a_doubling_against_original(store):
+    """A step's elements stay as large, so its spectral norm grows as the root of the width."""
+    drifts = {}
+    for rate in ("original", "match_rms_adamw"):
+        began = time.perf_counter()
+        points = sweep(store, optimizer="muon", parametrization=MUON[rate], adamw_learning_rate=2.0**-6)
+        found = verdict(points)
+        told(f"Muon by {rate}", "verdict", verdict_said(found), time.perf_counter() - began)
+        drifts[rate] = found.drift
+        assert (found.outcome == "drifts") == (rate == "match_rms_adamw")
+    assert drifts["match_rms_adamw"].value - drifts["original"].value == pytest.approx(-0.5, abs=0.25)
 
 
 @pytest.mark.parametrize(
