@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from trainer_venv import interpreter
 
+from launcher.plan.file import load_plan
 from launcher.study.stages import bank_key
 from launcher.study.study_folder import plan_study
 from launcher.workers.host import HostFactory
@@ -26,6 +27,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def own_python(monkeypatch):
     """The example says `python`: this one."""
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+
+
+@pytest.mark.parametrize("plan", sorted(EXAMPLES.glob("*/plan.toml")), ids=lambda path: path.parent.name)
+def test_every_plan_is_a_plan(plan):
+    load_plan(plan)
 
 
 @pytest.mark.usefixtures("own_python")
