@@ -57,7 +57,7 @@ def test_it_asks_for_what_was_published(study):
     assert (run.hparams.clip_norm, run.hparams.weight_decay, run.batch_tokens) == (1.0, 0.1, 32 * 1024)
     assert (run.shape.num_layers, run.shape.head_dim, run.shape.ffn_width) == (2, 64, 4 * 256)
     assert run.numerics.num_slots == 1
-    assert study.target_width_guess == 4096
+    assert study.target_shape_guess.width == 4096
 
 
 def runs_by_width(plan):

@@ -12,6 +12,7 @@ from launcher.study.gates import forecast_warnings, needs_text, open_gates
 from launcher.study.next_runs import deciding_command
 from launcher.study.own_model import own_text
 from launcher.views import tables
+from launcher.views.aspect import aspect_text
 from launcher.views.numbers import count, interval, listed, loss, number, words
 from launcher.views.transfer import estimate
 from proxies.core.hyperparameters import LEARNING_RATE
@@ -105,7 +106,9 @@ def choice_text(body: Any) -> str:
     """The chosen shape with its forecast, doubts about it first; empty before there is one."""
     if not body["choice"]:
         return ""
-    return "\n".join([*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}"])
+    aspect = body["choice"].get("aspect")
+    told = [f"depth: {body['choice']['shape']['num_layers']} layers, {aspect_text(aspect)}"] if aspect else []
+    return "\n".join([*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}", *told])
 
 
 def transfer_line(transfer: Any, outcome: str = "") -> str:

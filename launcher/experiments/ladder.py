@@ -53,17 +53,19 @@ class CheckedRung:
 def ladder_runs(
     study: Study, point: Params, powers: Mapping[Axis, float] | None = None, warmup: Rule = "share"
 ) -> list[RunSpec]:
-    """Every width at every duration and seed, at a point set at the base; its rate moves by these exponents, if any."""
+    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate moves by these
+    exponents, if any.
+    """
     ladder, plan = study.plan.ladder, study.plan
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
     runs = []
-    for width in ladder.widths:
+    for shape in (study.shape(width).at_depth(depth) for width in ladder.widths for depth in plan.ladder_depths(width)):
         for num_steps in ladder.num_steps:
             tokens = plan.num_tokens(num_steps, batch)
-            there = Sizes(width=width, depth=plan.model.num_layers, batch=batch, duration=tokens)
+            there = Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tokens)
             rate = transferred_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
             rung = study.run(
-                shape=study.shape(width), point=followed(study, warmup, {**point, "learning_rate": rate}, tokens),
+                shape=shape, point=followed(study, warmup, {**point, "learning_rate": rate}, tokens),
                 seed=ladder.seed, num_steps=num_steps, batch_tokens=batch, part="ladder",
             )  # fmt: skip
             runs += [dataclasses.replace(rung, seed=ladder.seed + number) for number in range(ladder.num_seeds)]
@@ -205,8 +207,14 @@ def check(
     outcome, words = _judge(tried, noise_nats, excess, margin_nats, level)
     return RungCheck(
         rung=checked.rung, tried=tried, noise_nats=noise_nats, excess=excess, outcome=outcome,
-        words=f"width {checked.rung.shape.width}, {checked.rung.schedule.num_steps} steps: {words}",
+        words=f"{_shape_words(checked.rung)}, {checked.rung.schedule.num_steps} steps: {words}",
     )  # fmt: skip
+
+
+def _shape_words(rung: RunSpec) -> str:
+    """A rung's width, with its layers where they are not the base's."""
+    layers = rung.shape.num_layers
+    return f"width {rung.shape.width}" + (f" of {layers} layers" if layers != rung.base_shape.num_layers else "")
 
 
 def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Excess | None:

@@ -136,7 +136,7 @@ def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
         return ()
     found: dict[Axis, Iterable[int]] = {
         "width": transfer.widths,
-        "depth": transfer.depths,
+        "depth": plan.tested_depths,
         "batch": (round(ratio * plan.proxy.batch_tokens) for ratio in transfer.batches),
         "duration": map(plan.num_tokens, _counts(study)),
     }

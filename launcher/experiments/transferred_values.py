@@ -167,11 +167,11 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
 
 def target_guess(study: Study) -> Sizes:
     """The target before any fit: the width that the budget suggests, and the tokens it leaves."""
-    plan, width = study.plan, study.target_width_guess
-    params = study.num_params(study.shape(width).at_depth(plan.target_num_layers))
+    plan, shape = study.plan, study.target_shape_guess
+    params = study.num_params(shape)
     batch = plan.target_batch_tokens
     tokens = plan.num_tokens(plan.target_steps(params), batch)
-    return Sizes(width=width, depth=plan.target_num_layers, batch=batch, duration=tokens)
+    return Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tokens)
 
 
 def _setting(study: Study, ledger: Ledger, won: SearchOutcome, target: Sizes | None = None) -> SharedSettings:

@@ -134,6 +134,34 @@ def ladder(report: Body) -> Panel:
     return draw("scaling", title, (_FLOPS, LOSS), paint, _WIDE)
 
 
+def aspect(report: Body) -> Panel:
+    """What the width per layer adds to the loss, in percent: rungs, the parabola and its band.
+
+    Raises:
+        MissingError: the ladder is no grid of widths and depths.
+    """
+    found = part(report, "choice", "the ladder has not ended")["aspect"]
+    if not found or not found["curve"]:
+        raise MissingError("the ladder is no grid of widths and depths")
+
+    def percent(log_loss: float) -> float:
+        return 100.0 * math.expm1(log_loss)
+
+    def paint(axes: Axes) -> None:
+        at = [math.log2(point["width_per_layer"]) for point in found["curve"]]
+        low, high = ([percent(point["interval"][end]) for point in found["curve"]] for end in (0, 1))
+        axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="interval")
+        axes.plot(at, [percent(point["log_loss"]) for point in found["curve"]], color=KINDS[0], linewidth=1.4)
+        seen = [(math.log2(one["width_per_layer"]), percent(one["log_loss"])) for one in found["points"]]
+        axes.plot(*zip(*seen, strict=True), MARKERS[0], color=INK, markersize=4, label="rungs")
+        axes.axvline(math.log2(found["width_per_layer"]), color=KINDS[1], linewidth=1.1, linestyle=DASHED,
+                     label="chosen")  # fmt: skip
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2**value:.3g}"))
+
+    title = "Loss against width per layer, parameters and tokens equal"
+    return draw("aspect", title, ("width per layer", "loss beyond the law (%)"), paint, _WIDE)
+
+
 def _room(seen: Sequence[float], predicted: Any, frontier: Sequence[Any]) -> tuple[float, float]:
     """Limits in nats that hold what was measured and predicted: a band that explodes must not flatten it."""
     low, high = min(seen, default=1.0), max(seen, default=1.0)

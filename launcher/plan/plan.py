@@ -35,6 +35,7 @@ from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
+from scaling_fits.allocation.shapes import layers_of
 from sweeps.run.budget import BudgetCaps
 from sweeps.search.space import Params, SearchSpace
 
@@ -248,8 +249,34 @@ class Plan(Section):
 
     @property
     def target_num_layers(self) -> int:
-        """Layers of the main run."""
+        """Layers of the main run, where its depth is not chosen with its width."""
         return self.target.num_layers or self.model.num_layers
+
+    def ladder_depths(self, width: int) -> tuple[int, ...]:
+        """Layers of the ladder's rungs of a width."""
+        if self.ladder.width_per_layer:
+            return (layers_of(width, self.ladder.width_per_layer),)
+        return tuple(sorted(self.ladder.depths)) or (self.model.num_layers,)
+
+    @property
+    def scales_depth(self) -> bool:
+        """Whether the ladder's rungs differ in depth."""
+        return bool(self.ladder.width_per_layer or self.ladder.depths)
+
+    @property
+    def width_per_layer(self) -> float:
+        """Of the main run, where its depth is chosen with its width: the ladder's rule, or, until the fit of a grid
+        says which is best, the base's; 0: its depth is given.
+        """
+        if self.target.num_layers or not self.scales_depth:
+            return 0.0
+        return self.ladder.width_per_layer or self.proxy.base_width / self.model.num_layers
+
+    @property
+    def tested_depths(self) -> tuple[int, ...]:
+        """Depths at which the learning-rate curve is measured: a plan that scales depth tests it."""
+        own = self.model.num_layers
+        return self.transfer.depths or ((own, 2 * own) if self.scales_depth else ())
 
     def factory(self, source_sha256: str) -> Factory:
         """The user's own model; its source has that sha256."""
@@ -311,11 +338,12 @@ class Plan(Section):
         assert isinstance(search, dict)
         proxy = plain["proxy"]
         assert isinstance(proxy, dict)
-        rules = proxy["rules"]
-        assert isinstance(rules, dict)
+        rules, ladder = proxy["rules"], plain["ladder"]
+        assert isinstance(rules, dict) and isinstance(ladder, dict)
         # Studies that began before there was this key go on.
         for section, name, default in (
             (search, "warm_start", []), (proxy, "dimensions", {}), (proxy, "describe", ""),
+            (ladder, "depths", []), (ladder, "width_per_layer", 0.0),
             (proxy, "optimizer", DEFAULT), (rules, "muon_rate", None), (rules, "muon_width_power", None),
             *((proxy, one.name, one.default) for one in SET_BY["proxy"] if one.optimizer),
         ):  # fmt: skip

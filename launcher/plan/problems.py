@@ -229,7 +229,7 @@ def _transfer_problems(plan: Plan) -> Iterator[str]:
     axes: dict[str, tuple[Sequence[float], float]] = {
         "duration": (transfer.durations, 1.0),
         "batch": (transfer.batches, 1.0),
-        "depth": (transfer.depths, plan.model.num_layers),
+        "depth": (plan.tested_depths, plan.model.num_layers),
     }
     for axis, (values, base) in axes.items():
         if values and (base not in values or len(values) < 2):
@@ -349,11 +349,21 @@ def _pruner_problems(plan: Plan) -> Iterator[str]:
 
 def _ladder_problems(plan: Plan) -> Iterator[str]:
     ladder, whole = plan.ladder, plan.model.seq_len * plan.batch_stages
-    num_rungs = len(ladder.widths) * len(ladder.num_steps)
+    num_rungs = sum(len(plan.ladder_depths(width)) for width in ladder.widths) * len(ladder.num_steps)
     if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
         yield (
             f"ladder: {len(ladder.widths)} widths, {len(ladder.num_steps)} durations, {num_rungs} rungs: "
             f"a law has five parameters, so there must be at least 2 of each and {MIN_RUNGS} rungs"
         )
+    if ladder.depths and ladder.width_per_layer:
+        yield f"ladder.width_per_layer = {ladder.width_per_layer:g}: ladder.depths is given too: give one of them"
+    rules = None if plan.command or _refusals("", lambda: plan.parametrization) else plan.parametrization
+    if plan.scales_depth and rules is not None and rules.depth_alpha is None:
+        yield (
+            f"ladder: its depth varies, and {rules} has no depth rule to carry the learning rate: must be completep, "
+            "completedp or umup, or proxy.rules = { depth_alpha = 1.0 }"
+        )
+    if plan.scales_depth and plan.command and not plan.command.reaches("num_layers"):
+        yield "proxy.command lacks {num_layers}: the ladder's depth varies"
     if ladder.batch_tokens % whole:
         yield f"ladder.batch_tokens = {ladder.batch_tokens}: must be a multiple of {whole} tokens"

@@ -263,6 +263,14 @@ class LadderSection(Section):
     widths: Annotated[tuple[Width, ...], Field(min_length=1), ONCE] = Field(
         (32, 48, 64, 96, 128), description="Model widths of the ladder."
     )
+    depths: Annotated[tuple[Count, ...], ONCE] = Field(
+        (), description="Depths of the ladder, in layers, each at every width; empty: model.num_layers."
+    )
+    width_per_layer: Annotated[float, Field(ge=0, le=10**5, allow_inf_nan=False)] = Field(
+        0.0,
+        description="Depth grows with width: a rung, and the main run, has width / width_per_layer layers, rounded; "
+        "0: not.",
+    )
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1), ONCE] = Field(
         (150, 400, 1000), description="Durations of the ladder's runs, in optimizer steps."
     )
@@ -301,7 +309,7 @@ class TargetSection(Section):
     )
     width_multiple: Count = Field(32, description="The chosen width is a multiple of this (and of the head dim).")
     num_layers: Annotated[int, Field(ge=0, le=10**4)] = Field(
-        0, description="Layers of the main run; 0: as the proxies."
+        0, description="Layers of the main run; 0: as the ladder scales depth, else as the proxies."
     )
     batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
         0, description="Tokens per optimizer step of the main run; 0: as the proxies."

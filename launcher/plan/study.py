@@ -23,7 +23,15 @@ from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
-from scaling_fits.allocation.shapes import MOST_PARAMS, ShapeRequest, Template, WidthCount, choose_shape
+from scaling_fits.allocation.shapes import (
+    MOST_PARAMS,
+    ShapeRequest,
+    Template,
+    WidthCount,
+    choose_shape,
+    counted_at,
+    per_layer,
+)
 from sweeps.search.space import Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -96,24 +104,27 @@ class Study:
         return proxy.parametrization != "sp" and told and bool(self.plan.transfer.control_widths)
 
     @property
-    def target_width_guess(self) -> int:
-        """The target's width before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
+    def target_shape_guess(self) -> Shape:
+        """The target's shape before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
         params = min(max(math.sqrt(self.plan.target.budget_flops / 120), 1.0), MOST_PARAMS)
         request = ShapeRequest(params=params, template=self.shape_template)
-        return choose_shape(request).option.shape.width
+        return choose_shape(request).option.shape
 
     @property
     def shape_template(self) -> Template:
-        """What the plan fixes of the main run's shape: all but its width, over which alone the ladder varies."""
+        """What the plan fixes of the main run's shape: all but its width and, where the ladder varies it, its depth."""
+        depth = self.plan.target_num_layers
+        several = len(self.counts) > 1
         return Template(
-            shape=self.base_shape.at_depth(self.plan.target_num_layers),
+            shape=self.base_shape.at_depth(depth),
             width_multiple=self.plan.target.width_multiple, tensor_parallel=self.plan.launch.tensor,
-            count=self.counts.get(self.plan.target_num_layers),
+            count=counted_at(self.counts, depth), width_per_layer=self.plan.width_per_layer or None,
+            per_layer=per_layer(self.counts) if self.plan.width_per_layer and several else None,
         )  # fmt: skip
 
     def num_params(self, shape: Shape) -> int:
         """N of a shape, in the laws and the budget 6 N D."""
-        counted = self.counts.get(shape.num_layers)
+        counted = counted_at(self.counts, shape.num_layers)
         return count_params(shape).total if counted is None else counted.params(shape.width)
 
     def hparams(self, point: Params) -> Hparams:

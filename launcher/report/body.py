@@ -24,6 +24,7 @@ from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.ladder_checks import checks_body
 from launcher.study.next_runs import next_runs
 from launcher.study.own_model import own_run
+from launcher.views.aspect import aspect_body
 from launcher.views.search import search_body
 from launcher.views.tables import fit_body, frontier_flops
 from proxies.core import canon
@@ -201,6 +202,7 @@ def _ladder(study: Study, found: StudyFindings, results: Mapping[str, RunResult]
         rungs.append(
             {
                 "width": spec.shape.width,
+                "num_layers": spec.shape.num_layers,
                 "params": params,
                 "tokens": spec.num_tokens,
                 "flops": 6.0 * params * spec.num_tokens,
@@ -238,6 +240,7 @@ def _choice(study: Study, found: StudyFindings) -> Json:
         "budget_flops": study.plan.target.budget_flops,
         "allocation": allocation_summary(choice.allocation, choice.batch_tokens),
         "shape": canon.to_json(choice.shape),
+        "aspect": aspect_body(choice),
         "params": params,
         "params_non_embedding": max(0, params - tables),
         "num_steps": choice.num_steps,

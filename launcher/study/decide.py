@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
 from launcher.plan.study import Study
 from launcher.study.history import ConcludedRun
 from proxies.core import canon
+from proxies.core.checks import SpecError
 from proxies.core.programs import PLACES
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
@@ -29,6 +31,8 @@ from transfer.verdict.rules import rule_of
 if TYPE_CHECKING:
     from proxies.core.numbers import ParameterNumbers
     from scaling_fits.allocation.allocate import Allocation
+    from scaling_fits.allocation.aspect import AspectTerm
+    from scaling_fits.allocation.shapes import ShapeOption
     from scaling_fits.forecast.loss_curves import FinishedRun
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
     from scaling_fits.laws.table import RunTable
@@ -44,6 +48,10 @@ class Choice:
     prediction: Prediction
 
     batch_tokens: int
+    aspect: AspectTerm | None = None
+    """What the width per layer adds to the loss, where the ladder is a grid that tells it."""
+    ends: tuple[Shape, Shape] | None = None
+    """Shapes at the ends of the interval of the optimal size, where the depth is chosen with the width."""
 
     @property
     def num_tokens(self) -> float:
@@ -106,8 +114,31 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
     return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
 
 
-def choose(study: Study, fit: FittedRuns) -> Choice:
-    """The shape and steps for the plan's budget: the fitted optimum, made whole.
+def aspect_of(study: Study, fit: FittedRuns, specs: Sequence[RunSpec], rungs: Sequence[RunResult]) -> AspectTerm | None:
+    """What the width per layer adds to the loss; None where the ladder is no grid of widths and depths, or too few."""
+    from scaling_fits.allocation.aspect import ShapedRun, aspect_term
+    from scaling_fits.forecast.uncertainty import predict
+
+    if not study.plan.ladder.depths:
+        return None
+    runs = [
+        ShapedRun(
+            params=(params := study.num_params(spec.shape)), tokens=spec.num_tokens, loss_nats=rung.loss_nats,
+            width_per_layer=spec.shape.width / spec.shape.num_layers,
+            predicted_nats=predict(fit, params, spec.num_tokens).loss_nats,
+        )
+        for spec, rung in zip(specs, rungs, strict=True)
+        if rung.loss_nats is not None
+    ]  # fmt: skip
+    try:
+        return aspect_term(runs, study.plan.transfer.level)
+    except SpecError:
+        return None
+
+
+def choose(study: Study, fit: FittedRuns, aspect: AspectTerm | None = None) -> Choice:
+    """The shape and steps for the plan's budget: the fitted optimum, made whole, at the width per layer that the plan
+    gives or that `aspect` determines.
 
     Raises:
         CannotTellError: the ladder identifies no law.
@@ -119,15 +150,39 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
 
     plan = study.plan
     allocation = allocate(fit, plan.target.budget_flops)
-    option = choose_shape(ShapeRequest(params=allocation.params, template=study.shape_template)).option
+    template = study.shape_template
+    free = template.width_per_layer is not None
+    if free and aspect is not None and aspect.determined:
+        template = dataclasses.replace(template, width_per_layer=aspect.best().value)
+
+    def shaped(params: float) -> ShapeOption:
+        return choose_shape(ShapeRequest(params=params, template=template)).option
+
+    option, ends = shaped(allocation.params), allocation.params_interval
     num_steps, batch_tokens = plan.target_steps(option.params), plan.target_batch_tokens
     return Choice(
         allocation=allocation,
         shape=option.shape,
         num_steps=num_steps,
         batch_tokens=batch_tokens,
-        prediction=predict(fit, option.params, plan.num_tokens(num_steps, batch_tokens)),
+        prediction=_by_shape(
+            predict(fit, option.params, plan.num_tokens(num_steps, batch_tokens)), aspect, option.aspect_ratio
+        ),
+        aspect=aspect,
+        ends=(shaped(ends[0]).shape, shaped(ends[1]).shape) if free and ends else None,
     )
+
+
+def _by_shape(prediction: Prediction, aspect: AspectTerm | None, width_per_layer: float) -> Prediction:
+    """The forecast with what the shape adds to it, where that is determined and was tried."""
+    if aspect is None or not aspect.determined or not aspect.reaches(width_per_layer):
+        return prediction
+    more = aspect.log_loss(width_per_layer)
+    low, high = (
+        None if end is None else end * math.exp(by)
+        for end, by in ((prediction.low, more.low), (prediction.high, more.high))
+    )
+    return dataclasses.replace(prediction, loss_nats=prediction.loss_nats * math.exp(more.value), low=low, high=high)
 
 
 def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:

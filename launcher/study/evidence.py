@@ -74,7 +74,7 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
     rungs = tuple(results[spec.id] for spec in specs)
     found = dataclasses.replace(found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks)
     try:
-        choice = decide.choose(study, fit)
+        choice = decide.choose(study, fit, decide.aspect_of(study, fit, specs, rungs))
     except CannotTellError:
         return found
     verdicts = verdicts_at(study, ledger, moved, choice.sizes)

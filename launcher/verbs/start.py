@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
 @click.option("--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default=DEFAULT, show_default=True,
-              help="What steps the weights; where it has two learning rates, both are searched and tested.")  # fmt: skip
+              help="What steps the weights; of two learning rates both are searched and tested.")  # fmt: skip
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
 @click.option(

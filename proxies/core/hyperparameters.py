@@ -198,8 +198,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="adamw_weight_decay", meaning="Under Muon the weight decay of what AdamW steps.", default=0.0,
-                least=0, set_by="proxy", can_be_off=True, scaling="weight_decay", optimizer="muon",
-                sets="weight_decay",
+                least=0, set_by="proxy", scaling="weight_decay", optimizer="muon", sets="weight_decay",
             ),
             Hyperparameter(
                 name="embedding_multiplier", meaning="Of the embeddings' output.", default=1.0, above=0,

@@ -9,6 +9,7 @@ departures from the usual aspect and group count a tenth, and each factor of two
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -83,9 +84,36 @@ class WidthCount:
         return max(1.0, 2 * over / (self.linear + math.sqrt(self.linear**2 + 4 * self.square * over)))
 
 
+def layers_of(width: int, width_per_layer: float) -> int:
+    """Layers of a width by an aspect rule: at least one."""
+    return max(1, math.floor(width / width_per_layer + 0.5))
+
+
+def counted_at(counts: Mapping[int, WidthCount], depth: int) -> WidthCount | None:
+    """The count of a depth: as counted, else on the line through two depths that were; None where that is not known."""
+    if depth in counts or len(counts) < 2:
+        return counts.get(depth)
+    least = min(counts)
+    more = per_layer(counts)
+    return WidthCount(**{name: getattr(counts[least], name) + (depth - least) * getattr(more, name) for name in _TERMS})
+
+
+def per_layer(counts: Mapping[int, WidthCount]) -> WidthCount:
+    """What one more layer adds, by the least and the largest depth that were counted."""
+    least, most = min(counts), max(counts)
+    return WidthCount(
+        **{
+            name: (getattr(counts[most], name) - getattr(counts[least], name)) / (most - least) for name in _TERMS
+        }
+    )  # fmt: skip
+
+
+_TERMS = tuple(one.name for one in dataclasses.fields(WidthCount))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """What a study fixes of its main run's shape: everything but the width."""
+    """What a study fixes of its main run's shape: everything but the width, and perhaps the depth."""
 
     shape: Shape
     """Depth, head dim, vocabulary, context and the ratios of key-value heads and feed-forward width."""
@@ -93,11 +121,24 @@ class Template:
     tensor_parallel: int = 1
     count: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
     """Of its parameters; None: as the shape's family has them."""
+    width_per_layer: float | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
+    """By which the depth follows the width; None: it is the shape's."""
+    per_layer: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
+    """What a layer more adds to `count`."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.whole("width_multiple", "tensor_parallel")
+        if self.width_per_layer is not None:
+            checks.number("width_per_layer", above=0)
         checks.done()
+
+    def params(self, shape: Shape) -> int:
+        """Parameters of a shape of it."""
+        if self.count is None:
+            return count_params(shape).total
+        more = 0 if self.per_layer is None else self.per_layer.params(shape.width)
+        return self.count.params(shape.width) + (shape.num_layers - self.shape.num_layers) * more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +222,10 @@ def choose_shape(request: ShapeRequest) -> ShapeChoice:
             than twice the parameters.
     """
     frame, assumed = _of_template(request, request.template) if request.template else _filled(request)
-    found = [option for depth in _depths(request, frame) for option in _nearest(request, frame, depth)]
+    if request.template is not None and request.template.width_per_layer:
+        found = _along(request, frame, request.template)
+    else:
+        found = [option for depth in _depths(request, frame) for option in _nearest(request, frame, depth)]
     if not found:
         raise ShapeError(
             f"no width divides into heads, tensor-parallel degree {request.degree} and tiles: choose another degree"
@@ -208,7 +252,8 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
         width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
         ffn_step=request.degree, template=shape, count=of.count,
     )  # fmt: skip
-    return frame, (f"depth {shape.num_layers}, head dim, vocabulary and ratios of the study's template",)
+    depth = f"depth {shape.num_layers}" if of.width_per_layer is None else f"{of.width_per_layer:g} widths a layer"
+    return frame, (f"{depth}, head dim, vocabulary and ratios of the study's template",)
 
 
 def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
@@ -279,6 +324,32 @@ def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOpti
                     params_ratio=params / request.params,
                 )
             )  # fmt: skip
+    return options
+
+
+def _along(request: ShapeRequest, frame: _Frame, of: Template) -> list[ShapeOption]:
+    """Shapes of some widths about the size, each as deep as its width makes it."""
+    assert of.width_per_layer is not None
+
+    def at(count: int) -> Shape:
+        width = count * frame.width_step
+        return of.shape.at_width(width).at_depth(layers_of(width, of.width_per_layer or 1.0))
+
+    top = 1
+    while of.params(at(top)) < request.params:
+        top *= 2
+    low, high = top // 2, top  # parameters grow with the width
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if of.params(at(middle)) < request.params else (low, middle)
+    options = []
+    for count in range(max(1, high - _WIDTHS), high + _WIDTHS + 1):
+        shape, params = at(count), of.params(at(count))
+        if shape.ffn_width % frame.ffn_step == 0:
+            counted = 6 * params if of.count else flops_per_token(shape)
+            options.append(ShapeOption(
+                shape=shape, params=params, flops_per_token=counted, params_ratio=params / request.params
+            ))  # fmt: skip
     return options
 
 

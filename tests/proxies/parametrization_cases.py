@@ -16,7 +16,7 @@ from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.model.decoder import Decoder, Multipliers, token_loss
-from proxies.model.optimizer import adamw
+from proxies.model.optimizer import torch_optimizer
 from proxies.parametrization.parametrization import forward_numbers, initial_tensor, kind_of, parameter_table
 
 BASE = Shape(num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12)
@@ -64,7 +64,7 @@ class Model:
         with torch.no_grad():
             for numbers in rows:
                 parameters[numbers.name].copy_(self.initial(numbers, seed))
-        self.optimizer = adamw([(numbers, [parameters[numbers.name]]) for numbers in rows])
+        self.optimizer = torch_optimizer("adamw", [(numbers, [parameters[numbers.name]]) for numbers in rows])
 
     @staticmethod
     def initial(numbers, seed):

@@ -1,0 +1,66 @@
+"""The main run's depth, where it is chosen with its width: its interval, and what another one would cost."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from launcher.views.numbers import interval, number
+
+if TYPE_CHECKING:
+    from launcher.study.decide import Choice
+    from proxies.core.canon import Json
+
+FACTORS = (0.25, 0.5, 2.0, 4.0)
+"""Of the chosen width per layer: what these cost is told, as far as they were tried."""
+NUM_POINTS = 41
+
+
+def aspect_body(choice: Choice) -> Json:
+    """What a report says of the depth; None where the plan gives it."""
+    if choice.ends is None and choice.aspect is None:
+        return None
+    chosen, term = choice.shape.width / choice.shape.num_layers, choice.aspect
+    body: dict[str, Json] = {
+        "width_per_layer": chosen,
+        "ends": None
+        if choice.ends is None
+        else [{"width": shape.width, "num_layers": shape.num_layers} for shape in choice.ends],
+        "best": None, "determined": False, "costs": [], "points": [], "curve": [],
+    }  # fmt: skip
+    if term is None:
+        return body
+    best, low, high = term.best(), *term.reach_log2
+    costs: list[Json] = []
+    for factor in FACTORS:
+        if term.reaches(chosen * factor) and term.reaches(chosen):
+            cost = term.cost(chosen * factor, chosen)
+            nats = [choice.prediction.loss_nats * math.expm1(log) for log in (cost.value, cost.low, cost.high)]
+            costs.append({"width_per_layer": chosen * factor, "nats": nats[0], "interval": [nats[1], nats[2]]})
+    places = [2.0 ** (low + (high - low) * i / (NUM_POINTS - 1)) for i in range(NUM_POINTS)]
+    spans = [(aspect, term.log_loss(aspect)) for aspect in places]
+    return body | {
+        "best": best.value, "best_interval": [best.low, best.high], "determined": term.determined, "costs": costs,
+        "points": [{"width_per_layer": aspect, "log_loss": value - term.mean} for aspect, value in term.seen],
+        "curve": [
+            {"width_per_layer": aspect, "log_loss": span.value, "interval": [span.low, span.high]}
+            for aspect, span in spans
+        ],
+    }  # fmt: skip
+
+
+def aspect_text(body: Any) -> str:
+    """One sentence about it."""
+    said = f"{number(body['width_per_layer'])} widths a layer"
+    if body["ends"]:
+        low, high = (f"width {end['width']} of {end['num_layers']} layers" for end in body["ends"])
+        said += f", by the interval of the optimal size from {low} to {high}"
+    if not body["curve"]:
+        return f"{said}; the ladder has one aspect ratio a size, so another's cost is not measured"
+    best = f"the best is {number(body['best'])} {interval(body['best_interval'], '.3g')}"
+    found = best if body["determined"] else "these rungs do not determine the best, the base's is kept"
+    others = "; ".join(
+        f"{number(one['width_per_layer'])} would cost {one['nats']:+.4f} {interval(one['interval'])} nats"
+        for one in body["costs"]
+    )
+    return f"{said}; {found}" + (f"; {others}" if others else "")
