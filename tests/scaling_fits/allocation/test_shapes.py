@@ -8,7 +8,15 @@ import pytest
 from proxies.core.checks import SpecError
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.shape import Shape
-from scaling_fits.allocation.shapes import ShapeError, ShapeRequest, Template, choose_shape
+from scaling_fits.allocation.shapes import (
+    ShapeError,
+    ShapeRequest,
+    Template,
+    WidthCount,
+    choose_shape,
+    counted_at,
+    per_layer,
+)
 
 SMALL = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64)
 DEEP = Shape(num_layers=24, width=256, num_heads=4, num_kv_heads=4, ffn_width=704, vocab_size=50_304, seq_len=1024)
@@ -110,3 +118,27 @@ def test_wishes_are_kept_and_defaults_said():
     assert best.ffn_width == pytest.approx(3.5 * best.width, rel=0.2)
     assert found.assumed[0] == "vocabulary padded to 1024, a multiple of 128"
     assert len(choose_shape(ShapeRequest(params=5e8)).assumed) >= 5
+
+
+@pytest.mark.parametrize("width_per_layer", [16.0, 64.0, 100.0])
+@pytest.mark.parametrize("params", [3e5, 1e7, 7e9])
+def test_by_an_aspect_rule_depth_follows_the_width_and_the_size_is_near(width_per_layer, params):
+    option = best_of(SMALL, params, width_multiple=32, width_per_layer=width_per_layer)
+    shape = option.option.shape
+    assert shape.num_layers == max(1, math.floor(shape.width / width_per_layer + 0.5))
+    assert shape.width % 32 == 0
+    # A layer or a step of the width changes a small model by as much.
+    near = 1.5 if params < 1e6 else 1.25
+    assert 1 / near < option.option.params_ratio < near
+
+
+def test_a_counted_model_grows_with_its_layers():
+    counts = {2: WidthCount(constant=0, linear=512, square=24), 4: WidthCount(constant=0, linear=512, square=48)}
+    assert counted_at(counts, 7).params(64) == 512 * 64 + 7 * 12 * 64**2
+    assert counted_at({2: counts[2]}, 7) is None
+    template = Template(
+        shape=SMALL.at_depth(2), width_per_layer=16.0, count=counts[2], per_layer=per_layer(counts), width_multiple=16
+    )
+    shape = choose_shape(ShapeRequest(params=1e6, template=template)).option
+    assert shape.params == 512 * shape.shape.width + shape.shape.num_layers * 12 * shape.shape.width**2
+    assert 0.6 < shape.params_ratio < 1.5
