@@ -40,7 +40,8 @@ def aspect_body(choice: Choice) -> Json:
     places = [2.0 ** (low + (high - low) * i / (NUM_POINTS - 1)) for i in range(NUM_POINTS)]
     spans = [(aspect, term.log_loss(aspect)) for aspect in places]
     return body | {
-        "best": best.value, "best_interval": [best.low, best.high], "determined": term.determined, "costs": costs,
+        "tried": [2.0**low, 2.0**high], "best": best.value, "best_interval": [best.low, best.high],
+        "determined": term.determined, "costs": costs,
         "points": [{"width_per_layer": aspect, "log_loss": value - term.mean} for aspect, value in term.seen],
         "curve": [
             {"width_per_layer": aspect, "log_loss": span.value, "interval": [span.low, span.high]}
@@ -58,6 +59,11 @@ def aspect_text(body: Any) -> str:
     if not body["curve"]:
         return f"{said}; the ladder has one aspect ratio a size, so another's cost is not measured"
     best = f"the best is {number(body['best'])} {interval(body['best_interval'], '.3g')}"
+    at_edge = [
+        f"none {which} was tried" for end, which in ((0, "lower"), (1, "higher"))
+        if math.isclose(body["best_interval"][end], body["tried"][end], rel_tol=1e-6)
+    ]  # fmt: skip
+    best += f", {' and '.join(at_edge)}" if at_edge else ""
     found = best if body["determined"] else "these rungs do not determine the best, the base's is kept"
     others = "; ".join(
         f"{number(one['width_per_layer'])} would cost {one['nats']:+.4f} {interval(one['interval'])} nats"
