@@ -140,7 +140,8 @@ def aspect(report: Body) -> Panel:
     Raises:
         MissingError: the ladder is no grid of widths and depths.
     """
-    found = part(report, "choice", "the ladder has not ended")["aspect"]
+    part(report, "ladder", "`forerun ladder PLAN` runs it")
+    found = part(report, "choice", "the ladder identifies no law")["aspect"]
     if not found or not found["curve"]:
         raise MissingError("the ladder is no grid of widths and depths")
 
@@ -156,7 +157,8 @@ def aspect(report: Body) -> Panel:
         axes.plot(*zip(*seen, strict=True), MARKERS[0], color=INK, markersize=4, label="rungs")
         axes.axvline(math.log2(found["width_per_layer"]), color=KINDS[1], linewidth=1.1, linestyle=DASHED,
                      label="chosen")  # fmt: skip
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2**value:.3g}"))
+        axes.xaxis.set_major_locator(FixedLocator(range(math.floor(min(at)), math.ceil(max(at)) + 1)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2**value:g}"))
 
     title = "Loss against width per layer, parameters and tokens equal"
     return draw("aspect", title, ("width per layer", "loss beyond the law (%)"), paint, _WIDE)

@@ -44,8 +44,9 @@ def tokenize(
 ) -> None:  # fmt: skip
     """Write SOURCES ([NAME=]PATH...) as shards of token ids with a hashed manifest.
 
-    A source is a file or a folder: text, .jsonl (also .gz, .zst), .parquet, or ids as nanoGPT and llm.c write them
-    (.bin). Several named ones are mixed: web=crawl/ code=repos/ --weight web=0.7 --weight code=0.3.
+    A source is a file or a folder: text, .jsonl (also .gz, .zst), .parquet, or ids as nanoGPT, llm.c and Megatron-LM
+    write them (.bin); or parquet at hf://, s3://, gs://. Several named ones are mixed: web=crawl/ code=repos/ --weight
+    web=0.7 --weight code=0.3.
     """
     from proxies.data import corpus
 
@@ -83,16 +84,21 @@ class _ProgressLine:
         self._bytes_told = progress.bytes_read
 
 
-def _sources(given: tuple[str, ...]) -> list[Path] | dict[str, list[Path]]:
-    """Paths, or paths by name. What exists under the whole name is a path, whatever `=` is in it."""
-    named: dict[str, list[Path]] = {}
-    bare: list[Path] = []
+def _sources(given: tuple[str, ...]) -> list[Path | str] | dict[str, list[Path | str]]:
+    """Paths and URIs, or these by name. What exists under the whole name is a path, whatever `=` is in it."""
+    from proxies.data.remote import is_uri
+
+    named: dict[str, list[Path | str]] = {}
+    bare: list[Path | str] = []
     for text in given:
+        if is_uri(text):
+            bare.append(text)
+            continue
         name, sign, path = text.partition("=")
         if not text or (sign and not path):
             raise click.BadParameter(f"{text!r}: no such file or folder")
         if sign and "/" not in name and not Path(text).exists():
-            named.setdefault(name, []).append(Path(path))
+            named.setdefault(name, []).append(path if is_uri(path) else Path(path))
         else:
             bare.append(Path(text))
     if named and bare:

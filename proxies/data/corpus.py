@@ -23,7 +23,7 @@ UNNAMED = "text"
 
 
 def tokenize(
-    sources: Iterable[Path] | Mapping[str, Sequence[Path]],
+    sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]],
     out: Path,
     *,
     suffixes: tuple[str, ...] = TEXT_SUFFIXES,
@@ -41,7 +41,7 @@ def tokenize(
     """Write the shards and the manifest of `sources` into the folder `out`; identical documents count once.
 
     Args:
-        sources: files and folders, or several such lists by name, to be mixed.
+        sources: files and folders, as text also URIs of parquet; or several such lists by name, to be mixed.
         out: the corpus folder.
         suffixes: files taken from folders.
         excluded: names of folders that are passed over.
@@ -95,7 +95,9 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
     return files
 
 
-def _check(named: Mapping[str, list[Path]], validation_fraction: float, weights: Mapping[str, float] | None) -> None:
+def _check(
+    named: Mapping[str, list[Path | str]], validation_fraction: float, weights: Mapping[str, float] | None
+) -> None:
     problems = [
         f"{name!r} is not a valid source name: use letters, digits, _ and - only"
         for name in named

@@ -18,7 +18,8 @@ import pyarrow.parquet
 
 from proxies.core import canon
 from proxies.data.documents import Document, ReaderOptions, SourceFile
-from proxies.data.pretokenized import read_llm_c, read_nanogpt
+from proxies.data.pretokenized import read_llm_c, read_megatron, read_nanogpt
+from proxies.data.remote import filesystem_of, first_line
 from proxies.data.shards import ShardWriter
 from proxies.data.tokenizer import Tokenizer
 from proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
@@ -59,7 +60,7 @@ def _checked(file: SourceFile, text: bytes) -> bytes:
         text.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{file.path} is not UTF-8 text: it holds 0x{text[error.start]:02x} after "
+            f"{file.name} is not UTF-8 text: it holds 0x{text[error.start]:02x} after "
             f"{text[max(0, error.start - 20) : error.start].decode(errors='replace')!r}: convert it, or leave it out"
         ) from error
     return text
@@ -108,21 +109,25 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
         DataError: the file cannot be read, or has no such column of texts.
     """
     try:
+        source: object = file.path
+        if file.uri:
+            filesystem, path = filesystem_of(file.uri)
+            source = filesystem.open_input_file(path)
         # Not buffered ahead: a row group may be larger than memory.
-        with pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=_CHUNK_BYTES) as table:
+        with pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=_CHUNK_BYTES) as table:
             columns = table.schema_arrow.names
             if columns.count(reading.text_key) != 1:
-                problem = f"{file.path} has no column {reading.text_key!r}"
+                problem = f"{file.name} has no column {reading.text_key!r}"
                 raise DataError(f"{problem}: name one of {', '.join(columns)} with --text-key")
             for batch in table.iter_batches(batch_size=_ROWS, columns=[reading.text_key], use_threads=False):
                 for value in batch.column(0).to_pylist():
                     text = value.encode() if isinstance(value, str) else b"" if value is None else value
                     if not isinstance(text, bytes):
-                        problem = f"{file.path} column {reading.text_key!r} holds {value!r:.40}, not text"
+                        problem = f"{file.name} column {reading.text_key!r} holds {value!r:.40}, not text"
                         raise DataError(f"{problem}: name one of {', '.join(columns)} with --text-key")
                     yield _checked(file, text)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file.path} cannot be read as parquet: {_first_line(error)}") from error
+        raise DataError(f"{file.name} cannot be read as parquet: {first_line(error)}") from error
 
 
 class _Stream:
@@ -156,13 +161,8 @@ class _Stream:
             at = self._raw.tell()
             self._raw.close()
             raise DataError(
-                f"{self._path} cannot be read beyond byte {at:,}: {_first_line(error)}; make it again, or leave it out"
+                f"{self._path} cannot be read beyond byte {at:,}: {first_line(error)}; make it again, or leave it out"
             ) from error
-
-
-def _first_line(error: Exception) -> str:
-    strerror = error.strerror if isinstance(error, OSError) else None
-    return strerror or str(error).partition("\n")[0]
 
 
 READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = {
@@ -170,6 +170,7 @@ READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = 
     "jsonl": read_jsonl,
     "parquet": read_parquet,
     "nanogpt": read_nanogpt,
+    "megatron": read_megatron,
     "llm.c": read_llm_c,
 }
 _BATCH_BYTES = 2**22

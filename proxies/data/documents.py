@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.data.megatron_index import index_of, is_indexed
+from proxies.data.remote import find_remote, is_uri
 from proxies.data.tokens import DataError, NotRead
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
@@ -31,11 +33,18 @@ class SourceFile:
 
     path: Path
     format: str
-    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `llm.c`."""
+    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `llm.c`, `megatron`."""
     compression: str | None
     num_bytes: int
     ids_dtype: str | None
     """What the ids of a pre-tokenized file are stored as; None for text."""
+    uri: str = ""
+    """Where it lies, if that is no file system of this machine."""
+
+    @property
+    def name(self) -> str:
+        """As messages name it."""
+        return self.uri or str(self.path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +70,7 @@ Document = bytes | NDArray[np.uint32]
 
 
 def find_files(
-    paths: Iterable[Path], suffixes: tuple[str, ...], excluded: tuple[str, ...] = (), out: Path | None = None
+    paths: Iterable[Path | str], suffixes: tuple[str, ...], excluded: tuple[str, ...] = (), out: Path | None = None
 ) -> FoundFiles:
     """The files, and the files of those suffixes below the folders, in sorted order, each recognised.
 
@@ -69,7 +78,7 @@ def find_files(
     other file below a folder that is not taken is counted, and so is one of theirs that does not begin as UTF-8.
 
     Args:
-        paths: files, which must be readable, and folders.
+        paths: files, which must be readable, and folders; as text also URIs (`proxies.data.remote`).
         suffixes: of the files taken from folders.
         excluded: names of folders.
         out: where the corpus will lie.
@@ -81,7 +90,18 @@ def find_files(
     found: list[SourceFile] = []
     left: dict[str, list[Path]] = {}
     problems: list[str] = []
-    for path in paths:
+    elsewhere: list[NotRead] = []
+    for given in paths:
+        if isinstance(given, str) and is_uri(given):
+            try:
+                remote, left_there = _remote(given)
+            except DataError as error:
+                problems += error.problems
+                continue
+            found += remote
+            elsewhere += left_there
+            continue
+        path = Path(given)
         try:
             files = sorted(f for f in _walk(path, excluded, out) if f.is_file()) if path.is_dir() else [path]
         except OSError as error:
@@ -104,8 +124,20 @@ def find_files(
     not_read = [
         NotRead(suffix=suffix, num_files=len(files), num_bytes=sum(file.stat().st_size for file in files))
         for suffix, files in left.items()
-    ]
+    ] + elsewhere
     return FoundFiles(found, tuple(sorted(not_read, key=lambda one: (-one.num_bytes, one.suffix))))
+
+
+def _remote(uri: str) -> FoundFiles:
+    found = find_remote(uri)
+    files = [
+        SourceFile(
+            path=Path(file.path), uri=file.uri, format="parquet", compression=None, num_bytes=file.num_bytes,
+            ids_dtype=None,
+        )
+        for file in found.files
+    ]  # fmt: skip
+    return FoundFiles(files, tuple(found.not_read))
 
 
 def _is_text(file: SourceFile) -> bool:
@@ -160,10 +192,11 @@ def recognise(path: Path) -> SourceFile:
             f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated or misnamed"
         )
     elif inner.endswith(".bin"):
-        kind = _recognise_bin(path, magic, compression)
+        kind = "megatron" if is_indexed(path) else _recognise_bin(path, magic, compression)
     else:
         kind = "jsonl" if inner.endswith(_JSONL_SUFFIXES) else "text"
     dtype = {"llm.c": LLMC_MAGICS.get(magic), "nanogpt": "uint16"}.get(kind)
+    dtype = index_of(path).dtype if kind == "megatron" else dtype
     return SourceFile(path=path, format=kind, compression=compression, num_bytes=num_bytes, ids_dtype=dtype)
 
 

@@ -1,4 +1,5 @@
-"""Readers of token ids that another program wrote: nanoGPT's raw uint16 `.bin`, and llm.c's `.bin` with a header.
+"""Readers of token ids that another program wrote: nanoGPT's raw uint16 `.bin`, llm.c's `.bin` with a header, and
+Megatron-LM's `.bin` with an index beside it (`proxies.data.megatron_index`).
 
 llm.c (dev/data/data_common.py): 256 int32, of which magic 20240520 (uint16, GPT-2) or 20240801 (uint32, Llama 3),
 version 1 or 7, and the number of tokens; the ids begin at byte 1024. nanoGPT's file is ids and nothing else.
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxies.data.documents import LLMC_MAGICS, Document, ReaderOptions, SourceFile
+from proxies.data.megatron_index import index_of
 from proxies.data.tokens import DataError
 
 PIECE_TOKENS = 2**16
@@ -32,7 +34,7 @@ def vocabulary_of(files: Sequence[SourceFile], vocab_size: int | None, end_id: i
     """
     implied = {_IMPLIED[dtype] for file in files if file.format == "llm.c" and (dtype := file.ids_dtype)}
     if vocab_size is None:
-        bare = [file for file in files if file.format == "nanogpt"]
+        bare = [file for file in files if file.format in ("nanogpt", "megatron")]
         if bare and not implied:
             raise DataError(
                 f"{bare[0].path} holds ids and does not state its vocabulary: give --vocab-size (50257 for GPT-2)"
@@ -103,6 +105,30 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
             "it is truncated, or something was appended"
         )
     yield from _read_ids(file, reading, dtype.str, _HEADER_BYTES)
+
+
+def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
+    """Documents of a Megatron-LM file as its index has them, each with its end id, if there is one.
+
+    Raises:
+        DataError: the index does not fit the file, or an id is outside the vocabulary.
+    """
+    index = index_of(file.path)
+    stored = np.dtype(index.dtype).newbyteorder("<")
+    ids = np.memmap(file.path, dtype=stored, mode="r") if file.num_bytes else np.empty(0, stored)
+    for start, length in zip(index.starts.tolist(), index.lengths.tolist(), strict=True):
+        document = np.asarray(ids[start : start + length])
+        outside = (document < 0) | (document >= reading.vocab_size)
+        if outside.any():
+            place = int(np.argmax(outside))
+            raise DataError(
+                f"{file.path} token {start + place:,} is the id {int(document[place])}, outside the vocabulary of "
+                f"{reading.vocab_size}: correct --vocab-size"
+            )
+        if reading.end_id is not None and (not length or document[-1] != reading.end_id):
+            document = np.append(document, reading.end_id)
+        for piece in range(0, len(document), PIECE_TOKENS):
+            yield document[piece : piece + PIECE_TOKENS].astype(np.uint32)
 
 
 def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: str, start: int) -> Iterator[Document]:

@@ -1,5 +1,6 @@
 """The body of a report as a finished study gives it: planted truth, judged and fitted by the real rooms."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -9,8 +10,10 @@ import numpy as np
 from main_run import decision_of, spec_of
 
 from launcher.views import tables
+from launcher.views.aspect import aspect_body
 from proxies.core import canon
 from scaling_fits.allocation.allocate import allocate
+from scaling_fits.allocation.aspect import ShapedRun, aspect_term
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws.table import from_columns
 from scaling_fits.summary import allocation_summary, prediction_summary
@@ -218,9 +221,25 @@ def scaling_of(rungs, form="auto", bootstrap=60):
         "choice": {
             "budget_flops": BUDGET_FLOPS, "allocation": allocation_summary(frontier[-1], 1024),
             "params": 123_456, "params_non_embedding": 98_765, "num_steps": 13_184, "tokens": 13_500_416.0,
-            "flops_causal": 9.1e12, "prediction": prediction_summary(at),
+            "flops_causal": 9.1e12, "prediction": prediction_summary(at), "aspect": _aspect(at),
+            "shape": {"width": 64, "num_layers": 3},
         },
     }  # fmt: skip
+
+
+def _aspect(at):
+    """What a grid of widths and depths would say of the width per layer."""
+    runs = [
+        ShapedRun(
+            params=12.0 * depth * width**2, tokens=1e6, width_per_layer=width / depth, predicted_nats=2.0,
+            loss_nats=2.0 * math.exp(0.01 * math.log2(width / depth / 20) ** 2 + 0.001 * (-1) ** (width // 16 + depth)),
+        )
+        for width in (32, 48, 64, 96) for depth in (1, 2, 4)
+    ]  # fmt: skip
+    runs = [dataclasses.replace(run, tokens=tokens) for run in runs for tokens in (1e5, 1e6)]
+    shape = SimpleNamespace(width=64, num_layers=3)
+    ends = (SimpleNamespace(width=48, num_layers=2), SimpleNamespace(width=96, num_layers=5))
+    return aspect_body(SimpleNamespace(shape=shape, aspect=aspect_term(runs, 0.9), ends=ends, prediction=at))
 
 
 def _checks(rungs):

@@ -9,12 +9,13 @@ import pytest
 from launcher.experiments.ladder import CheckedRung, RungRate, check, excess_of
 
 MARGIN, LEVEL = 0.01, 0.9
+SHAPE = SimpleNamespace(width=64, num_layers=2)
 
 
 def a_run(octaves, seed):
     return SimpleNamespace(
         id=f"{octaves}/{seed}", seed=seed, hparams=SimpleNamespace(learning_rate=0.01 * 2**octaves),
-        shape=SimpleNamespace(width=64), schedule=SimpleNamespace(num_steps=400),
+        shape=SHAPE, base_shape=SHAPE, schedule=SimpleNamespace(num_steps=400),
     )  # fmt: skip
 
 

@@ -1,10 +1,12 @@
+import struct
+
 import numpy as np
 import pytest
 from corpus_cases import contents, llm_c, nanogpt
 
 from proxies.data import pretokenized
-from proxies.data.documents import recognise
-from proxies.data.pretokenized import vocabulary_of
+from proxies.data.documents import ReaderOptions, recognise
+from proxies.data.pretokenized import read_megatron, vocabulary_of
 from proxies.data.tokens import DataError
 
 END = 50256
@@ -75,3 +77,62 @@ def test_the_vocabulary_is_said_or_implied(tmp_path):
     said = refusal(vocabulary, [raw, gpt2], 65537)
     assert f"{raw} holds uint16 ids, 65536 at most: a vocabulary of 65537 does not fit" in said and str(gpt2) in said
     assert vocabulary([raw], 65536)[0] == 65536
+
+
+CODES = {"uint8": 1, "int32": 4, "int64": 5, "uint16": 8}
+
+
+def megatron(path, documents, dtype="uint16", split=1):
+    """A `.bin` and its `.idx` as Megatron-LM's IndexedDatasetBuilder writes them; documents of `split` sequences."""
+    sequences = [list(part) for document in documents for part in np.array_split(document, split)]
+    sizes = np.array([len(part) for part in sequences], "<i4")
+    ids = np.concatenate([np.array(part, dtype) for part in sequences] or [np.empty(0, dtype)])
+    path.write_bytes(ids.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
+    pointers = (np.cumsum(sizes, dtype="<i8") - sizes) * np.dtype(dtype).itemsize
+    starts = np.arange(0, len(sequences) + 1, split, dtype="<i8")
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, CODES[dtype], len(sequences), len(starts))
+    path.with_suffix(".idx").write_bytes(head + sizes.tobytes() + pointers.astype("<i8").tobytes() + starts.tobytes())
+    return path
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("split", [1, 2])
+def test_megatrons_documents_are_those_of_its_index(tmp_path, dtype, split):
+    path = megatron(tmp_path / "a.bin", [[1, 2, 3], [4, 5], [6, 7, 8, 9]], dtype, split)
+    file = recognise(path)
+    assert (file.format, file.ids_dtype) == ("megatron", dtype)
+    reading = ReaderOptions(text_key="", vocab_size=100, end_id=None)
+    found = [document.tolist() for document in read_megatron(file, reading)]
+    assert found == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    ended = ReaderOptions(text_key="", vocab_size=100, end_id=9)
+    assert [d.tolist() for d in read_megatron(file, ended)] == [[1, 2, 3, 9], [4, 5, 9], [6, 7, 8, 9]]
+
+
+def test_megatrons_files_need_a_vocabulary_and_ids_inside_it(tmp_path):
+    path = megatron(tmp_path / "a.bin", [[1, 2, 3], [4, 77]])
+    assert "--vocab-size" in refusal(vocabulary, [path])
+    reading = ReaderOptions(text_key="", vocab_size=50, end_id=None)
+    assert f"{path} token 4 is the id 77" in refusal(lambda: list(read_megatron(recognise(path), reading)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda bin_, idx: bin_.write_bytes(bin_.read_bytes()[:-2]), "truncated"),
+        (lambda bin_, idx: idx.write_bytes(idx.read_bytes()[:-9]), "truncated or damaged"),
+        (lambda bin_, idx: idx.write_bytes(idx.read_bytes()[:20]), "truncated"),
+        (lambda bin_, idx: idx.write_bytes(b"MMIDIDX\x00\x00\x02" + idx.read_bytes()[10:]), "version 2"),
+        (lambda bin_, idx: idx.write_bytes(idx.read_bytes()[:-8] + b"\x07" + b"\x00" * 7), "damaged"),
+    ],
+    ids=["bin cut", "index cut", "header cut", "version", "documents"],
+)  # fmt: skip
+def test_a_damaged_index_is_refused(tmp_path, damage, said):
+    path = megatron(tmp_path / "a.bin", [[1, 2, 3], [4, 5]])
+    damage(path, path.with_suffix(".idx"))
+    assert said in refusal(recognise, path)
+
+
+def test_a_bin_beside_another_kind_of_index_is_what_it_was(tmp_path):
+    path = nanogpt(tmp_path / "a.bin", [1, 2, 3])
+    path.with_suffix(".idx").write_bytes(b"something else")
+    assert recognise(path).format == "nanogpt"
