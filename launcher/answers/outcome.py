@@ -15,6 +15,7 @@ from launcher.views import tables
 from launcher.views.aspect import aspect_text
 from launcher.views.numbers import count, interval, listed, loss, number, words
 from launcher.views.transfer import estimate
+from launcher.views.wider import wider_text
 from proxies.core.hyperparameters import LEARNING_RATE
 
 
@@ -145,5 +146,7 @@ def closing_text(body: Any, after: Any, study_dir: Path) -> str:
     if body["transfer"]:
         values = shown_table(tables.values_table(body["transfer"]["values"]))
         parts.append(f"{transfer_line(body['transfer'])}\n{values}")
+    if body.get("wider"):
+        parts.append(f"wider is better: {wider_text(body['wider'])}")
     parts += [choice_text(body), "\n".join(gate_lines(body, after))]
     return "\n\n".join(filter(None, parts))

@@ -29,6 +29,7 @@ from launcher.experiments.sweep_grids import (
     wanted_tests,
     warmup_runs,
 )
+from launcher.experiments.wider import spike_words
 from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM, hyperparameter_named
@@ -280,7 +281,7 @@ def transfer_body(
     study: Study, found: Transferred, verdicts: Verdicts, results: Mapping[str, RunResult]
 ) -> dict[str, Json]:
     """Tests with their verdicts and runs, the learning rate over all axes, and the table of values."""
-    from transfer.verdict.summary import pair_summary, together_summary, verdict_summary
+    from transfer.verdict.summary import pair_summary, together_summary
 
     told = {*_USUAL, *found.best, *(test.hyperparameter for test, _ in verdicts.tests)}
     return {
@@ -288,7 +289,7 @@ def transfer_body(
             {
                 "axis": test.axis,
                 "hyperparameter": test.hyperparameter,
-                "verdict": verdict_summary(judged.verdict),
+                "verdict": _with_spike(study, test, results, judged.verdict),
                 "runs": _runs(study, test, results),
             }
             for test, judged in verdicts.tests
@@ -303,6 +304,20 @@ def transfer_body(
         "learning_rate": found.learning_rate,
         "at_base_optimum": found.at_optimum,
     }
+
+
+def _with_spike(
+    study: Study, test: TransferTest, results: Mapping[str, RunResult], verdict: Verdict
+) -> dict[str, Json]:
+    """A verdict; where one run alone makes the drift, with how its gradients spiked."""
+    from transfer.verdict.summary import verdict_summary
+
+    body, condition = verdict_summary(verdict), test.condition
+    if verdict.culprit is None:
+        return body
+    sizes = {spec.id: condition.size(spec) for spec, _ in condition.specs}
+    said = spike_words(study, condition.specs, results, sizes, verdict.culprit)
+    return {**body, "reasons": [*verdict.reasons, *([said] if said else [])]}
 
 
 def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) -> list[Json]:

@@ -34,13 +34,14 @@ from launcher.figures.panel import (
     octaves,
     part,
 )
-from launcher.figures.svg import INK, KINDS
+from launcher.figures.svg import INK, KINDS, shade
 from launcher.figures.transfer import basins, drift
 from launcher.study.gates import by_role, points
 from launcher.views.numbers import Body, arm_name, words
 
-__all__ = ["MissingError", "aspect", "basins", "coordinates", "drift", "ladder", "main_run", "search"]
+__all__ = ["MissingError", "aspect", "basins", "coordinates", "drift", "ladder", "main_run", "search", "wider"]
 
+TRAIN_LOSS = "training loss (nats per token)"
 _DASHES = {"passes": "-", "cannot_tell": (0, (3, 2)), "blows_up": "-", "vanishes": "-"}
 
 
@@ -88,6 +89,25 @@ def _width_axis(axes: Axes, widths: Iterable[int]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(shown[0] / 1.25, shown[-1] * 1.25)
+
+
+def wider(report: Body) -> Panel:
+    """Mean training loss of each width at one rate, log steps.
+
+    Raises:
+        MissingError: no rate over width was run with two seeds, or the transfer runs have not ended.
+    """
+    part(report, "transfer", "`forerun transfer PLAN` runs it")
+    found = part(report, "wider", "no rate was run at two widths with two seeds")
+
+    def paint(axes: Axes) -> None:
+        axes.set_xscale("log")
+        for rank, curve in enumerate(found["curves"]):
+            colour = shade(rank, len(found["curves"]))
+            axes.plot(curve["steps"], curve["train_loss_nats"], color=colour, linewidth=1.4,
+                      label=f"width {curve['width']}")  # fmt: skip
+
+    return draw("wider", "Training loss by width at one learning rate", ("optimizer steps", TRAIN_LOSS), paint)
 
 
 def search(report: Body) -> Panel:

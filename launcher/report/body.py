@@ -118,6 +118,7 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
         "progress": progress(study, ledger, found),
         "calibration": _calibration(ledger),
         "coordinates": found.coordinates,
+        "wider": found.wider,
         "search": None if found.searched is None else search_body(study, ledger, found.searched),
         "transfer": None
         if found.transferred is None or found.verdicts is None

@@ -27,6 +27,7 @@ from launcher.views import numbers, tables, transfer
 from launcher.views.aspect import aspect_text
 from launcher.views.numbers import NONE, Body, Outcome, arm_name
 from launcher.views.search import sentences
+from launcher.views.wider import wider_text
 from proxies.core import canon
 from scaling_fits.laws.forms import SHAPES
 
@@ -99,7 +100,8 @@ def environment() -> Environment:
     }  # fmt: skip
     made.globals |= {
         "plots": plots, "tables": tables, "transfer": transfer, "main_arm": main_arm, "arm_name": arm_name,
-        "findings": findings, "points": points, "aspect_text": aspect_text, "forecast_warnings": forecast_warnings,
+        "findings": findings, "points": points, "aspect_text": aspect_text,
+        "wider_text": wider_text, "forecast_warnings": forecast_warnings,
         "forecast_doubts": forecast_doubts,
         "own_text": own_text, "search_sentences": sentences, "flat": flat,
         "logbook_file": LOGBOOK_FILE, "light_variables": LIGHT_VARIABLES,

@@ -16,6 +16,7 @@ from launcher.experiments.transferred_values import (
     transferred,
     verdicts_at,
 )
+from launcher.experiments.wider import curves_by_width, wider, wider_body
 from launcher.frozen.frozen import Decision
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
@@ -49,6 +50,8 @@ class StudyFindings:
     choice: Choice | None = None
     verdicts: Verdicts | None = None
     """For the chosen shape and steps, or, before the choice, for what the budget suggests."""
+    wider: Json = None
+    """Whether wider is better, as a report has it."""
     gates: tuple[Gate, ...] = ()
     """All of them, once there is a choice."""
 
@@ -64,7 +67,10 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
         found = StudyFindings(coordinates=coordinates, searched=won)
         moved = transferred(study, ledger)
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
-        found = dataclasses.replace(found, transferred=moved, verdicts=verdicts)
+        curves = curves_by_width(study, moved.tests, ledger.results(), moved.log2_lr)
+        found = dataclasses.replace(
+            found, transferred=moved, verdicts=verdicts, wider=wider_body(wider(study, curves), curves)
+        )
         specs = decide.ladder_specs(study, moved)
         table = decide.ladder_table(study, specs, ledger.results())
     except (StageMissingError, NoFinishedTrialError):

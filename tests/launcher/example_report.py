@@ -58,6 +58,7 @@ def _finished_text():
             {"part": "proxy", "width": 32, "mode": "4 slots", "figures": [{}]},
             {"part": "ladder", "width": 32, "mode": "one slot", "figures": []},
         ],
+        "wider": WIDER,
         "coordinates": {name: _check(name, grows) for name, grows in (("mup", 0.0), ("sp", 1.0))},
         "search": _search(rng),
         "transfer": _transfer(rng),
@@ -201,6 +202,19 @@ def _scaling(rng):
             "flops": 6.0 * rung["params"] * rung["tokens"],
         }
     return scaling_of(rungs)
+
+
+WIDER = {
+    "outcome": "cannot_tell", "level": 0.9, "margin_nats": 0.01, "learning_rate": 0.03125,
+    "pairs": [
+        {"small": 32, "large": 64, "learning_rate": 0.03125, "num_seeds": 2, "steps": [32, 50],
+         "excess_nats": -0.0309, "interval": [-0.081, 0.019], "outcome": "cannot_tell"},
+    ],
+    "curves": [
+        {"width": width, "steps": [4.0, 20.0, 100.0, 200.0], "train_loss_nats": [5.11, 4.11 - gain, 3.11 - gain, 2.61]}
+        for width, gain in ((32, 0.0), (64, 0.1))
+    ],
+}  # fmt: skip
 
 
 def scaling_of(rungs, form="auto", bootstrap=60):

@@ -39,6 +39,7 @@ def test_every_function_gives_the_figure_that_its_name_says(report):
         "search": ("learning rate", "validation loss (nats per token)"),
         "ladder": ("training compute, 6ND (FLOPs)", "validation loss (nats per token)"),
         "aspect": ("width per layer", "loss beyond the law (%)"),
+        "wider": ("optimizer steps", "training loss (nats per token)"),
     }  # fmt: skip
     assert {*wanted, "main_run"} == every_plot(report).keys()
     for name, labels in wanted.items():

@@ -72,6 +72,8 @@ class Verdict:
     what_to_run: tuple[Suggestion, ...]
     control: Verdict | None
     """The same statistics of a control condition; its outcome is reported, never asserted."""
+    culprit: Point | None = None
+    """The run that alone makes a drift, where one does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +158,7 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
         reasons=tuple(plain.reasons),
         what_to_run=tuple(plain.todo),
         control=control,
+        culprit=plain.culprit,
     )
     return DetailedVerdict(verdict=verdict, at_target=at_target)
 
@@ -175,6 +178,7 @@ class _Judgement:
     regret_nats: Estimate | None = None
     reasons: list[str]
     todo: list[Suggestion]
+    culprit: Point | None = None
 
 
 def _judge_optima(
@@ -206,7 +210,7 @@ def _decide_and_explain(
     judged.outcome = decide(judged.regret_nats, q.margin_nats)
     judged.reasons = say.explain(judged.outcome, judged.regret_nats, offset, q)
     if judged.outcome == "drifts" and (culprit := _lone_culprit(points, q, found, at_target, seed)) is not None:
-        judged.outcome = "cannot_tell"
+        judged.outcome, judged.culprit = "cannot_tell", culprit
         judged.reasons.append(say.rests_on(culprit, q))
         judged.todo = [again(culprit, q)]
     elif judged.outcome == "cannot_tell":

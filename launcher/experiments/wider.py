@@ -1,0 +1,147 @@
+"""What the curves in the ledger say: whether wider is better at every step; how a run's gradients spiked. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from launcher.experiments.sweep_grids import TransferTest
+from launcher.plan.study import Study
+from proxies.core.hyperparameters import LEARNING_RATE
+from proxies.core.spec import Curve, RunResult, RunSpec
+from sweeps.store.curves import load_curve
+from sweeps.store.errors import SweepError
+from transfer.question import Point
+
+if TYPE_CHECKING:
+    from proxies.coordinates.wider import CurvePair, WiderVerdict
+    from proxies.core.canon import Json
+
+NUM_RATES = 3
+"""Rates looked at: the base's best, and the next below. Above it the widest models are the first to be unstable."""
+NUM_POINTS = 40
+"""Of a curve in the report."""
+
+
+def curve_of(study: Study, result: RunResult | None) -> Curve | None:
+    """A finished run's curve; None where there is none to read."""
+    if result is None or result.status != "finished":
+        return None
+    try:
+        return load_curve(study.study_dir, result)
+    except (SweepError, OSError):
+        return None
+
+
+def curves_by_width(
+    study: Study, tests: Sequence[TransferTest], results: Mapping[str, RunResult], best_log2: float
+) -> dict[float, dict[int, dict[int, Curve]]]:
+    """Curves of the learning rate over width: by log2 of the rate, width and seed, at the rates that are looked at."""
+    test = next((one for one in tests if (one.hyperparameter, one.axis) == (LEARNING_RATE, "width")), None)
+    if test is None:
+        return {}
+    widths: dict[float, set[int]] = {}
+    for spec, value in test.condition.specs:
+        widths.setdefault(value, set()).add(spec.shape.width)
+    below = sorted((value for value in widths if value <= best_log2 + 0.5 and len(widths[value]) > 1), reverse=True)
+    found: dict[float, dict[int, dict[int, Curve]]] = {value: {} for value in below[:NUM_RATES]}
+    for spec, value in test.condition.specs:
+        if value in found and (curve := curve_of(study, results.get(spec.id))) is not None:
+            found[value].setdefault(spec.shape.width, {})[spec.seed] = curve
+    return found
+
+
+def wider(study: Study, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]) -> WiderVerdict | None:
+    """Whether wider is better, by every two neighbouring widths of a rate."""
+    from proxies.coordinates.wider import judge_wider
+
+    pairs = [
+        pair
+        for value, by_width in curves.items()
+        for small, large in zip(sorted(by_width), sorted(by_width)[1:], strict=False)
+        if (pair := _paired(small, large, value, by_width[small], by_width[large])) is not None
+    ]
+    transfer = study.plan.transfer
+    return judge_wider(pairs, level=transfer.level, margin_nats=transfer.margin_nats)
+
+
+def _paired(
+    small: int, large: int, value: float, narrow: Mapping[int, Curve], wide: Mapping[int, Curve]
+) -> CurvePair | None:
+    import numpy as np
+
+    from proxies.coordinates.wider import CurvePair
+
+    seeds = sorted(narrow.keys() & wide.keys())
+    if not seeds:
+        return None
+    runs = [one[seed] for one in (narrow, wide) for seed in seeds]
+    steps = sorted(set.intersection(*(set(run.steps) for run in runs)))
+    losses = [[dict(zip(run.steps, run.train_loss_nats, strict=True))[step] for step in steps] for run in runs]
+    stacked = np.array(losses, dtype=np.float64).reshape(2, len(seeds), len(steps))
+    return CurvePair(
+        small=small, large=large, log2_value=value, steps=np.array(steps, dtype=np.int64), small_nats=stacked[0],
+        large_nats=stacked[1],
+    )  # fmt: skip
+
+
+def wider_body(found: WiderVerdict | None, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]) -> Json:
+    """What a report says of it: the verdict, and the mean curves at the highest rate that was looked at."""
+    if found is None:
+        return None
+    pairs: list[Json] = [
+        {
+            "small": pair.small, "large": pair.large, "learning_rate": 2.0**pair.log2_value,
+            "num_seeds": pair.num_seeds, "steps": [pair.first_step, pair.last_step], "excess_nats": pair.excess_nats,
+            "interval": list(pair.interval), "outcome": pair.outcome,
+        }
+        for pair in found.pairs
+    ]  # fmt: skip
+    value = max(curves)
+    return {
+        "outcome": found.outcome, "level": found.level, "margin_nats": found.margin_nats, "pairs": pairs,
+        "learning_rate": 2.0**value,
+        "curves": [_mean(width, [*runs.values()]) for width, runs in sorted(curves[value].items())],
+    }  # fmt: skip
+
+
+def _mean(width: int, runs: Sequence[Curve]) -> Json:
+    import numpy as np
+
+    from proxies.coordinates.wider import parts_of
+
+    steps = np.array(runs[0].steps, dtype=np.int64)
+    alike = [run.train_loss_nats for run in runs if run.steps == runs[0].steps]
+    losses = np.array(alike, dtype=np.float64).mean(axis=0)
+    parts = parts_of(steps, min(NUM_POINTS, len(steps)))
+    return {
+        "width": width, "steps": [float(steps[part].mean()) for part in parts],
+        "train_loss_nats": [float(losses[part].mean()) for part in parts],
+    }  # fmt: skip
+
+
+def spike_words(
+    study: Study, specs: Sequence[tuple[RunSpec, float]], results: Mapping[str, RunResult], sizes: Mapping[str, int],
+    culprit: Point,
+) -> str:  # fmt: skip
+    """How the gradients of the run that alone makes a drift spiked, beside the others of its size; empty: no log.
+
+    `specs`: the test's runs with their values; `sizes`: each run's size on its axis.
+    """
+    import statistics
+
+    from proxies.coordinates.wider import spike_ratio
+
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for spec, value in specs:
+        curve = curve_of(study, results.get(spec.id)) if sizes[spec.id] == culprit.size else None
+        ratio = None if curve is None else spike_ratio(curve.grad_norm, spec.schedule.warmup_steps)
+        if ratio is not None:
+            ratios[(value, spec.seed) == (culprit.log2_value, culprit.seed)].append(ratio)
+    if not ratios[True] or not ratios[False]:
+        return ""
+    others = statistics.median(ratios[False])
+    return (
+        f"that run's largest gradient norm after its warmup is {ratios[True][0]:.1f} times its median; "
+        f"those of the other runs of this size are {others:.1f} times theirs, in the median"
+    )
