@@ -157,7 +157,7 @@ EMPTY_STUDY = {
     },
     "corpus": {"data_id": "d" * 64, "tokenizer": "bytes", "num_documents": 3, "num_train_tokens": 9,
                "num_validation_tokens": 9},
-    "progress": {"search": [0, 12]}, "calibration": [], "coordinates": {}, "gates": [], "accepted": {},
+    "progress": {"search": [0, 12]}, "calibration": [], "coordinates": {}, "wider": None, "gates": [], "accepted": {},
     **dict.fromkeys(("search", "transfer", "ladder", "fit", "frontier", "choice", "decision", "digest",
                      "own_run", "main_run")),
     "spend": {"num_runs": 0, "by_status": {}, "flops_causal": 0, "worker_seconds": 0, "share_of_target": 0.0},
