@@ -1,12 +1,16 @@
 """The width per layer: a planted optimum is found, its cost too; what a ladder cannot tell is not told."""
 
+import csv
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from proxies.core.checks import SpecError
 from scaling_fits.allocation.aspect import ShapedRun, aspect_term
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.table import from_columns
 
 BEST, BEND, NOISE = 24.0, 0.01, 0.001
 
@@ -83,3 +87,39 @@ def test_the_comparison_can_fail():
     left = np.log([run.loss_nats / run.predicted_nats for run in runs])
     bend, slope, _ = np.polyfit(x - x.mean(), left, 2)
     assert abs(math.log2(2 ** (x.mean() - slope / (2 * bend)) / BEST)) > 0.5
+
+
+GEMSTONES = Path(__file__).resolve().parents[4] / "shared" / "data" / "gemstones" / "hot.csv"
+
+
+@pytest.mark.skipif(not GEMSTONES.exists(), reason="public data not here")
+def test_held_out_shapes_of_public_models_are_predicted():
+    """Gemstones (arXiv 2502.06857): 22 shapes of 50 million to 2 billion parameters, 3 to 320 widths a layer."""
+    with GEMSTONES.open() as file:
+        rows = [
+            {name: float(value) for name, value in row.items() if name != "run_name"} for row in csv.DictReader(file)
+        ]
+    shapes = sorted({(row["width"], row["depth"]) for row in rows})
+    errors = {"size": [], "shape": []}
+    for fold in range(4):
+        kept, left = (
+            [r for r in rows if (shapes.index((r["width"], r["depth"])) % 4 == fold) is of] for of in (False, True)
+        )
+        fit = fit_runs(from_columns(*([r[c] for r in kept] for c in ("params", "tokens", "loss"))), "chinchilla", 0)
+
+        def predicted(row, fit=fit):
+            return predict(fit, row["params"], row["tokens"]).loss_nats
+
+        term = aspect_term([
+            ShapedRun(params=r["params"], tokens=r["tokens"], width_per_layer=r["width"] / r["depth"],
+                      loss_nats=r["loss"], predicted_nats=predicted(r))
+            for r in kept
+        ], 0.9)  # fmt: skip
+        for row in left:
+            by_shape = predicted(row) * math.exp(term.log_loss(row["width"] / row["depth"]).value)
+            errors["size"].append(abs(predicted(row) / row["loss"] - 1))
+            errors["shape"].append(abs(by_shape / row["loss"] - 1))
+    quantiles = {name: np.quantile(each, [0.5, 0.9, 1.0]) for name, each in errors.items()}
+    print({name: each.round(4).tolist() for name, each in quantiles.items()})
+    assert quantiles["shape"][0] < 0.01
+    assert quantiles["shape"][1] < quantiles["size"][1]
