@@ -135,8 +135,10 @@ def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
         raise SpecError("aspect ratio", ["shape and size grow together in these runs: ladder.depths must be a grid"])
     found, *_ = np.linalg.lstsq(design, left, rcond=None)
     spare = len(runs) - NUM_TERMS
-    noise = math.sqrt(float(((left - design @ found) ** 2).sum()) / spare)
-    covariance = np.linalg.inv(design.T @ design)[3:, 3:] * max(noise, 1e-9) ** 2
+    remains = left - design @ found
+    noise = math.sqrt(float((remains**2).sum()) / spare)
+    effect = _design_effect(remains, [(run.params, run.width_per_layer) for run in runs])
+    covariance = np.linalg.inv(design.T @ design)[3:, 3:] * max(noise, 1e-9) ** 2 * effect
     generator = np.random.default_rng(0)
     # Student's t: the noise is these runs' own.
     normal = generator.standard_normal((NUM_DRAWS, 2)) @ np.linalg.cholesky(covariance).T
@@ -149,6 +151,20 @@ def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
             for run, value in zip(runs, left - design[:, :3] @ found[:3], strict=True)
         ),
     )  # fmt: skip
+
+
+def _design_effect(remains: NDArray[np.float64], shapes: Sequence[tuple[float, float]]) -> float:
+    """By how much runs of one shape that depart together make a variance larger than independent ones would: 1 and
+    (runs a shape - 1) times their correlation, by the analysis of variance; 1 at least.
+    """
+    groups = [remains[[shape == each for shape in shapes]] for each in dict.fromkeys(shapes)]
+    number, per_shape = len(groups), len(remains) / len(groups)
+    if per_shape <= 1 or number < 2:
+        return 1.0
+    between = sum(len(g) * float(g.mean() - remains.mean()) ** 2 for g in groups) / (number - 1)
+    within = sum(float(((g - g.mean()) ** 2).sum()) for g in groups) / (len(remains) - number)
+    total = between + (per_shape - 1) * within
+    return max(1.0, 1 + (per_shape - 1) * (between - within) / total) if total > 0 else 1.0
 
 
 def _lowest(rows_M2: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
