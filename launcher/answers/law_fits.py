@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.core.canon import CanonError, Json
+from proxies.core.checks import SpecError
 from proxies.core.table_files import Source
 
 if TYPE_CHECKING:
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
     from proxies.core.spec import RunSpec
     from scaling_fits.allocation.shapes import Template
     from scaling_fits.forecast.uncertainty import FittedRuns
+    from scaling_fits.laws.table import RunTable
     from sweeps.store.ledger import Ledger
 
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
+SHAPE_COLUMNS = ("width", "depth", "num_layers", "layers")
+"""Of a table: a width, and a depth by one of its names."""
 
 Body = dict[str, Json]
 
@@ -43,7 +47,7 @@ def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any])
         template, main_runs = study.shape_template, concluded(ledger)
         table = decide.ladder_table(study, specs, ledger.results(), main_runs)
     else:
-        more = itertools.chain(*hyperparameter_laws.COLUMNS.values()) if form in HYPERPARAMETER_FORMS else ()
+        more = itertools.chain(*hyperparameter_laws.COLUMNS.values()) if form in HYPERPARAMETER_FORMS else SHAPE_COLUMNS
         table = read_runs(runs, params_column, tuple(more))
     if form == "isoflop":
         by_compute = isoflop.fit_isoflop(table, **options)
@@ -53,9 +57,33 @@ def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any])
         return to_file(by_size), hyperparameter_laws.fit_body(by_size)
     found = scaled(fit_runs(table, form=form, **options), main_runs)
     try:
-        return to_file(found, template), fit_summary(found)
+        return to_file(found, template), {**fit_summary(found), **_by_shape(table, found)}
     except CanonError as error:
         raise CannotTellError((f"no law fits these runs: its predictions overflow ({error})",)) from error
+
+
+def _by_shape(table: RunTable, found: FittedRuns) -> Body:
+    """What the width per layer adds to the loss, where the table has a width and a depth for every run."""
+    from launcher.views.aspect import term_body
+    from scaling_fits.allocation.aspect import ShapedRun, aspect_term
+    from scaling_fits.forecast.uncertainty import predict
+    from scaling_fits.laws.law import CannotTellError
+
+    depth = next((table.extra[name] for name in SHAPE_COLUMNS[1:] if name in table.extra), None)
+    width = table.extra.get(SHAPE_COLUMNS[0])
+    if width is None or depth is None or not (width > 0).all() or not (depth > 0).all():  # an empty cell is NaN
+        return {}
+    try:
+        runs = [
+            ShapedRun(params=n, tokens=d, loss_nats=loss, width_per_layer=w / layers,
+                      predicted_nats=predict(found, n, d).loss_nats)
+            for n, d, loss, w, layers in zip(*(column.tolist() for column in (
+                table.params, table.tokens, table.loss, width, depth
+            )), strict=True)
+        ]  # fmt: skip
+        return {"aspect": term_body(aspect_term(runs, found.level))}
+    except (SpecError, CannotTellError):
+        return {}
 
 
 def _ladder(study_dir: Path) -> tuple[Study, Ledger, list[RunSpec]]:

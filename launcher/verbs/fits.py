@@ -10,6 +10,7 @@ import click
 
 from launcher.answers.law_fits import HYPERPARAMETER_FORMS, fit_of
 from launcher.cli.options import answer, json_option, table
+from launcher.views.aspect import term_text
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
@@ -104,6 +105,8 @@ def fit_text(body: Body) -> str:
             f"drift: at ten times the FLOPs predictions are high by {drift['value']:+.2%} [{low:+.2%}, {high:+.2%}], "
             f"of which {drift['subtracted']:.2%} is subtracted"
         )
+    if "aspect" in body:
+        parts.append(term_text(body["aspect"]))
     return "\n".join([*parts, *endnotes({**body, "warnings": rest})])
 
 

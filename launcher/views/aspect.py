@@ -10,6 +10,7 @@ from launcher.views.numbers import interval, number
 if TYPE_CHECKING:
     from launcher.study.decide import Choice
     from proxies.core.canon import Json
+    from scaling_fits.allocation.aspect import AspectTerm
 
 FACTORS = (0.25, 0.5, 2.0, 4.0)
 """Of the chosen width per layer: what these cost is told, as far as they were tried."""
@@ -48,6 +49,35 @@ def aspect_body(choice: Choice) -> Json:
             for aspect, span in spans
         ],
     }  # fmt: skip
+
+
+def term_body(term: AspectTerm) -> Json:
+    """The best width per layer of a table of runs, and by which share of the loss others lie above it."""
+    best, (low, high) = term.best(), term.reach_log2
+    costs: list[Json] = []
+    for factor in FACTORS:
+        if term.reaches(best.value * factor):
+            cost = term.cost(best.value * factor, best.value)
+            share, least, most = (math.expm1(log) for log in (cost.value, cost.low, cost.high))
+            costs.append({"width_per_layer": best.value * factor, "share": share, "interval": [least, most]})
+    return {
+        "best": best.value, "interval": [best.low, best.high], "tried": [2.0**low, 2.0**high],
+        "determined": term.determined, "costs": costs,
+    }  # fmt: skip
+
+
+def term_text(body: Any) -> str:
+    """One sentence about it."""
+    tried = f"{number(body['tried'][0])} to {number(body['tried'][1])} were tried"
+    if not body["determined"]:
+        return f"shape: these runs do not determine the best width per layer, {tried}"
+    costs = "; ".join(
+        f"{number(one['width_per_layer'])} costs {one['share']:+.2%} "
+        f"[{one['interval'][0]:+.2%}, {one['interval'][1]:+.2%}]"
+        for one in body["costs"]
+    )
+    best = f"shape: the best width per layer is {number(body['best'])} {interval(body['interval'], '.3g')}, {tried}"
+    return best + (f"; of the loss, {costs}" if costs else "")
 
 
 def aspect_text(body: Any) -> str:

@@ -45,6 +45,28 @@ def test_the_keys_of_fit(table):
     assert body["parameters"]["alpha"] == pytest.approx(0.34, rel=1e-3)
 
 
+@pytest.mark.parametrize("depth", ["depth", "num_layers"])
+def test_a_table_with_widths_and_depths_is_fitted_by_shape_too(tmp_path, depth):
+    """A planted optimum of 20 widths a layer; without a column for every run nothing is said."""
+    rows = []
+    for width in (32, 48, 64, 96):
+        for layers in (1, 2, 4):
+            params = 12.0 * layers * width**2
+            for number, tokens in enumerate((1e6, 3e6, 9e6)):
+                added = 0.01 * math.log2(width / layers / 20) ** 2 + 0.0005 * (-1) ** (number + layers)
+                rows.append(f"{params},{tokens},{loss_of(params, tokens) * math.exp(added)},{width},{layers}")
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([f"params,tokens,loss,width,{depth}", *rows]) + "\n")
+    code, body = ask("fit", path, *FIT, "--form", "chinchilla")
+    assert code == 0
+    aspect = body["aspect"]
+    assert aspect["determined"] and aspect["interval"][0] < 20 < aspect["interval"][1]
+    assert {"width_per_layer", "share", "interval"} == set(aspect["costs"][0])
+    assert "the best width per layer is" in forerun("fit", path, *FIT, "--form", "chinchilla")[1]
+    path.write_text(path.read_text().replace(",96,4\n", ",96,\n", 1))
+    assert "aspect" not in ask("fit", path, *FIT, "--form", "chinchilla")[1]
+
+
 def test_the_keys_of_predict(fitted):
     code, body = ask("predict", fitted, "--params", "1e6", "--tokens", "2e7")
     assert code == 0
