@@ -126,7 +126,11 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
                         problem = f"{file.name} column {reading.text_key!r} holds {value!r:.40}, not text"
                         raise DataError(f"{problem}: name one of {', '.join(columns)} with --text-key")
                     yield _checked(file, text)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except DataError:
+        raise
+    except Exception as error:
+        if not file.uri and not isinstance(error, (pa.ArrowException, OSError, UnicodeDecodeError)):
+            raise  # of a store's client, which raises its own, all are bad input
         raise DataError(f"{file.name} cannot be read as parquet: {first_line(error)}") from error
 
 

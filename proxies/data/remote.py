@@ -74,7 +74,6 @@ def find_remote(uri: str) -> RemoteFiles:
     Raises:
         DataError: nothing is there, no parquet is, or it cannot be listed.
     """
-    import pyarrow as pa
     from pyarrow import fs
 
     filesystem, root = filesystem_of(uri)
@@ -83,7 +82,7 @@ def find_remote(uri: str) -> RemoteFiles:
         below = [info]
         if info.type == fs.FileType.Directory:
             below = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except Exception as error:  # each store's client raises its own
         raise DataError(f"{uri} cannot be listed: {first_line(error)}") from error
     held = sorted((each for each in below if each.type == fs.FileType.File), key=lambda each: each.path)
     taken = [each for each in held if each.path.endswith(_SUFFIX)]

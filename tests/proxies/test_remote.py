@@ -88,6 +88,27 @@ def test_the_hub_goes_through_its_own_file_system(tmp_path, monkeypatch):
     assert manifest.num_documents == 40
 
 
+class Broken:
+    """A client's own exception, which is none of Python's."""
+
+    class FailureError(Exception):
+        pass
+
+    protocol = "broken"
+
+    def __getattr__(self, name):
+        def fail(*_, **__):
+            raise self.FailureError("the hub is away\nfor long")
+
+        return fail
+
+
+def test_a_hub_that_cannot_be_reached_is_bad_input(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfFileSystem=Broken))
+    with pytest.raises(DataError, match=r"hf://datasets/a/b cannot be .*: the hub is away$"):
+        find_remote("hf://datasets/a/b")
+
+
 def test_without_its_client_the_hub_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DataError, match="pip install huggingface_hub"):
