@@ -159,9 +159,11 @@ def _laws(rules: Parametrization, kind: Kind) -> dict[str, str]:
     share = rule.weight_decay if independent else rule.learning_rate.times(rule.weight_decay)
     said = {name: _of_size(getattr(rule, name)) for name in _RULED} | {_SHARE: _of_size(share)}
     if rules.by_muon and kind == "hidden":
-        growth = f" m_N^{rules.muon_width_power:g}" if rules.muon_width_power else ""
-        said["learning_rate"] = f"{SHAPE_LAWS[rules.muon_rate]}{growth}"
-        said |= {} if independent else {"weight_decay": "1 / that"}
+        by_shape = SHAPE_LAWS[rules.muon_rate]
+        by_shape += f" m_N^{rules.muon_width_power:g}" if rules.muon_width_power else ""
+        depth = _of_size(dataclasses.replace(rule.learning_rate, width=0.0))
+        said["learning_rate"] = by_shape if depth == "1" else f"{by_shape} {depth}"
+        said |= {} if independent else {"weight_decay": f"1 / ({by_shape})"}
     if kind.endswith(("gain", "bias")):
         said["init_std"] = "ones" if kind.endswith("gain") else "zeros"
     elif rules.width == "none" and kind != "embedding":

@@ -90,6 +90,14 @@ def test_explain_names_what_each_number_comes_from(config):
     assert "groups.embedding.momentum" not in told
 
 
+def test_the_law_of_its_rate_has_the_shape_and_the_depth(config):
+    sets = ("--set", "muon_rate=unit_rms", "--set", "depth_alpha=0.5")
+    _, body = ask("explain", "--parametrization", "completep", *sets)
+    assert body["laws"]["hidden"]["learning_rate"] == "sqrt(r/c) m_L^-1/2"
+    assert body["laws"]["hidden"]["weight_decay"] == "1 / (sqrt(r/c))"
+    assert body["laws"]["hidden"]["weight_decay_share"] == "m_L^-1/2"
+
+
 def test_a_trainer_that_has_none_refuses_it_by_name(config):
     code, _, error = forerun("export", config, "--to", "megatron-lm")
     assert code == 2
