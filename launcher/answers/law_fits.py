@@ -65,8 +65,7 @@ def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any])
 def _by_shape(table: RunTable, found: FittedRuns) -> Body:
     """What the width per layer adds to the loss, where the table has a width and a depth for every run."""
     from launcher.views.aspect import term_body
-    from scaling_fits.allocation.aspect import ShapedRun, aspect_term
-    from scaling_fits.forecast.uncertainty import predict
+    from scaling_fits.allocation.aspect import aspect_term, shaped_run
     from scaling_fits.laws.law import CannotTellError
 
     depth = next((table.extra[name] for name in SHAPE_COLUMNS[1:] if name in table.extra), None)
@@ -75,8 +74,7 @@ def _by_shape(table: RunTable, found: FittedRuns) -> Body:
         return {}
     try:
         runs = [
-            ShapedRun(params=n, tokens=d, loss_nats=loss, width_per_layer=w / layers,
-                      predicted_nats=predict(found, n, d).loss_nats)
+            shaped_run(found, params=n, tokens=d, loss_nats=loss, width_per_layer=w / layers)
             for n, d, loss, w, layers in zip(*(column.tolist() for column in (
                 table.params, table.tokens, table.loss, width, depth
             )), strict=True)

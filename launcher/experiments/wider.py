@@ -75,9 +75,11 @@ def _paired(
     seeds = sorted(narrow.keys() & wide.keys())
     if not seeds:
         return None
-    runs = [one[seed] for one in (narrow, wide) for seed in seeds]
-    steps = sorted(set.intersection(*(set(run.steps) for run in runs)))
-    losses = [[dict(zip(run.steps, run.train_loss_nats, strict=True))[step] for step in steps] for run in runs]
+    runs = [
+        dict(zip(one[seed].steps, one[seed].train_loss_nats, strict=True)) for one in (narrow, wide) for seed in seeds
+    ]
+    steps = sorted(set.intersection(*map(set, runs)))
+    losses = [[run[step] for step in steps] for run in runs]
     stacked = np.array(losses, dtype=np.float64).reshape(2, len(seeds), len(steps))
     return CurvePair(
         small=small, large=large, log2_value=value, steps=np.array(steps, dtype=np.int64), small_nats=stacked[0],

@@ -11,7 +11,7 @@ from launcher.cli.options import table
 from launcher.plan import sources
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
-from proxies.core.muon import SHAPE_LAWS
+from proxies.core.muon import SHAPE_RULES
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, refusals
@@ -159,7 +159,7 @@ def _laws(rules: Parametrization, kind: Kind) -> dict[str, str]:
     share = rule.weight_decay if independent else rule.learning_rate.times(rule.weight_decay)
     said = {name: _of_size(getattr(rule, name)) for name in _RULED} | {_SHARE: _of_size(share)}
     if rules.by_muon and kind == "hidden":
-        by_shape = SHAPE_LAWS[rules.muon_rate]
+        by_shape = SHAPE_RULES[rules.muon_rate].law
         by_shape += f" m_N^{rules.muon_width_power:g}" if rules.muon_width_power else ""
         depth = _of_size(dataclasses.replace(rule.learning_rate, width=0.0))
         said["learning_rate"] = by_shape if depth == "1" else f"{by_shape} {depth}"

@@ -116,16 +116,14 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
 
 def aspect_of(study: Study, fit: FittedRuns, specs: Sequence[RunSpec], rungs: Sequence[RunResult]) -> AspectTerm | None:
     """What the width per layer adds to the loss; None where the ladder is no grid of widths and depths, or too few."""
-    from scaling_fits.allocation.aspect import ShapedRun, aspect_term
-    from scaling_fits.forecast.uncertainty import predict
+    from scaling_fits.allocation.aspect import aspect_term, shaped_run
 
     if not study.plan.ladder.depths:
         return None
     runs = [
-        ShapedRun(
-            params=(params := study.num_params(spec.shape)), tokens=spec.num_tokens, loss_nats=rung.loss_nats,
+        shaped_run(
+            fit, params=study.num_params(spec.shape), tokens=spec.num_tokens, loss_nats=rung.loss_nats,
             width_per_layer=spec.shape.width / spec.shape.num_layers,
-            predicted_nats=predict(fit, params, spec.num_tokens).loss_nats,
         )
         for spec, rung in zip(specs, rungs, strict=True)
         if rung.loss_nats is not None

@@ -32,17 +32,11 @@ def aspect_body(choice: Choice) -> Json:
     if term is None:
         return body
     best, low, high = term.best(), *term.reach_log2
-    costs: list[Json] = []
-    for factor in FACTORS:
-        if term.reaches(chosen * factor) and term.reaches(chosen):
-            cost = term.cost(chosen * factor, chosen)
-            nats = [choice.prediction.loss_nats * math.expm1(log) for log in (cost.value, cost.low, cost.high)]
-            costs.append({"width_per_layer": chosen * factor, "nats": nats[0], "interval": [nats[1], nats[2]]})
     places = [2.0 ** (low + (high - low) * i / (NUM_POINTS - 1)) for i in range(NUM_POINTS)]
     spans = [(aspect, term.log_loss(aspect)) for aspect in places]
     return body | {
         "tried": [2.0**low, 2.0**high], "best": best.value, "best_interval": [best.low, best.high],
-        "determined": term.determined, "costs": costs,
+        "determined": term.determined, "costs": _costs(term, chosen, "nats", choice.prediction.loss_nats),
         "points": [{"width_per_layer": aspect, "log_loss": value - term.mean} for aspect, value in term.seen],
         "curve": [
             {"width_per_layer": aspect, "log_loss": span.value, "interval": [span.low, span.high]}
@@ -54,16 +48,21 @@ def aspect_body(choice: Choice) -> Json:
 def term_body(term: AspectTerm) -> Json:
     """The best width per layer of a table of runs, and by which share of the loss others lie above it."""
     best, (low, high) = term.best(), term.reach_log2
-    costs: list[Json] = []
-    for factor in FACTORS:
-        if term.reaches(best.value * factor):
-            cost = term.cost(best.value * factor, best.value)
-            share, least, most = (math.expm1(log) for log in (cost.value, cost.low, cost.high))
-            costs.append({"width_per_layer": best.value * factor, "share": share, "interval": [least, most]})
     return {
         "best": best.value, "interval": [best.low, best.high], "tried": [2.0**low, 2.0**high],
-        "determined": term.determined, "costs": costs,
+        "determined": term.determined, "costs": _costs(term, best.value, "share"),
     }  # fmt: skip
+
+
+def _costs(term: AspectTerm, chosen: float, name: str, loss_nats: float = 1.0) -> list[Json]:
+    """What other widths per layer cost beside one, as far as they and it were tried: the share of a loss, times it."""
+    costs: list[Json] = []
+    for factor in FACTORS:
+        if term.reaches(chosen * factor) and term.reaches(chosen):
+            cost = term.cost(chosen * factor, chosen)
+            value, low, high = (loss_nats * math.expm1(log) for log in (cost.value, cost.low, cost.high))
+            costs.append({"width_per_layer": chosen * factor, name: value, "interval": [low, high]})
+    return costs
 
 
 def term_text(body: Any) -> str:

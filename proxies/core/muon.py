@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,25 +24,27 @@ The names are those of torch.optim.Muon and, for the last two, of Megatron-LM.""
 DEFAULT_MUON_RATE: MuonRate = "original"
 """torch.optim.Muon's, and Jordan's: of those in wide use the one that is the same at every width."""
 
-_FACTORS: Mapping[MuonRate, Callable[[float, float], float]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True)
+class ShapeRule:
+    """What a matrix's shape multiplies its learning rate with."""
+
+    factor: Callable[[float, float], float]
+    """Of its rows and columns."""
+    law: str
+    """The same in words, of r rows and c columns."""
+    width_power: float
+    """How it grows where rows and columns grow as the width does."""
+
+
+SHAPE_RULES: Mapping[MuonRate, ShapeRule] = MappingProxyType(
     {
-        "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
-        "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-        "spectral": lambda rows, columns: math.sqrt(max(rows, columns)),
-        "unit_rms": lambda rows, columns: math.sqrt(rows / columns),
+        "original": ShapeRule(lambda r, c: math.sqrt(max(1.0, r / c)), "sqrt(max(1, r/c))", 0.0),
+        "match_rms_adamw": ShapeRule(lambda r, c: 0.2 * math.sqrt(max(r, c)), "0.2 sqrt(max(r, c))", 0.5),
+        "spectral": ShapeRule(lambda r, c: math.sqrt(max(r, c)), "sqrt(max(r, c))", 0.5),
+        "unit_rms": ShapeRule(lambda r, c: math.sqrt(r / c), "sqrt(r/c)", 0.0),
     }
 )
-SHAPE_LAWS: Mapping[MuonRate, str] = MappingProxyType(
-    {
-        "original": "sqrt(max(1, r/c))", "match_rms_adamw": "0.2 sqrt(max(r, c))", "spectral": "sqrt(max(r, c))",
-        "unit_rms": "sqrt(r/c)",
-    }
-)  # fmt: skip
-"""The same in words, of r rows and c columns."""
-WIDTH_POWERS: Mapping[MuonRate, float] = MappingProxyType(
-    {"none": 0.0, "original": 0.0, "match_rms_adamw": 0.5, "spectral": 0.5, "unit_rms": 0.0}
-)
-"""How those factors grow where rows and columns grow as the width does."""
 RMS_POWER = 0.5
 """By which a step's elements stay as large as they were: an orthogonal n x n matrix's have a root mean square of
 n^-1/2."""
@@ -60,7 +63,7 @@ def stepped_by_muon(kind: Kind, size: tuple[int, ...]) -> bool:
 
 def shape_factor(rate: MuonRate, size: tuple[int, ...]) -> float:
     """What a rule multiplies the learning rate of a matrix of that size with."""
-    return _FACTORS[rate](*size)
+    return SHAPE_RULES[rate].factor(*size)
 
 
 def iteration_flops(size: tuple[int, ...]) -> float:

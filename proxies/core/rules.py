@@ -18,7 +18,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, Hparams
-from proxies.core.muon import RMS_POWER, WIDTH_POWERS, MuonRate
+from proxies.core.muon import RMS_POWER, SHAPE_RULES, MuonRate
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 
@@ -141,7 +141,7 @@ class Parametrization:
         too.
         """
         decay: DecayScaling = "independent" if self.weight_decay == "independent" else "unscaled"
-        power = RMS_POWER - WIDTH_POWERS[self.muon_rate] if self.by_muon else 0.0
+        power = RMS_POWER - SHAPE_RULES[self.muon_rate].width_power if self.by_muon else 0.0
         return dataclasses.replace(
             PRESETS["sp"], decayed=self.decayed, weight_decay=decay, muon_rate=self.muon_rate, muon_width_power=power
         )
@@ -250,7 +250,7 @@ def kind_rule(parametrization: Parametrization, kind: Kind, *, by_muon: bool | N
     alpha = p.depth_alpha if kind in IN_BLOCKS else None
     decay_width = {"scaled": 1.0, "root": 0.5}.get(p.weight_decay, 0.0) if as_hidden else 0.0
     if muon:  # the share that decay takes, lr * wd, is that of the base in every source
-        rate_width = WIDTH_POWERS[p.muon_rate] + p.muon_width_power
+        rate_width = SHAPE_RULES[p.muon_rate].width_power + p.muon_width_power
         decay_width = 0.0 if p.weight_decay == "independent" else -rate_width
     decay, eps = _noise(p)
     return KindRule(

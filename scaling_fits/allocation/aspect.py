@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxies.core.checks import Checks, SpecError
+from scaling_fits.forecast.uncertainty import FittedRuns, predict
 
 NUM_DRAWS = 2000
 NUM_TERMS = 5
@@ -113,6 +114,20 @@ class AspectTerm:
         low, high = np.quantile(values[1:], [(1 - self.level) / 2, (1 + self.level) / 2])
         return Interval(value=float(values[0]), low=min(float(low), float(values[0])),
                         high=max(float(high), float(values[0])))  # fmt: skip
+
+
+def shaped_run(fit: FittedRuns, *, params: float, tokens: float, width_per_layer: float, loss_nats: float) -> ShapedRun:
+    """A run beside what a law predicts of it.
+
+    Raises:
+        SpecError: a value is not above 0.
+        LawError: what is no size of a run.
+        CannotTellError: the runs identify no law.
+    """
+    return ShapedRun(
+        params=params, tokens=tokens, width_per_layer=width_per_layer, loss_nats=loss_nats,
+        predicted_nats=predict(fit, params, tokens).loss_nats,
+    )  # fmt: skip
 
 
 def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:

@@ -14,7 +14,7 @@ from proxy_cases import TINY, run_spec
 from torch.optim._muon import _adjust_lr
 
 from proxies.core import canon
-from proxies.core.muon import WIDTH_POWERS, iteration_flops, optimizer_flops, shape_factor
+from proxies.core.muon import SHAPE_RULES, iteration_flops, optimizer_flops, shape_factor
 from proxies.core.powers import Ratios
 from proxies.core.rules import named, scaling
 from proxies.core.spec import Numerics
@@ -26,7 +26,7 @@ from proxies.training.bank import Bank
 from proxies.training.solo import Solo
 
 WIDE = TINY.at_width(32).at_depth(2)
-RATES = [rate for rate in WIDTH_POWERS if rate != "none"]
+RATES = [*SHAPE_RULES]
 
 
 def spec_of(store, *, muon_rate="original", rules=None, **changes):
@@ -182,7 +182,7 @@ def test_the_numbers_follow_the_rule_at_every_width(store, rate):
             if not numbers.by_muon:  # under muP those rates are the same at every width
                 assert (numbers.learning_rate, numbers.weight_decay, numbers.momentum) == (0.004, 0.0, 0.0)
     small, large = (hidden(tables[w])["layers.0.attention.wq.weight"].learning_rate for w in (16, 64))
-    assert large / small == pytest.approx(4 ** WIDTH_POWERS[rate], rel=1e-12)
+    assert large / small == pytest.approx(4 ** SHAPE_RULES[rate].width_power, rel=1e-12)
 
 
 def test_against_original_the_rate_of_match_rms_adamw_doubles_every_four_widths():
