@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -137,8 +138,10 @@ def spike_words(
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for spec, value in specs:
         curve = curve_of(study, results.get(spec.id)) if sizes[spec.id] == culprit.size else None
-        ratio = None if curve is None else spike_ratio(curve.grad_norm, spec.schedule.warmup_steps)
-        if ratio is not None:
+        if curve is None:
+            continue
+        after_warmup = bisect_right(curve.steps, spec.schedule.warmup_steps)  # a trainer may log few of its steps
+        if (ratio := spike_ratio(curve.grad_norm, after_warmup)) is not None:
             ratios[(value, spec.seed) == (culprit.log2_value, culprit.seed)].append(ratio)
     if not ratios[True] or not ratios[False]:
         return ""

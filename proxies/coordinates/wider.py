@@ -128,8 +128,8 @@ def parts_of(steps: NDArray[np.int64], number: int = NUM_PARTS) -> list[slice]:
     return [slice(first + low, first + high) for low, high in itertools.pairwise(edges)]
 
 
-def spike_ratio(grad_norms: Sequence[float], first_step: int = 0) -> float | None:
-    """A run's largest gradient norm over its median, from a step on; None where none is logged, or it stays zero."""
-    norms = np.array(grad_norms[first_step:], dtype=np.float64)
+def spike_ratio(grad_norms: Sequence[float], first: int = 0) -> float | None:
+    """A run's largest gradient norm over its median, from an entry on; None where none is logged, or it stays zero."""
+    norms = np.array(grad_norms[first:], dtype=np.float64)
     middle = float(np.median(norms)) if len(norms) else 0.0
     return float(norms.max()) / middle if middle > 0 else None

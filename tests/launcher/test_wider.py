@@ -60,15 +60,19 @@ def test_runs_of_fewer_steps_than_parts_say_nothing(finished):
     assert "Is wider better?" not in (finished / "study" / "report.html").read_text()
 
 
-def test_a_lone_runs_spike_is_told_beside_the_others(known, monkeypatch):
+@pytest.mark.parametrize(("stride", "at"), [(1, 3), (10, 1)])
+def test_a_lone_runs_spike_is_told_beside_the_others(known, monkeypatch, stride, at):
+    """Also where a trainer logs every tenth step: a warmup is a number of steps, not of entries."""
     study, moved, results = known
     test = next(one for one in moved.tests if (one.hyperparameter, one.axis) == ("learning_rate", "width"))
     spec, value = test.condition.specs[0]
     culprit = Point(size=spec.shape.width, log2_value=value, loss_nats=5.0, seed=spec.seed)
 
     def planted(study, result):
-        norms = [1.0, 1.0, 1.0, 14.0 if result.id == spec.id else 2.0, 1.0, 1.0]
-        return Curve(steps=(1, 2, 3, 4, 5, 6), train_loss_nats=(5.0,) * 6, grad_norm=tuple(norms))
+        norms = [1.0] * 6
+        norms[at] = 14.0 if result.id == spec.id else 2.0
+        steps = tuple(stride * n for n in range(1, 7))
+        return Curve(steps=steps, train_loss_nats=(5.0,) * 6, grad_norm=tuple(norms))
 
     monkeypatch.setattr(of_curves, "curve_of", planted)
     sizes = {one.id: test.condition.size(one) for one, _ in test.condition.specs}

@@ -78,6 +78,6 @@ def test_parts_follow_each_other_and_none_is_empty(number):
 
 
 def test_a_spike_is_a_multiple_of_the_median_after_the_warmup():
-    assert spike_ratio([50.0, 1.0, 1.0, 1.0, 9.0], first_step=1) == 9.0
+    assert spike_ratio([50.0, 1.0, 1.0, 1.0, 9.0], first=1) == 9.0
     assert spike_ratio([], 0) is None
     assert spike_ratio([0.0, 0.0]) is None
