@@ -98,7 +98,8 @@ def test_a_trainer_that_never_works_spoils_nothing(tmp_path):
 
 
 @pytest.fixture
-def modelled(tmp_path):
+def modelled(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the code's folder goes first there, and must not stay
     write_corpus(tmp_path)
     (tmp_path / "mine.py").write_text(MODEL)
     yield plan_with(tmp_path, FACTORY)
