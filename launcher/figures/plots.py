@@ -102,6 +102,8 @@ def wider(report: Body) -> Panel:
 
     def paint(axes: Axes) -> None:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         for rank, curve in enumerate(found["curves"]):
             colour = shade(rank, len(found["curves"]))
             axes.plot(curve["steps"], curve["train_loss_nats"], color=colour, linewidth=1.4,

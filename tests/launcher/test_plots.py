@@ -47,6 +47,10 @@ def test_every_function_gives_the_figure_that_its_name_says(report):
         assert isinstance(figure, Figure)
         assert label(figure) == labels
         assert figure.get_label(), "its title, for a reader who does not see it"
+        figure.canvas.draw()
+        ticks = [tick.get_text() for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)
+                 for tick in axis.get_ticklabels(which="both")]  # fmt: skip
+        assert not any("$" in tick for tick in ticks), ticks
     assert "matplotlib.pyplot" not in plots.__dict__
 
 
