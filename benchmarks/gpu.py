@@ -329,6 +329,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", default=",".join(MODELS), help="Some of them, as 2M,10M.")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="Sequences, as 32 or 32,8.")
     parser.add_argument("--seconds", type=float, default=400.0, help="After which no further step is begun.")
     parser.add_argument("--quick", action="store_true", help="A tiny proxy, as the tests do it.")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
@@ -341,6 +342,7 @@ def main(arguments: list[str]) -> int:
     settings = Settings(
         device=asked.device, plain=Numerics(dtype="bfloat16"), seconds=asked.seconds,
         models={name: MODELS[name] for name in asked.models.split(",")},
+        batches=tuple(map(int, asked.batches.split(","))),
     )  # fmt: skip
     settings = quick(settings) if asked.quick else settings
     content, save = opened(asked.json, machine(), list(settings.models))

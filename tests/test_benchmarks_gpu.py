@@ -117,3 +117,18 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
     assert whole.returncode == 0, whole.stdout + whole.stderr
     (case,) = json.loads((out / "gpu.json").read_text())["models"]["tiny"]["cases"]
     assert not any(mode["refused"] for mode in case["modes"])
+
+
+@pytest.mark.slow
+def test_the_transfer_on_a_gpu_is_rehearsed_and_its_tables_are_judged(tmp_path, bare):
+    script = [sys.executable, ROOT / "benchmarks" / "gpu_transfer.py", "--out", tmp_path, "--quick", "--seeds", "1"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("width 16") == 14, "at its base the standard parametrization is muP"
+    again = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)
+    assert (again.returncode, again.stdout) == (0, "")
+    for name in ("mup", "sp", "muon"):
+        table = ["transfer", "--runs", tmp_path / f"gpu_transfer-{name}.csv", "--target-width", "64", "--json"]
+        judged = subprocess.run([sys.executable, "-m", "launcher", *table], capture_output=True, text=True, check=False)
+        assert judged.returncode in (0, 3, 4), judged.stderr
+        assert [one["size"] for one in json.loads(judged.stdout)["optima"]] == [16, 32]

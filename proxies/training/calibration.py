@@ -141,9 +141,8 @@ def measure(
         except Exception as error:  # no room, no compiler, not for this engine: another mode does without
             if not built:
                 raise
-            said = str(error).strip().splitlines()
-            found[mode] = Rate(mode=mode, refused=f"{type(error).__name__}: {said[0] if said else ''}"[:MOST_SAID])
-    _rounds(built, device, clock, probe.seconds)
+            found[mode] = _refused(mode, error)
+    found |= _rounds(built, device, clock, probe.seconds)
     found |= {
         one.mode: Rate(
             mode=one.mode, trial_steps_per_second=tuple(one.rates), first_seconds=one.first_seconds,
@@ -156,12 +155,31 @@ def measure(
     return Answer(rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes)
 
 
-def _rounds(built: Sequence[_Built], device: TorchDevice, clock: Callable[[], float], seconds: float) -> None:
-    """A turn of each, again and again. Of its own, so that no name here holds an engine beyond it."""
+def _refused(mode: Numerics, error: Exception) -> Rate:
+    said = str(error).strip().splitlines()
+    return Rate(mode=mode, refused=f"{type(error).__name__}: {said[0] if said else ''}"[:MOST_SAID])
+
+
+def _rounds(
+    built: list[_Built], device: TorchDevice, clock: Callable[[], float], seconds: float
+) -> dict[Numerics, Rate]:
+    """A turn of each, again and again. Of its own, so that no name here holds an engine beyond it.
+
+    Returns:
+        The modes that failed in their turn, out of memory beside the others for instance; they are out of `built`.
+    """
+    failed: dict[Numerics, Rate] = {}
     began = clock()
     while not _enough(built, clock() - began, seconds):
-        for one in built:
-            one.rates.append(_turn(one, device, clock))
+        for one in tuple(built):
+            try:
+                one.rates.append(_turn(one, device, clock))
+            except Exception as error:
+                if one is built[0]:
+                    raise
+                failed[one.mode] = _refused(one.mode, error)
+                built.remove(one)
+    return failed
 
 
 def _build(

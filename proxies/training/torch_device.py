@@ -67,6 +67,8 @@ class TorchDevice:
 def set_arithmetic(numerics: Numerics) -> None:
     """Threads and the precision of float32 products, of the whole process."""
     torch.set_num_threads(numerics.num_threads)
+    # The compiler's advice to take a faster precision: the numerics say which.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*TF32", UserWarning)  # torch 2.9 warns of its own call
         torch.set_float32_matmul_precision(numerics.matmul_precision)

@@ -120,6 +120,24 @@ def test_a_mode_that_fails_is_refused_and_the_first_one_raises():
         measured(World(lambda mode: 0.01, fails=lambda mode: True), ONE)
 
 
+@pytest.mark.parametrize("failing", [TWO, ONE])
+def test_a_mode_that_fails_in_its_turn_is_refused_and_the_others_are_measured(failing):
+    calls = iter(range(1000))
+
+    def seconds(mode):
+        if mode == failing and next(calls) > 4:
+            raise RuntimeError("CUDA out of memory")
+        return 0.01
+
+    if failing == ONE:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            measured(World(seconds), ONE, TWO, COMPILED)
+        return
+    one, two, compiled = measured(World(seconds), ONE, TWO, COMPILED).rates
+    assert (two.refused, two.trial_steps_per_second) == ("RuntimeError: CUDA out of memory", ())
+    assert len(one.trial_steps_per_second) == len(compiled.trial_steps_per_second) >= LEAST_ROUNDS
+
+
 def test_real_engines_are_measured_and_the_answer_travels(store):
     def opened(spec):
         if spec.numerics.num_slots == 1:

@@ -1,0 +1,199 @@
+"""Does the best rate stay put over width on a real GPU? muP, the standard parametrization and Muon, bfloat16, one GPU.
+
+    python benchmarks/gpu_transfer.py --out benchmarks/results
+
+Decoders of 4 layers, widths 256 to 1024 (3.2 to 50 million parameters without tables), 200 steps of 32,768 tokens on
+the bytes of Python's standard library, seven rates an octave apart, each run compiled, recorded as a CUDA graph, in
+bfloat16. Writes gpu_transfer.json, and a table for each condition that `forerun transfer --runs` judges:
+
+    forerun transfer --runs benchmarks/results/gpu_transfer-mup.csv --target-width 2048
+
+Needs a CUDA device, torch, numpy, tokenizers, pyarrow and `mup`; no Ray, Optuna, W&B, pydantic. The runs of one
+condition and seed come together; a run is not begun after `--seconds`, and those that the file has are not run again.
+At width 256, the base, the standard parametrization is muP: it takes those runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu_runs import machine
+
+from proxies.core.hyperparameters import Hparams
+from proxies.core.optimizers import OptimizerName
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Numerics, RunSpec
+
+BASE = Shape(num_layers=4, width=256, num_heads=4, num_kv_heads=4, ffn_width=768, vocab_size=256, seq_len=512)
+WIDTHS = (256, 512, 1024)
+NUM_STEPS, BATCH_TOKENS = 200, 32768
+FASTEST = Numerics(num_slots=1, dtype="bfloat16", compiled=True, cuda_graphs=True, fused_loss=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A parametrization with its optimizer, and the rates at the base width."""
+
+    parametrization: str
+    optimizer: OptimizerName = "adamw"
+    log2_rates: range = range(-11, -4)
+    octaves_per_doubling: int = 0
+    """That the grid follows the optimum by, where it is known to move."""
+
+    def rates(self, widths_over_base: float) -> list[float]:
+        """Seven of them."""
+        moved = self.octaves_per_doubling * round(math.log2(widths_over_base))
+        return [2.0 ** (power + moved) for power in self.log2_rates]
+
+
+CONDITIONS = {
+    "mup": Condition(parametrization="mup"),
+    "sp": Condition(parametrization="sp", octaves_per_doubling=-1),
+    "muon": Condition(parametrization="mup", optimizer="muon", log2_rates=range(-8, -1)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much is run."""
+
+    base: Shape = BASE
+    widths: tuple[int, ...] = WIDTHS
+    num_steps: int = NUM_STEPS
+    batch_tokens: int = BATCH_TOKENS
+    numerics: Numerics = FASTEST
+    device: str = "cuda"
+    texts: str = ".py"
+
+
+def quick() -> Settings:
+    """The same paths in seconds, on a CPU: for the tests."""
+    base = replace(BASE, num_layers=1, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, seq_len=16)
+    return Settings(
+        base=base, widths=(16, 32), num_steps=4, batch_tokens=64, numerics=Numerics(num_slots=1), device="cpu",
+        texts="zip.py",
+    )  # fmt: skip
+
+
+def spec_of(settings: Settings, condition: Condition, width: int, rate: float, seed: int, data_id: str) -> RunSpec:
+    """One run: a tenth of its steps warm up, the rest decay along a cosine."""
+    muon = condition.optimizer == "muon"
+    return RunSpec(
+        shape=settings.base.at_width(width), base_shape=settings.base,
+        parametrization=named(condition.parametrization, **({"muon_rate": "original"} if muon else {})),
+        optimizer=condition.optimizer,
+        hparams=Hparams(learning_rate=rate, clip_norm=1.0, **({"adamw_learning_rate": 2.0**-8} if muon else {})),
+        schedule=Schedule(kind="cosine", num_steps=settings.num_steps, warmup_steps=settings.num_steps // 10),
+        batch_tokens=settings.batch_tokens, data_id=data_id, seed=seed, numerics=settings.numerics,
+    )  # fmt: skip
+
+
+def wanted(settings: Settings, names: list[str], num_seeds: int) -> Iterator[tuple[str, int, int, float]]:
+    """(condition, seed, width, rate) of every run, the ones that matter most first."""
+    for seed in range(num_seeds):
+        for name in names:
+            for width in settings.widths:
+                for rate in CONDITIONS[name].rates(width / settings.base.width):
+                    yield name, seed, width, rate
+
+
+def run_all(
+    settings: Settings, content: dict[str, Any], save: Any, names: list[str], num_seeds: int, until: float
+) -> bool:
+    """Train what the file lacks; whether nothing is left."""
+    from proxies.data.corpus import tokenize
+    from proxies.data.tokens import TokenStore
+    from proxies.training.bank import Bank
+
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(sysconfig.get_paths()["stdlib"])
+        texts = sorted(path for path in library.rglob("*" + settings.texts) if "-packages" not in str(path))
+        tokenize(texts, Path(folder) / "corpus")
+        store, bank, key = TokenStore(Path(folder) / "corpus"), None, None
+        for name, seed, width, rate in wanted(settings, names, num_seeds):
+            if (name, width) == ("sp", settings.base.width):
+                continue
+            spec = spec_of(settings, CONDITIONS[name], width, rate, seed, store.manifest.data_id)
+            if spec.id in content["runs"]:
+                continue
+            if time.monotonic() > until:
+                return False
+            began = time.monotonic()
+            if key != (width, spec.optimizer):
+                bank, key = None, (width, spec.optimizer)  # its memory goes before the next one's comes
+                bank = Bank(
+                    spec.shape, spec.batch_tokens, spec.numerics, store, optimizer=spec.optimizer,
+                    device=settings.device,
+                )  # fmt: skip
+            assert bank is not None
+            bank.admit(0, spec)
+            [(_, result, curve)] = bank.advance(10**6)
+            content["runs"][spec.id] = {
+                "condition": name, "width": width, "lr": rate, "seed": seed, "status": result.status,
+                "loss": None if math.isnan(result.loss_nats) else result.loss_nats, "seconds": result.seconds,
+                "seconds_with_build": time.monotonic() - began, "train_loss_nats": list(curve.train_loss_nats)[::20],
+            }  # fmt: skip
+            save()
+            print(f"{name}, width {width}, rate {rate:.3g}, seed {seed}: {result.loss_nats:.4f}", flush=True)
+    return True
+
+
+def tables(content: dict[str, Any], out: Path, base_width: int) -> None:
+    """A table of runs for each condition."""
+    runs = list(content["runs"].values())
+    for name in sorted({run["condition"] for run in runs}):
+        mine = [run for run in runs if run["condition"] == name]
+        if name == "sp":
+            mine += [run for run in runs if run["condition"] == "mup" and run["width"] == base_width]
+        with (out / f"gpu_transfer-{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, ["width", "lr", "seed", "loss"], extrasaction="ignore", lineterminator="\n")
+            table.writeheader()
+            table.writerows({**run, "loss": run["loss"] or "nan"} for run in mine)
+
+
+def main(arguments: list[str]) -> int:
+    """Train and write; 2 where there is no device, 3 where runs are left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="Folder of the files.")
+    parser.add_argument("--conditions", default=",".join(CONDITIONS), help="Some of them, as mup,sp.")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=240.0, help="After which no further run is begun.")
+    parser.add_argument("--quick", action="store_true", help="Tiny proxies on a CPU, as the tests do it.")
+    asked = parser.parse_args(arguments)
+    import torch
+
+    if not asked.quick and not torch.cuda.is_available():
+        print("needs a CUDA device; not measured", file=sys.stderr)
+        return 2
+    until = time.monotonic() + asked.seconds
+    settings = quick() if asked.quick else Settings()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    file = asked.out / "gpu_transfer.json"
+    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"runs": {}}
+    content["machine"] = machine()
+
+    def save() -> None:
+        file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+    finished = run_all(settings, content, save, asked.conditions.split(","), asked.seeds, until)
+    tables(content, asked.out, settings.base.width)
+    return 0 if finished else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
