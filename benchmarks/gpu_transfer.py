@@ -78,7 +78,6 @@ class Settings:
     batch_tokens: int = BATCH_TOKENS
     numerics: Numerics = FASTEST
     device: str = "cuda"
-    texts: str = ".py"
 
 
 def quick() -> Settings:
@@ -86,7 +85,6 @@ def quick() -> Settings:
     base = replace(BASE, num_layers=1, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, seq_len=16)
     return Settings(
         base=base, widths=(16, 32), num_steps=4, batch_tokens=64, numerics=Numerics(num_slots=1), device="cpu",
-        texts="zip.py",
     )  # fmt: skip
 
 
@@ -122,8 +120,7 @@ def run_all(
 
     with tempfile.TemporaryDirectory() as folder:
         library = Path(sysconfig.get_paths()["stdlib"])
-        texts = sorted(path for path in library.rglob("*" + settings.texts) if "-packages" not in str(path))
-        tokenize(texts, Path(folder) / "corpus")
+        tokenize([library], Path(folder) / "corpus", suffixes=(".py",), excluded=("site-packages", "dist-packages"))
         store, bank, key = TokenStore(Path(folder) / "corpus"), None, None
         for name, seed, width, rate in wanted(settings, names, num_seeds):
             if (name, width) == ("sp", settings.base.width):

@@ -16,6 +16,7 @@ from launcher.experiments.sweep_grids import first_runs, warmup_runs
 from launcher.experiments.transferred_values import target_guess
 from launcher.plan.calibration_records import Calibration, ModeRequest, Part
 from launcher.plan.study import Study
+from proxies.core.branches import own_flops
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.muon import optimizer_flops
@@ -262,7 +263,7 @@ def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:
 
 
 def _flops(runs: Iterable[RunSpec]) -> float:
-    return float(sum(run.flops for run in runs))
+    return float(sum(own_flops(runs)))
 
 
 def _disk(runs: Iterable[RunSpec]) -> float:

@@ -380,6 +380,14 @@ def followed(study: Study, rule: Rule, point: Params, num_tokens: float) -> Para
     return with_warmup(point, transferred_warmup(study, rule, warmup_of(point), num_tokens))
 
 
+def as_proxy(study: Study, rule: Rule, point: Params, num_tokens: int, num_steps: int) -> Params:
+    """The same of a proxy: where durations share a stable phase, its warmup has as many steps as the base's."""
+    if not study.plan.proxy.decay_branches:
+        return followed(study, rule, point, num_tokens)
+    base = study.plan.schedule(study.plan.proxy.num_steps, warmup_of(point))
+    return with_warmup(point, min(1.0, base.warmup_steps / num_steps))
+
+
 def power_of(study: Study, rule: Rule, point: Params, num_tokens: int) -> float:
     """The power of duration by which the rule moves a point's warmup to a run on so many tokens."""
     own, base = warmup_of(point), base_duration(study)
@@ -410,6 +418,8 @@ def compare_warmup_rules(
         run_at: makes them.
         results: so far, by id.
     """
+    if study.plan.proxy.decay_branches:
+        return (), WarmupRule(rule="tokens")  # all durations share one warmup
     if not study.plan.search.tie_seeds:
         return (), WarmupRule(rule="share")
     design = _design(study, point, durations, budget_flops, run_at)

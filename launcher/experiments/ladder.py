@@ -1,7 +1,8 @@
 """The scaling ladder's runs, those that check some of its rungs at other rates, and what these say. No torch.
 
 A rung is a main run in small: its rate comes by the same rules (`sweep_grids.transferred_rate`), and it has a schedule
-of its own, which ends with it. So no rung is a longer run cut short.
+of its own, which ends with it. So no rung is a longer run cut short. Where the plan has decay branches, rungs that
+differ only in duration share their stable phase (`proxies.core.branches`).
 
 A ladder whose rungs are the worse tuned the larger they are shows exponents that are too small: the fit takes lost rate
 for lost scale. So some rungs are run at other rates too, and a parabola in log2 of the rate says what each loses to the
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
-from launcher.experiments.conventions import Rule, followed
+from launcher.experiments.conventions import Rule, as_proxy
 from launcher.experiments.sweep_grids import Sizes, base_sizes, transferred_rate
 from launcher.plan.study import Study
 from proxies.core.spec import RunResult, RunSpec
@@ -54,18 +55,20 @@ def ladder_runs(
     study: Study, point: Params, powers: Mapping[Axis, float] | None = None, warmup: Rule = "share"
 ) -> list[RunSpec]:
     """Every width, at its depths, at every duration and seed, at a point set at the base; its rate moves by these
-    exponents, if any.
+    exponents, if any. Durations that share a stable phase have the rate of their geometric mean.
     """
     ladder, plan = study.plan.ladder, study.plan
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
+    shared_tokens = round(math.sqrt(math.prod(plan.num_tokens(f(ladder.num_steps), batch) for f in (min, max))))
     runs = []
     for shape in (study.shape(width).at_depth(depth) for width in ladder.widths for depth in plan.ladder_depths(width)):
         for num_steps in ladder.num_steps:
             tokens = plan.num_tokens(num_steps, batch)
-            there = Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tokens)
+            tuned = shared_tokens if plan.proxy.decay_branches else tokens
+            there = Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tuned)
             rate = transferred_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
             rung = study.run(
-                shape=shape, point=followed(study, warmup, {**point, "learning_rate": rate}, tokens),
+                shape=shape, point=as_proxy(study, warmup, {**point, "learning_rate": rate}, tokens, num_steps),
                 seed=ladder.seed, num_steps=num_steps, batch_tokens=batch, part="ladder",
             )  # fmt: skip
             runs += [dataclasses.replace(rung, seed=ladder.seed + number) for number in range(ladder.num_seeds)]

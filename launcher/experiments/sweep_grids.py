@@ -19,8 +19,8 @@ from launcher.experiments.conventions import (
     WARMUP_SHARE,
     Rule,
     WarmupRule,
+    as_proxy,
     compare_warmup_rules,
-    followed,
     power_of,
 )
 from launcher.plan.study import Study, base_duration, moved
@@ -234,7 +234,8 @@ def _rates(setting: SharedSettings, axis: Axis) -> Condition:
     centre = float(round(math.log2(setting.best["learning_rate"])))
     cells: dict[tuple[int, float], int] = {}
     sizes = axis_sizes(study, axis)
-    full = {base, *sizes[:FIRST_SIZES]}
+    branches = study.plan.proxy.decay_branches and axis == "duration"  # runs of one rate share their stable phase
+    full = {base, *(sizes if branches else sizes[:FIRST_SIZES])}
     num_seeds = transfer.num_seeds if axis == "width" else transfer.axis_num_seeds
 
     def grid(size: int, around: float, offsets: tuple[float, ...]) -> None:
@@ -387,7 +388,9 @@ def _condition(
         elif log2_value != to_log2(name, own):
             value = hyperparameter_named(name).from_log2(log2_value, DIGITS)
         rules = study.control if control and size != base else None
-        start = followed(study, setting.warmup, setting.best, size) if axis == "duration" else setting.best
+        start = setting.best
+        if axis == "duration":
+            start = as_proxy(study, setting.warmup, start, size, _steps(study, size))
         point = {**start, name: value}
         runs = [run_at(study, axis, size, point, seed, rules) for seed in range(num_seeds)]
         # Two warmups may round to the same number of steps: one run is one point.

@@ -1,13 +1,17 @@
-"""What the curves in the ledger say: whether wider is better at every step; how a run's gradients spiked. No torch."""
+"""What the curves in the ledger say: whether wider is better at every step; how a run's gradients spiked; where runs
+branch off. No torch.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from launcher.experiments.sweep_grids import TransferTest
 from launcher.plan.study import Study
+from proxies.core.branches import branch_step, trunk_id, trunk_order
 from proxies.core.hyperparameters import LEARNING_RATE
 from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.store.curves import load_curve
@@ -106,6 +110,28 @@ def wider_body(found: WiderVerdict | None, curves: Mapping[float, Mapping[int, M
         "learning_rate": 2.0**value,
         "curves": [_mean(width, [*runs.values()]) for width, runs in sorted(curves[value].items())],
     }  # fmt: skip
+
+
+def branches_body(study: Study, rungs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> Json:
+    """Curves of the widest rungs that share a stable phase, each from where it left the shorter one; null: none do."""
+    trunks: dict[str, list[RunSpec]] = {}
+    for spec in rungs:
+        trunks.setdefault(trunk_id(spec) or spec.id, []).append(spec)
+    members = max(trunks.values(), key=lambda specs: (len(specs), specs[0].shape.width), default=[])
+    start = 0
+    curves: list[Json] = []
+    for spec in sorted(members, key=trunk_order) if len(members) > 1 else ():
+        if (curve := curve_of(study, results.get(spec.id))) is not None:
+            own = [at for at, step in enumerate(curve.steps) if step > start]
+            size = max(1, len(own) // NUM_POINTS)
+            blocks = [own[first : first + size] for first in range(0, len(own), size)]
+            curves.append({
+                "num_steps": spec.schedule.num_steps, "branch_step": branch_step(spec),
+                "steps": [mean(curve.steps[at] for at in block) for block in blocks],
+                "train_loss_nats": [mean(curve.train_loss_nats[at] for at in block) for block in blocks],
+            })  # fmt: skip
+            start = branch_step(spec)
+    return {"width": members[0].shape.width, "curves": curves} if curves else None
 
 
 def _mean(width: int, runs: Sequence[Curve]) -> Json:

@@ -134,6 +134,33 @@ def ladder(report: Body) -> Panel:
     return draw("scaling", title, (_FLOPS, LOSS), paint, _WIDE)
 
 
+def branches(report: Body) -> Panel:
+    """Training loss of rungs that share a stable phase: each from where it leaves the shorter one, its decay marked.
+
+    Raises:
+        MissingError: the ladder has not ended, or no rungs share one.
+    """
+    ladder = part(report, "ladder", "`forerun ladder PLAN` runs it")
+    found = part(ladder, "branches", "no rungs share a stable phase (proxy.decay_branches)")
+
+    def paint(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        for rank, curve in enumerate(found["curves"]):
+            colour, steps, losses = shade(rank, len(found["curves"])), curve["steps"], curve["train_loss_nats"]
+            axes.plot(steps, losses, color=colour, linewidth=1.4, label=f"{curve['num_steps']:,} steps")
+            axes.axvline(curve["branch_step"], color=colour, linewidth=0.8, linestyle=DASHED)
+        first, last = found["curves"][0], found["curves"][-1]
+        at = len(first["steps"]) // 4  # what lies before dwarfs the decays
+        highest, lowest = first["train_loss_nats"][at], min(min(one["train_loss_nats"]) for one in found["curves"])
+        axes.set_xlim(first["steps"][at], 1.1 * last["num_steps"])
+        axes.set_ylim(lowest - 0.05 * (highest - lowest), highest)
+
+    title = f"Training loss of rungs of width {found['width']} that share a stable phase"
+    return draw("branches", title, ("optimizer steps", "training loss (nats per token)"), paint, _WIDE)
+
+
 def aspect(report: Body) -> Panel:
     """What the width per layer adds to the loss, in percent: rungs, the parabola and its band.
 

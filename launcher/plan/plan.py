@@ -209,6 +209,7 @@ class Plan(Section):
             final_fraction=proxy.final_fraction,
             batch_warmup_steps=ramp,
             batch_warmup_stages=stages,
+            decay_shape=proxy.decay_shape,
         )
 
     @property
@@ -342,6 +343,7 @@ class Plan(Section):
         assert isinstance(rules, dict) and isinstance(ladder, dict)
         # Studies that began before there was this key go on.
         for section, name, default in (
+            (proxy, "decay_shape", "linear"), (proxy, "decay_branches", False),
             (search, "warm_start", []), (proxy, "dimensions", {}), (proxy, "describe", ""),
             (ladder, "depths", []), (ladder, "width_per_layer", 0.0),
             (proxy, "optimizer", DEFAULT), (rules, "muon_rate", None), (rules, "muon_width_power", None),

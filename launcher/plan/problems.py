@@ -120,6 +120,7 @@ def _proxy_problems(plan: Plan) -> list[str]:
     if proxy.dimensions and not proxy.factory:
         problems.append("proxy.dimensions: only for your own model (proxy.factory)")
     problems += [] if problems else _decay_problems(plan)
+    problems += [] if problems else _branch_problems(plan)
     problems += [*_batch_problems(plan), *_data_problems(plan)]
     problems += [] if problems else _told_problems(plan)
     if plan.launch.resume_arguments:
@@ -145,6 +146,25 @@ def _decay_problems(plan: Plan) -> list[str]:
     return [f"proxy.{problem}" for problem in decay_problems(plan.parametrization, Ratios(), hparams)]
 
 
+def _branch_problems(plan: Plan) -> list[str]:
+    """Runs of several durations can share a stable phase only if nothing in it follows the duration."""
+    proxy = plan.proxy
+    if proxy.schedule != "wsd" and proxy.decay_shape != "linear":
+        return [f'proxy.decay_shape = {proxy.decay_shape!r}: only with proxy.schedule = "wsd"']
+    if not proxy.decay_branches:
+        return []
+    own = [name for name, axis in plan.search.own.items() if axis.powers.batch or axis.powers.duration]
+    cases = {
+        f'proxy.schedule = {proxy.schedule!r}: must be "wsd"': proxy.schedule != "wsd",
+        "proxy.command: your trainer's state cannot be branched from; leave decay_branches out": bool(proxy.command),
+        f"proxy.batch_warmup_fraction = {proxy.batch_warmup_fraction}: must be 0": proxy.batch_warmup_fraction != 0,
+        f"{plan.parametrization} scales with batch or duration: choose proxy.rules without that":
+            plan.parametrization.needs_tokens,
+        f"search.axes: {', '.join(own)} must not follow batch or duration": bool(own),
+    }  # fmt: skip
+    return [f"proxy.decay_branches = true with {case}" for case, holds in cases.items() if holds]
+
+
 def _told_problems(plan: Plan) -> Iterator[str]:
     """What a study varies or sets, its own trainer must get."""
     command = plan.command
@@ -153,7 +173,7 @@ def _told_problems(plan: Plan) -> Iterator[str]:
     plain = ProxySection()
     told = [
         (name, f"the trainer does not get proxy.{name} = {getattr(plan.proxy, name)!r}")
-        for name in (*plain.hyperparameters, "schedule", "final_fraction")
+        for name in (*plain.hyperparameters, "schedule", "decay_shape", "final_fraction")
         if getattr(plan.proxy, name) != getattr(plain, name)
     ]
     if plan.proxy.batch_warmup_fraction:

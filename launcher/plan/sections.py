@@ -32,7 +32,7 @@ from proxies.core.hyperparameters import HYPERPARAMETERS, SET_BY
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
 from proxies.core.programs import MetricsFormat
 from proxies.core.rules import Name
-from proxies.core.schedule import ScheduleKind
+from proxies.core.schedule import DecayShape, ScheduleKind
 from proxies.core.shape import Family
 from proxies.core.spec import Dtype, MatmulPrecision, Precision
 from scaling_fits.laws.forms import FormChoice
@@ -143,6 +143,14 @@ class _Recipe(Section):
         "cosine", description="Learning-rate schedule, the main run's too: another one moves the optimum."
     )
     decay_fraction: Fraction = Field(0.2, description="Share of the steps with decay; used by wsd only.")
+    decay_shape: DecayShape = Field(
+        "linear", description="Of the decay of wsd: linear, or sqrt: 1 - sqrt of the share that is done."
+    )
+    decay_branches: bool = Field(
+        False,
+        description="With wsd: proxies of several durations share one stable phase and decay from it; they then have "
+        "the base's warmup in steps and one learning rate for all durations of a rung.",
+    )
     final_fraction: Fraction = Field(0.0, description="Learning rate at the end, as a share of the peak.")
 
 

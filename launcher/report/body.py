@@ -13,6 +13,7 @@ from launcher.calibration.study_cost import planned_main_run
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.search import num_asked
 from launcher.experiments.transferred_values import asked, transfer_body
+from launcher.experiments.wider import branches_body
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.plan.calibration_records import mode_name
 from launcher.plan.study import Study
@@ -211,7 +212,8 @@ def _ladder(study: Study, found: StudyFindings, results: Mapping[str, RunResult]
                 "fitted_nats": expected,
             }
         )
-    return {"rungs": rungs, **checks_body(study, found.checks, found.gates)}
+    branches = branches_body(study, found.ladder, results)
+    return {"rungs": rungs, "branches": branches, **checks_body(study, found.checks, found.gates)}
 
 
 def _frontier(study: Study, found: StudyFindings) -> Json:

@@ -19,6 +19,7 @@ from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
 from launcher.plan.study import Study
 from launcher.study.history import ConcludedRun
 from proxies.core import canon
+from proxies.core.branches import trunk_id
 from proxies.core.checks import SpecError
 from proxies.core.programs import PLACES
 from proxies.core.shape import Shape
@@ -82,15 +83,18 @@ def ladder_table(
     Raises:
         StageMissingError: rungs without an outcome.
     """
-    from scaling_fits.laws.table import from_columns
+    from scaling_fits.laws.table import TRUNK, from_columns
 
     if any(spec.id not in results for spec in specs):
         raise StageMissingError("the ladder has not ended: `forerun ladder PLAN` runs or resumes it")
     rungs = [(spec, loss) for spec in specs if (loss := results[spec.id].loss_nats) is not None]
+    trunks = [trunk_id(spec) or spec.id for spec, _ in rungs] + [f"main run {index}" for index in range(len(past))]
+    numbered = {trunk: float(number) for number, trunk in enumerate(dict.fromkeys(trunks))}
     return from_columns(
         params=[*(study.num_params(spec.shape) for spec, _ in rungs), *(run.params for run in past)],
         tokens=[*(spec.num_tokens for spec, _ in rungs), *(run.tokens for run in past)],
         loss=[*(loss for _, loss in rungs), *(run.actual_nats for run in past)],
+        extra={TRUNK: [numbered[trunk] for trunk in trunks]} if study.plan.proxy.decay_branches else {},
     )
 
 

@@ -26,6 +26,7 @@ from launcher.experiments.transferred_values import (
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.study import decide
 from launcher.study.gates import transfer_gate, tuned_gate
+from proxies.core.branches import own_flops
 from proxies.core.canon import Json
 from proxies.core.spec import RunSpec
 from sweeps.run.budget import spent
@@ -68,7 +69,7 @@ def next_runs(
     transfer = judged == "cannot_tell" and not lacking and "transfer" not in accepted
     ladder = tuned is not None and tuned.outcome == "cannot_tell" and "ladder_tuned" not in accepted
     if transfer and not ladder and (missing := _by_spending(study, ledger, found.transferred)):
-        return _taking(study, ledger, ["transfer"], {}, [spec.flops for spec in missing.values()])
+        return _taking(study, ledger, ["transfer"], {}, own_flops(missing.values()))
     sets = (_transfer_sets(study, found) if transfer else {}) | (_ladder_sets(study, found) if ladder else {})
     gates = [name for name, open_ in (("transfer", transfer), ("ladder_tuned", ladder)) if open_]
     return _taking(study, ledger, gates, sets, _added(study, ledger, found.transferred, sets)) if sets else None
@@ -132,11 +133,11 @@ def _added(study: Study, ledger: Ledger, moved: Transferred, sets: dict[str, int
         results = {}
         times = values["num_seeds"] / plan.transfer.num_seeds - 1
         specs = {spec.id: spec for test in moved.tests for spec, _ in test.condition.specs}
-        added += [spec.flops for spec in specs.values() for _ in range(round(times))]
+        added += own_flops(specs.values()) * round(times)
     ladder = plan.ladder.model_copy(update={k: n for k, n in values.items() if k == "check_num_seeds"})
     child = dataclasses.replace(study, plan=plan.model_copy(update={"ladder": ladder}))
     rungs = stage_specs(child, decide.ladder_specs(child, moved))
-    return added + [spec.flops for spec in rungs if spec.id not in results]
+    return added + own_flops(spec for spec in rungs if spec.id not in results)
 
 
 def _taking(

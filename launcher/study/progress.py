@@ -10,6 +10,7 @@ from launcher.base.talk import LiveLine, duration, say
 from launcher.calibration.study_cost import AFTER_SECONDS, runs_of
 from launcher.plan.study import Study
 from launcher.study.progress_text import line_of, run_text
+from proxies.core.branches import own_flops, trained_flops
 from proxies.core.spec import Run
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import RunningRun, StudyState
@@ -48,8 +49,8 @@ def planned_stages(study: Study, verb: str) -> list[PlannedStage]:
     for name in _RUN[: _OF_VERB[verb]]:
         least, most = 0.0, 0.0
         if name in runs:
-            least = float(sum(run.flops for run in runs[name].runs))
-            most = least + float(sum(run.flops for run in runs[name].more))
+            least = float(sum(own_flops(runs[name].runs)))
+            most = least + float(sum(own_flops(runs[name].more)))
         if least or name == FIT:
             found.append(PlannedStage(name=name, least=least, most=most))
     return found or [PlannedStage(name=CHECK)]  # the check of a command, which is refused
@@ -196,7 +197,7 @@ class Reporter:
         self._ledger, self._parametrization = ledger, study.plan.proxy.parametrization
         self._verbose, self._line, self._num_seen = verbose, LiveLine(), 0
         self._running: Sequence[RunningRun] = ()
-        self.progress = StudyProgress(planned_stages(study, verb), sum(run.spec.flops for run in ledger.runs()))
+        self.progress = StudyProgress(planned_stages(study, verb), sum(map(trained_flops, ledger.runs())))
         self._take_in()
 
     def begin(self, name: str) -> None:
@@ -208,7 +209,7 @@ class Reporter:
         """Take in what the ledger has received since last time; `under_way`: FLOPs done of runs that have not ended."""
         self._running = running
         runs = self._take_in()
-        self.progress.add(float(sum(run.spec.flops for run in runs)), under_way)
+        self.progress.add(float(sum(map(trained_flops, runs))), under_way)
         for run in runs if self._verbose else ():
             say(run_text(run))
         self.draw()

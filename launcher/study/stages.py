@@ -36,6 +36,7 @@ from launcher.study.progress import CHECK, FIT, Reporter
 from launcher.study.search_runs import run_search
 from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
+from proxies.core.branches import own_flops
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven
@@ -190,7 +191,8 @@ class Runner:
 
         done = self.ledger.results()
         last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
-        work = {spec.id: spec.flops for spec in specs if spec.id not in done}
+        left = [spec for spec in specs if spec.id not in done]
+        work = {spec.id: flops for spec, flops in zip(left, own_flops(left), strict=True)}
         mean_work = sum(work.values()) / max(1, len(work))
         reporter.progress.ask(float(sum(work.values())))
 
@@ -356,5 +358,5 @@ class Runner:
 
     def _share(self, specs: Iterable[RunSpec]) -> str:
         """As `forerun estimate` has it, until the ladder is fitted."""
-        share = float(sum(spec.flops for spec in specs)) / planned_main_run(self.study).flops["causal"]
+        share = float(sum(own_flops(specs))) / planned_main_run(self.study).flops["causal"]
         return f"{share:.2g} of the main run's FLOPs as guessed"

@@ -8,8 +8,17 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxies.core.branches import branch_step, trunk_id
 from proxies.core.spec import Curve, RunResult, RunSpec
-from proxies.training.slot_state import StateError, newest, put_newest_aside, store
+from proxies.training.slot_state import (
+    SlotState,
+    StateError,
+    newest,
+    of_branch,
+    of_trunk,
+    put_newest_aside,
+    store,
+)
 from sweeps.store.checkpoints import checkpoint_dir
 
 if TYPE_CHECKING:
@@ -41,6 +50,7 @@ class ResumableRuns:
         self._step_seconds = 0.0
         self._saved_at, self._save_took = clock(), 0.0
         self._pauses: dict[int, int] = {}
+        self._trunks: dict[int, tuple[int, str]] = {}  # slot -> branch step and trunk of a run that others go on from
         self._notes: list[str] = []
 
     @property
@@ -49,31 +59,57 @@ class ResumableRuns:
         return self._engine.steps
 
     def admit(self, index: int, spec: RunSpec) -> None:
-        """Start a run in a free slot, from its newest good checkpoint if there is one."""
+        """Start a run in a free slot from its newest good checkpoint, else from the trunk that it shares, if any."""
         self._num_steps[index] = spec.schedule.num_steps
         folder = checkpoint_dir(self._study_dir, spec.id)
         while state := newest(folder, spec.id, self._engine.environment, self._notes):
-            try:
-                self._engine.admit(index, spec, state)
-            except StateError as error:
-                put_newest_aside(folder, str(error), self._notes)
-                continue
-            self._saved_steps[index] = state.header.step
-            self._notes.append(f"run {spec.id[:12]} resumes from step {state.header.step}")
-            return
+            if self._admitted(index, spec, state, folder):
+                self._notes.append(f"run {spec.id[:12]} resumes from step {state.header.step}")
+                return
+        if trunk := trunk_id(spec):
+            folder = checkpoint_dir(self._study_dir, trunk)
+            while state := newest(folder, trunk, self._engine.environment, self._notes, branch_step(spec)):
+                if self._admitted(index, spec, of_branch(state, spec.id), folder):
+                    return
         self._engine.admit(index, spec)
         self._saved_steps[index] = 0
+
+    def _admitted(self, index: int, spec: RunSpec, state: SlotState, folder: Path) -> bool:
+        """Whether a run could go on from a state; one that it could not is put aside."""
+        try:
+            self._engine.admit(index, spec, state)
+        except StateError as error:
+            put_newest_aside(folder, str(error), self._notes)
+            return False
+        self._saved_steps[index] = state.header.step
+        return True
 
     def keep(self, indices: AbstractSet[int]) -> None:
         """Free every slot but those."""
         for index in self._engine.steps.keys() - indices:
             self._engine.evict(index)
 
-    def pause(self, hold: Mapping[int, int | None]) -> None:
-        """Have every run wait at its step to be looked at; one without continues."""
-        for index in self._engine.steps:
-            self._engine.pause_at(index, hold.get(index))
+    def pause(self, hold: Mapping[int, int | None], trunks: Mapping[int, tuple[int, str]]) -> None:
+        """Have every run wait at its step to be looked at; one without continues.
+
+        `trunks`: slots whose state at a step is written for the runs that go on from that trunk.
+        """
         self._pauses = {index: step for index, step in hold.items() if step is not None}
+        self._trunks = {i: trunks[i] for i, step in self._engine.steps.items() if i in trunks and step < trunks[i][0]}
+        for index in self._engine.steps:
+            stops = [self._pauses.get(index), self._trunks.get(index, (None, ""))[0]]
+            self._engine.pause_at(index, min((step for step in stops if step is not None), default=None))
+
+    def _write_trunks(self) -> None:
+        """Write the state of every run that has come to the end of its trunk; it then continues."""
+        for index, (step, trunk) in tuple(self._trunks.items()):
+            if self._engine.steps.get(index) == step:
+                try:
+                    store(checkpoint_dir(self._study_dir, trunk), of_trunk(self._engine.state(index), trunk))
+                except StateError as error:
+                    self._notes.append(f"{error}; longer runs that would go on from it train more of their steps")
+                del self._trunks[index]
+                self._engine.pause_at(index, self._pauses.get(index))
 
     def paused(self) -> list[tuple[int, RunResult, Curve]]:
         """(slot, result, curve) of the runs that wait, as if they were pruned there; they may be further already."""
@@ -87,6 +123,7 @@ class ResumableRuns:
         due_seconds = self._saved_at + self._save_every_seconds() - began
         # However late the call comes: one that made no step would be followed by others like it.
         ended = self._engine.advance(num_steps, min(CALL_SECONDS, max(due_seconds, LEAST_SAVE_SECONDS / 2)))
+        self._write_trunks()
         done = [step - before[index] for index, step in self._engine.steps.items() if index in before]
         if any(done):
             self._step_seconds = (self._clock() - began) / max(done)

@@ -69,6 +69,7 @@ class FactoryChangedError(ValueError):
 PLACEHOLDERS = {
     **{HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning for name in OF_EVERY_OPTIMIZER},
     "num_steps": "optimizer steps", "warmup_steps": "warmup steps among them", "decay_steps": "decay steps (wsd)",
+    "decay_shape": "linear or sqrt (wsd)",
     "schedule": "cosine, linear, wsd or constant", "final_fraction": "last learning rate over the peak",
     "num_layers": "blocks", "width": "d_model", "num_heads": "query heads", "num_kv_heads": "key and value heads",
     "head_dim": "width of a head", "ffn_width": "feed-forward width", "vocab_size": "tokens known",

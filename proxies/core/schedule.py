@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
+from proxies.core.canon import UNLESS_DEFAULT
 from proxies.core.checks import Checks
 
 ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
+DecayShape = Literal["linear", "sqrt"]
+"""Of `wsd`: 1 - x or 1 - sqrt(x), x the share of the decay that is done (arXiv 2405.18392)."""
 
 STEP_CONVENTION = "step 0 is the first update; warmup share (t + 1) / warmup_steps; final_fraction at t = num_steps"
 
@@ -36,10 +39,13 @@ class Schedule:
     """Steps before the batch has its full size, in equal stages; 0: full from the start."""
     batch_warmup_stages: int = 1
     """The first batches are one part in so many of the full one."""
+    decay_shape: DecayShape = field(default="linear", metadata=UNLESS_DEFAULT)
+    """Of the final decay; only `wsd` has a choice."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.one_of("kind", ("cosine", "linear", "wsd", "constant"))
+        checks.one_of("kind", get_args(ScheduleKind))
+        checks.one_of("decay_shape", get_args(DecayShape))
         checks.whole("num_steps")
         checks.whole("warmup_steps", "decay_steps", "batch_warmup_steps", least=0)
         checks.whole("batch_warmup_stages")
@@ -55,6 +61,8 @@ class Schedule:
                 (self.kind == "wsd") == (self.decay_steps > 0),
                 f"decay_steps = {self.decay_steps}: must be {needed} for `{self.kind}`",
             )
+            other = f"decay_shape = {self.decay_shape!r}: must be 'linear' for {self.kind!r}"
+            checks.that(self.kind == "wsd" or self.decay_shape == "linear", other)
             steps, stages = self.batch_warmup_steps, self.batch_warmup_stages
             checks.that(
                 (steps == 0) == (stages == 1) and stages <= steps + 1 and steps <= self.num_steps,
@@ -108,7 +116,10 @@ def lr_multiplier(schedule: Schedule, step: int) -> float:
     if schedule.kind == "constant" or step < start:
         return 1.0
     done = (step - start) / decay_steps
-    share = 0.5 * (1 + math.cos(math.pi * done)) if schedule.kind == "cosine" else 1 - done
+    if schedule.kind == "cosine":
+        share = 0.5 * (1 + math.cos(math.pi * done))
+    else:
+        share = 1 - (math.sqrt(done) if schedule.decay_shape == "sqrt" else done)
     return schedule.final_fraction + (1 - schedule.final_fraction) * share
 
 

@@ -293,7 +293,7 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
         **{HYPERPARAMETERS[name].told_as: getattr(hparams, name) for name in OF_EVERY_OPTIMIZER},
         **spec.own_values,
         "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps, "decay_steps": schedule.decay_steps,
-        "schedule": schedule.kind, "final_fraction": schedule.final_fraction,
+        "schedule": schedule.kind, "decay_shape": schedule.decay_shape, "final_fraction": schedule.final_fraction,
         **size_values(shape, base), "vocab_size": shape.vocab_size, "seq_len": shape.seq_len,
         "base_width": base.width, "base_num_layers": base.num_layers,
         "parametrization": spec.parametrization.name,

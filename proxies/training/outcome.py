@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proxies.core import canon, flops
+from proxies.core import canon
+from proxies.core.branches import TRUNK, TRUNK_STEPS, flops_between, trunk_id
 from proxies.core.spec import Curve, RunResult, RunSpec, Status
 from proxies.data.tokens import TokenStore
 
@@ -64,6 +65,8 @@ class RunProgress:
     """The most passes that any batch so far was split into because of too little memory."""
     losses_nats: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
+    trunk_steps: int = 0
+    """Of these, how many a shorter run of its trunk has made (`proxies.core.branches`)."""
     pause_step: int | None = None
     """Where somebody wants to look at it before it goes on."""
 
@@ -143,9 +146,9 @@ class RunProgress:
             train_loss_nats=tuple(self.losses_nats[:num_steps]),
             grad_norm=tuple(self.grad_norms[:num_steps]),
         )
-        tokens = spec.tokens_by(num_steps)
         # Equal up to rounding only.
         parts = {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
+        trunk = {TRUNK: trunk_id(spec), TRUNK_STEPS: str(self.trunk_steps)} if self.trunk_steps else {}
         result = RunResult(
             id=spec.id,
             status=status,
@@ -153,10 +156,10 @@ class RunProgress:
             num_steps=num_steps,
             last_train_loss_nats=curve.train_loss_nats[-1] if num_steps else None,
             curve_id=canon.content_id(curve),
-            flops=float(flops.flops_per_token(spec.shape)) * tokens,
-            tokens=tokens,
+            flops=float(flops_between(spec, self.trunk_steps, num_steps)),
+            tokens=spec.tokens_by(num_steps),
             seconds=self.seconds,
-            environment=environment(device) | parts,
+            environment=environment(device) | parts | trunk,
             reason=reason,
         )
         return result, curve

@@ -8,11 +8,12 @@ after a power cut. What is not good is put aside under another name, and the one
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import safetensors
@@ -50,11 +51,13 @@ class Header:
     """The most passes that any batch so far was split into."""
     environment: dict[str, str]
     """What arithmetic depends on besides the spec (`proxies.training.outcome.environment`)."""
+    trunk_steps: int = field(default=0, metadata=canon.UNLESS_DEFAULT)
+    """Of the steps, how many a shorter run of its trunk has made."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.whole("schema_version", "num_microbatches")
-        checks.whole("step", least=0)
+        checks.whole("step", "trunk_steps", least=0)
         checks.number("seconds", least=0)
         checks.done()
 
@@ -77,11 +80,23 @@ def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tenso
         seconds=run.seconds,
         num_microbatches=run.num_microbatches,
         environment=environment(device),
+        trunk_steps=run.trunk_steps,
     )
     logged = {_LOSSES: run.losses_nats, _NORMS: run.grad_norms}
     columns = {name: torch.tensor(values, dtype=torch.float64) for name, values in logged.items()}
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return SlotState(header=header, tensors={**copies, **columns})
+
+
+def of_trunk(state: SlotState, trunk: str) -> SlotState:
+    """The state of a run before its decay, as that of its trunk."""
+    return replace(state, header=replace(state.header, run_id=trunk, trunk_steps=0))
+
+
+def of_branch(state: SlotState, run_id: str) -> SlotState:
+    """The state of a trunk, as that of a run that goes on from it: the time until there is not its own."""
+    header = replace(state.header, run_id=run_id, trunk_steps=state.header.step, seconds=0.0)
+    return replace(state, header=header)
 
 
 def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int) -> RunProgress:
@@ -112,6 +127,7 @@ def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_mic
         step=header.step,
         seconds=header.seconds,
         num_microbatches=max(num_microbatches, header.num_microbatches),
+        trunk_steps=header.trunk_steps,
         losses_nats=state.tensors[_LOSSES].tolist(),
         grad_norms=state.tensors[_NORMS].tolist(),
     )
@@ -141,7 +157,9 @@ def store(folder: Path, state: SlotState) -> Path:
     return path
 
 
-def newest(folder: Path, run_id: str, found: Mapping[str, str], notes: list[str]) -> SlotState | None:
+def newest(
+    folder: Path, run_id: str, found: Mapping[str, str], notes: list[str], most_steps: float = math.inf
+) -> SlotState | None:
     """The newest good state of a run, or None: it starts over. A bad one is put aside, with a note in `notes`.
 
     Args:
@@ -149,8 +167,11 @@ def newest(folder: Path, run_id: str, found: Mapping[str, str], notes: list[str]
         run_id: the run's.
         found: the environment that it would go on in; a state of another one is not bitwise its own.
         notes: sentences for the user are added here.
+        most_steps: a state after more is passed over.
     """
     for path in _newest_first(folder):
+        if int(path.name.split("-")[1]) > most_steps:
+            continue
         try:
             return _verified(path, run_id, found)
         except (OSError, safetensors.SafetensorError, canon.CanonError, SpecError, StateError) as error:

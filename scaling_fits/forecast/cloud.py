@@ -19,7 +19,7 @@ from scaling_fits.forecast import pooling
 from scaling_fits.laws import law, search
 from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import Floats, bisected
-from scaling_fits.laws.table import RunTable
+from scaling_fits.laws.table import TRUNK, RunTable
 
 _BISECTIONS = 60
 _CLOSEST = (
@@ -45,10 +45,17 @@ def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFi
 
 
 def _shares(table: RunTable, num_draws: int, rng: np.random.Generator) -> Floats:
-    """Dirichlet weights of the runs (M, R): those of a run whatever its place in the file."""
+    """Dirichlet weights of the runs (M, R): those of a run whatever its place in the file.
+
+    Runs of one trunk share its noise, so that they are not so many runs: weights of the trunks multiply theirs.
+    """
     order = np.lexsort((table.loss, table.tokens, table.params))
     shares = np.empty((num_draws, table.num_runs))
     shares[:, order] = rng.dirichlet(np.ones(table.num_runs), size=num_draws)
+    trunks, of_run = np.unique(table.extra.get(TRUNK, np.arange(table.num_runs)), return_inverse=True)
+    if len(trunks) < table.num_runs:
+        shares *= rng.dirichlet(np.ones(len(trunks)), size=num_draws)[:, of_run]
+        shares /= shares.sum(axis=1, keepdims=True)
     return shares * table.num_runs
 
 

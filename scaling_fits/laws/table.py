@@ -27,6 +27,9 @@ Floats = NDArray[np.float64]
 _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
 
+TRUNK = "trunk"
+"""A column of a study's own: runs with one number in it are decay branches of one stable phase, and share its noise."""
+
 _LIMITS = {
     "params": (1e-12, 1e100), "tokens": (1e-12, 1e100), "loss": (1e-12, 1e12), "flops": (1e-24, 1e200),
     "weight": (1e-12, 1e12), "budget": (1e-24, 1e200), "seed": (0.0, 1e100),
@@ -133,8 +136,9 @@ def from_columns(
     tokens: Iterable[float],
     loss: Iterable[float],
     flops: Iterable[float] | None = None,
+    extra: Mapping[str, Sequence[float]] | None = None,
 ) -> RunTable:
-    """A table of runs already in memory. Without `flops` they are 6 * N * D, in floats.
+    """A table of runs already in memory, with any `extra` columns. Without `flops` they are 6 * N * D, in floats.
 
     Raises:
         TableError: a value that is not finite and positive, or columns of different lengths.
@@ -144,6 +148,7 @@ def from_columns(
         raise TableError([f"columns of different lengths: {len(n)}, {len(d)} and {len(nats)}"])
     counted = 6.0 * n * d if flops is None else np.array([float(x) for x in flops])
     return RunTable(params=n, tokens=d, loss=nats, flops=counted, weight=np.ones(len(n)),
+                    extra={name: np.array(column, dtype=np.float64) for name, column in (extra or {}).items()},
                     flops_given=flops is not None)  # fmt: skip
 
 

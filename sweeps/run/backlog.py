@@ -22,6 +22,8 @@ class Attempt:
     """What the executions that were begun and never reported mean for this one."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which its source has still to look at it."""
+    flops: float = 0.0
+    """Of its training from the state that it goes on from, as it was started."""
     again: bool = False
     """Whether it has its outcome, and is run once more: see `sweeps.run.reruns`."""
 
@@ -60,20 +62,31 @@ class Backlog:
         if attempt in queue:
             queue.remove(attempt)
 
-    def choose_key(self, current: str) -> str:
-        """The key for an empty bank: `current` while it lasts (its model is built), else the first with runs."""
+    def choose_key(self, current: str, ready: Callable[[Attempt], bool]) -> str:
+        """The key for an empty bank: `current` while it has runs that are ready (its model is built), else the first
+        that has.
+        """
         self._queues = {key: queue for key, queue in self._queues.items() if queue}
-        return current if current in self._queues else next(iter(self._queues), current)
+        keys = (key for key in (current, *self._queues) if any(map(ready, self._queues.get(key, ()))))
+        return next(keys, current)
 
     def fill(
-        self, bank_key: str, slots: dict[int, Attempt], may_start: Callable[[Attempt], bool] = lambda _: True
-    ) -> dict[int, Attempt]:
-        """Move runs of the key into the free `slots` of a bank while they may start; returns those moved, by slot."""
+        self, bank_key: str, slots: dict[int, Attempt], ready: Callable[[Attempt], bool],
+        may_start: Callable[[Attempt], bool],
+    ) -> dict[int, Attempt]:  # fmt: skip
+        """Move runs of the key into the free `slots` of a bank; returns those moved, by slot.
+
+        A run that is not `ready` is passed over; one that may not start ends it.
+        """
         queue = self._queues.get(bank_key, deque())
         moved: dict[int, Attempt] = {}
-        while queue and not any(held.standing.alone for held in slots.values()):
-            free = next((i for i in range(self._num_slots_for(queue[0].spec)) if i not in slots), None)
-            if free is None or (slots and queue[0].standing.alone) or not may_start(queue[0]):
+        while not any(held.standing.alone for held in slots.values()):
+            following = next(filter(ready, queue), None)
+            if following is None or (slots and following.standing.alone):
                 break
-            moved[free] = slots[free] = queue.popleft()
+            free = next((i for i in range(self._num_slots_for(following.spec)) if i not in slots), None)
+            if free is None or not may_start(following):
+                break
+            queue.remove(following)
+            moved[free] = slots[free] = following
         return moved

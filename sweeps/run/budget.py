@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from proxies.core.spec import RunSpec
 from sweeps.store.ledger import DRIVEN, Ledger
 
 _HOUR_SECONDS = 3600.0
@@ -74,18 +73,18 @@ class StudyBudget:
         more = (self.seconds, self.seconds * self._num_devices)
         return _spent(self._num_runs, self._flops, self._driven, more, self.caps.usd_per_device_hour)
 
-    def refusal(self, spec: RunSpec, in_flight: Sequence[RunSpec]) -> str:
-        """Why this run may not start beside those in flight; empty if it may."""
+    def refusal(self, flops: float, in_flight: Sequence[float]) -> str:
+        """Why a run of so many FLOPs may not start beside those in flight; empty if it may."""
         caps = self.caps
         self._count()
         if caps.num_runs is not None and self._num_runs + len(in_flight) >= caps.num_runs:
             return _reached(
                 "max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(in_flight)} are in flight"
             )
-        flops = self._flops + sum(run.flops for run in [*in_flight, spec])
-        if caps.flops is not None and flops > caps.flops:
+        total = self._flops + sum(in_flight) + flops
+        if caps.flops is not None and total > caps.flops:
             return _reached(
-                "max_flops", caps.flops, f"{self._flops:.4g} are spent, and one more run would make {flops:.4g}"
+                "max_flops", caps.flops, f"{self._flops:.4g} are spent, and one more run would make {total:.4g}"
             )
         return ""
 

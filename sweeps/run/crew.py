@@ -94,12 +94,27 @@ class Crew:
             for slot, attempt in sorted(worker.slots.items())
         )
 
-    def specs(self) -> list[RunSpec]:
-        """Specs of every run in a slot."""
-        return [attempt.spec for worker in self.workers for attempt in worker.slots.values()]
+    def flops(self) -> list[float]:
+        """FLOPs of every run in a slot."""
+        return [attempt.flops for worker in self.workers for attempt in worker.slots.values()]
 
-    def start(self, index: int, admitted: Mapping[int, Attempt], max_steps: int) -> None:
-        """Begin a call on an idle worker; those admitted are in its slots already. No steps: it saves what it holds."""
+    def steps_done(self) -> dict[str, int]:
+        """Optimizer steps done, as last reported, by the run in a slot."""
+        return {
+            held.run_id: worker.steps[slot]
+            for worker in self.workers
+            for slot, held in worker.slots.items()
+            if slot in worker.steps
+        }
+
+    def start(
+        self, index: int, admitted: Mapping[int, Attempt], max_steps: int,
+        kept: Callable[[Attempt], tuple[int, str] | None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Begin a call on an idle worker; those admitted are in its slots already. No steps: it saves what it holds.
+
+        `kept`: the step and the trunk under which a run's state is written for others.
+        """
         worker = self.workers[index]
         some = next(iter(worker.slots.values()))
         worker.kind = (worker.bank_key, _what(worker, max_steps))
@@ -113,6 +128,7 @@ class Crew:
             num_microbatches=some.standing.num_microbatches,
             save=not max_steps,
             hold={slot: held.pause_step for slot, held in worker.slots.items()},
+            trunks={slot: state for slot, held in worker.slots.items() if (state := kept(held))},
             again=some.again,
         )
         worker.busy_since = self._clock()

@@ -15,6 +15,7 @@ from sweeps.run.backlog import Attempt, Backlog
 from sweeps.run.crew import AdaptiveTimeouts, Crew
 from sweeps.run.lost_runs import NO_CURVE, Loss, Losses, RetryStatus, failed_result
 from sweeps.run.pool import Finished, Pool, Report, decoded, decoded_pause
+from sweeps.run.trunks import Trunks
 from sweeps.search.source import RunSource, SourceSignal
 from sweeps.store.checkpoints import drop_checkpoints, drop_stale_checkpoints, saved_step
 from sweeps.store.curves import store_curve
@@ -49,7 +50,7 @@ def drive(
     grace_seconds: float = GRACE_SECONDS,
     progress: Callable[[DriverProgress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
-    refusal: Callable[[RunSpec, Sequence[RunSpec]], str] = lambda spec, in_flight: "",
+    refusal: Callable[[float, Sequence[float]], str] = lambda flops, in_flight: "",
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run everything `source` gives, until it is done or `should_stop()`.
@@ -68,7 +69,8 @@ def drive(
         progress: called whenever a worker has reported or was given up.
         should_stop: asked several times a second: on true, no new work is given out, workers save what they hold, and
             what has arrived is recorded.
-        refusal: why a run may not start beside those in flight; empty if it may. One refused, none starts any more.
+        refusal: why a run of so many FLOPs may not start beside those in flight; empty if it may. One refused, none
+            starts any more.
         clock: monotonic seconds.
 
     Raises:
@@ -113,7 +115,7 @@ class Driver:
         steps_per_call: int,
         max_attempts: int,
         should_stop: Callable[[], bool],
-        refusal: Callable[[RunSpec, Sequence[RunSpec]], str],
+        refusal: Callable[[float, Sequence[float]], str],
     ) -> None:
         self._source, self._ledger, self._study_dir = source, ledger, study_dir
         self._crew, self._backlog, self._bank_key_for = crew, backlog, bank_key_for
@@ -122,6 +124,7 @@ class Driver:
         self.settled = ledger.results() if source.pruner is None else ledger.first_results()
         """Outcomes that need no further run. Whoever does not prune wants the whole of what another has pruned."""
         self._open: dict[str, Attempt] = {}  # by run id: queued or running, no outcome yet
+        self._trunks = Trunks(study_dir)
         self._signal = SourceSignal.WAIT
         self._should_stop, self._refusal = should_stop, refusal
         self._refused = ""
@@ -154,6 +157,7 @@ class Driver:
             run_id = answer.id
             if run_id not in self.settled and run_id not in self._open:
                 self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
+                self._trunks.add(attempt)
                 attempt.rungs = () if self._source.pruner is None else self._source.pruner.rungs(run_id)
                 if self._judge(attempt).failed:
                     self._give_up(attempt, "under earlier drivers")
@@ -164,13 +168,17 @@ class Driver:
         """Start a call on every idle worker that has, or can get, something to do."""
         for index, worker in self._crew.idle():
             if not worker.slots:
-                worker.bank_key = self._backlog.choose_key(worker.bank_key)
-            moved = self._backlog.fill(worker.bank_key, worker.slots, self._may_start)
+                worker.bank_key = self._backlog.choose_key(worker.bank_key, self._ready)
+            moved = self._backlog.fill(worker.bank_key, worker.slots, self._ready, self._may_start)
             if worker.slots:
-                self._crew.start(index, moved, self._steps_per_call)
+                self._crew.start(index, moved, self._steps_per_call, self._trunks.kept)
+
+    def _ready(self, attempt: Attempt) -> bool:
+        return self._trunks.may_start(attempt, self._crew.steps_done)
 
     def _may_start(self, attempt: Attempt) -> bool:
-        self._refused = self._refused or self._refusal(attempt.spec, self._crew.specs())
+        attempt.flops = self._trunks.flops(attempt)
+        self._refused = self._refused or self._refusal(attempt.flops, self._crew.flops())
         return not self._refused
 
     def collect(self, timeout_seconds: float) -> DriverProgress | None:
@@ -319,4 +327,5 @@ class Driver:
         self._ledger.commit(attempt.spec, result)
         drop_checkpoints(self._study_dir, result.id)
         del self._open[result.id]
+        self._trunks.drop(result.id)
         self._outcomes.append(result)

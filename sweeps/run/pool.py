@@ -108,6 +108,8 @@ class HostCall:
     """Every slot that is occupied from now on, with the optimizer step at which its run is to be looked at before it
     goes on; None: it goes to its end. What another slot holds, or one that `admit` fills held before, is given up.
     """
+    trunks: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Slots whose state at a step is written down under a trunk's id: other runs go on from it."""
     probe: dict[str, Json] | None = None
     """Something to measure in place of all that: every slot is given up. What it is, host and asker know."""
     again: bool = False

@@ -30,6 +30,15 @@ RATES = tuple(float(rate) for rate in range(-9, -2))
 DURATION_POWER = -0.25
 
 
+BRANCHES = {
+    "width": 96,
+    "curves": [
+        {"num_steps": n, "branch_step": 4 * n // 5, "steps": [n // 2, 4 * n // 5, n], "train_loss_nats": [77, 66, 55]}
+        for n in (200, 400)
+    ],
+}  # fmt: skip
+
+
 def finished_body():
     """A fresh copy: a test may change it."""
     return json.loads(_finished_text())
@@ -227,7 +236,7 @@ def scaling_of(rungs, form="auto", bootstrap=60):
     frontier = [allocate(fit, flops) for flops in tables.frontier_flops(fit, BUDGET_FLOPS)]
     at = predict(fit, 123_456, 13_500_416)
     return {
-        "ladder": {"rungs": rungs, **_checks(rungs)},
+        "ladder": {"rungs": rungs, "branches": BRANCHES, **_checks(rungs)},
         "fit": tables.fit_body(fit, at),
         "frontier": [
             {"flops": p.flops, "params": p.params, "loss_nats": p.loss_nats, "interval": p.interval} for p in frontier

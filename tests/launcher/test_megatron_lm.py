@@ -72,6 +72,7 @@ def test_numbers_that_flags_cannot_give_are_named_with_megatrons_own(tmp_path, m
     [
         (Schedule(kind="cosine", num_steps=12), True, 0.0),
         (Schedule(kind="wsd", num_steps=12, warmup_steps=3, decay_steps=4, final_fraction=0.1), False, 0.0),
+        (Schedule(kind="wsd", num_steps=12, decay_steps=4, decay_shape="sqrt"), True, 0.0),
         (Schedule(kind="linear", num_steps=12, warmup_steps=1, final_fraction=0.1), False, 0.0),
         (Schedule(kind="cosine", num_steps=12, warmup_steps=4), True, 1 / 4),
         (Schedule(kind="wsd", num_steps=900, warmup_steps=200, decay_steps=4), True, 1 / 200),

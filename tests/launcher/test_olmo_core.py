@@ -91,3 +91,9 @@ def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
     export_case.assert_refused(
         olmo_core.export, export_case.unrunnable(manifest, parallelism=mesh), tmp_path / "out", *said
     )
+
+
+def test_a_decay_that_it_lacks_is_refused(tmp_path, manifest):
+    schedule = dataclasses.replace(export_case.SCHEDULES[2], decay_shape="sqrt")
+    decision = wide_decision(manifest, schedule=schedule)
+    export_case.assert_refused(olmo_core.export, decision, tmp_path / "out", "proxy.decay_shape = 'sqrt'")

@@ -40,6 +40,7 @@ def test_every_function_gives_the_figure_that_its_name_says(report):
         "ladder": ("training compute, 6ND (FLOPs)", "validation loss (nats per token)"),
         "aspect": ("width per layer", "loss beyond the law (%)"),
         "wider": ("optimizer steps", "training loss (nats per token)"),
+        "branches": ("optimizer steps", "training loss (nats per token)"),
     }  # fmt: skip
     assert {*wanted, "main_run"} == every_plot(report).keys()
     for name, labels in wanted.items():

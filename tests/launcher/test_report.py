@@ -303,7 +303,7 @@ def test_the_page_needs_nothing_from_anywhere(whole):
 def drawings():
     body = finished_body()
     drawn = [plots.coordinates(body, arm) for arm in ("mup", "sp")]
-    drawn += [draw(body) for draw in (plots.search, plots.ladder, plots.aspect, plots.wider)]
+    drawn += [draw(body) for draw in (plots.search, plots.ladder, plots.aspect, plots.wider, plots.branches)]
     drawn.append(plots.basins(body, arm="sp"))
     for test in body["transfer"]["tests"]:
         drawn.append(plots.basins(body, test["hyperparameter"], test["axis"]))

@@ -73,9 +73,10 @@ def test_patterns_survive_checkpoint_wrappers(tmp_path, manifest):
 def test_a_decay_survives_as_a_ratio():
     for num_steps, decay_steps in itertools.product((7, 1000, 142_857, 10**9 + 7), (1, 3, 6)):
         schedule = Schedule(kind="wsd", num_steps=num_steps, decay_steps=decay_steps)
-        ratio, _ = torchtitan._scheduler(schedule)
-        assert ratio is not None
+        ratio, kind = torchtitan._scheduler(schedule)
+        assert ratio is not None and kind == "linear"
         assert round(num_steps * ratio) == decay_steps
+        assert torchtitan._scheduler(dataclasses.replace(schedule, decay_shape="sqrt")) == (ratio, "sqrt")
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):

@@ -9,6 +9,7 @@ from proxies.core.checks import SpecError
 from proxies.core.schedule import Schedule, lr_table, whole_warmup
 
 KINDS = ("cosine", "linear", "wsd", "constant")
+SHAPES = ("linear", "sqrt")
 
 
 @st.composite
@@ -20,6 +21,7 @@ def schedules(draw):
     return Schedule(
         kind=kind, num_steps=num_steps, warmup_steps=warmup_steps, decay_steps=decay_steps,
         final_fraction=draw(st.floats(0, 1)),
+        decay_shape=draw(st.sampled_from(SHAPES if kind == "wsd" else SHAPES[:1])),
     )  # fmt: skip
 
 
@@ -32,6 +34,8 @@ def torchtitan_multiplier(step, *, warmup, num_steps, decay, kind, floor):
         return 1.0
     progress = (step + 1 - (warmup + stable)) / decay
     share = 0.5 * (1 + math.cos(math.pi * progress)) if kind == "cosine" else 1 - progress
+    if kind == "sqrt":
+        share = 1 - math.sqrt(progress)
     return floor + (1 - floor) * share
 
 
@@ -44,7 +48,7 @@ def test_it_is_torchtitans(schedule):
     wanted = [
         torchtitan_multiplier(
             step, warmup=schedule.warmup_steps, num_steps=schedule.num_steps, decay=decay,
-            kind=schedule.kind, floor=schedule.final_fraction,
+            kind="sqrt" if schedule.decay_shape == "sqrt" else schedule.kind, floor=schedule.final_fraction,
         )
         for step in range(schedule.num_steps)
     ]  # fmt: skip

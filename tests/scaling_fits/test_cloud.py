@@ -9,6 +9,7 @@ from planted_ladders import CHINCHILLA, ladder
 from scaling_fits.forecast import cloud
 from scaling_fits.laws import law, search
 from scaling_fits.laws.forms import SHAPES
+from scaling_fits.laws.table import TRUNK
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +75,23 @@ def test_the_law_without_floor_moves_the_level_of_a_budget_and_not_its_best_size
     assert np.ptp(shift) < 1e-9
     assert 0 < shift[0] / (falling - alone)[alone.argmin()] < 1
     assert falling.argmin() != alone.argmin()
+
+
+def test_runs_of_one_trunk_are_weighed_together_and_widen_what_their_noise_reaches(small):
+    table, fit = small
+    trunks = np.repeat(np.arange(5.0), 2)
+    shared = dataclasses.replace(table, extra={TRUNK: trunks})
+    each, together = (cloud._shares(one, 4000, np.random.default_rng(3)) for one in (table, shared))
+    assert together.sum(axis=1) == pytest.approx(np.full(4000, 10.0))
+    assert abs(np.corrcoef(each.T)[0, 1]) < 0.2 < np.corrcoef(together.T)[0, 1]
+    assert np.corrcoef(together.T)[0, 2] < 0
+    alone = dataclasses.replace(table, extra={TRUNK: np.arange(10.0)})
+    assert np.array_equal(
+        cloud._shares(alone, 50, np.random.default_rng(3)), cloud._shares(table, 50, np.random.default_rng(3))
+    )
+
+    def spread(one):
+        found = cloud.with_draws(one, fit, 200, 0).draws
+        return law.log_loss(found, np.array([1e8]), np.array([1e10])).std()
+
+    assert spread(shared) > 1.1 * spread(table)

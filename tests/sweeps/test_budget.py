@@ -24,24 +24,30 @@ def budget(ledger, clock=None, num_devices=2.0, **caps):
     return StudyBudget(BudgetCaps(**caps), ledger, num_devices=num_devices, clock=clock or Clock())
 
 
+def flops_of(specs):
+    return [spec.flops for spec in specs]
+
+
 def test_runs_are_counted_with_those_in_flight(ledger):
     specs = make_specs(5)
     mine = budget(ledger, num_runs=3)
-    assert mine.refusal(specs[0], []) == ""
-    assert mine.refusal(specs[2], specs[:2]) == ""
-    assert mine.refusal(specs[3], specs[:3]).startswith("cluster.max_runs = 3 is reached: 0 runs have ended, 3 are")
+    assert mine.refusal(specs[0].flops, flops_of([])) == ""
+    assert mine.refusal(specs[2].flops, flops_of(specs[:2])) == ""
+    assert mine.refusal(specs[3].flops, flops_of(specs[:3])).startswith(
+        "cluster.max_runs = 3 is reached: 0 runs have ended, 3 are"
+    )
     ledger.commit(specs[0], outcome(specs[0])[0])
-    assert mine.refusal(specs[3], specs[1:2]) == ""
-    assert "1 runs have ended" in mine.refusal(specs[3], specs[1:3])
+    assert mine.refusal(specs[3].flops, flops_of(specs[1:2])) == ""
+    assert "1 runs have ended" in mine.refusal(specs[3].flops, flops_of(specs[1:3]))
 
 
 def test_no_run_starts_that_would_pass_the_flops(ledger):
     spec = make_spec()
     mine = budget(ledger, flops=2.5 * spec.flops)
-    assert mine.refusal(spec, [spec]) == ""
-    assert "max_flops" in mine.refusal(spec, [spec, spec])
+    assert mine.refusal(spec.flops, flops_of([spec])) == ""
+    assert "max_flops" in mine.refusal(spec.flops, flops_of([spec, spec]))
     ledger.commit(spec, outcome(spec)[0])  # records 1 FLOP
-    assert mine.refusal(spec, [spec]) == ""
+    assert mine.refusal(spec.flops, flops_of([spec])) == ""
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from launcher.exporters.export_writer import PROVE_FILE, run_script, write_expor
 from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
+    WSD_STYLES,
     Flags,
     Scheduler,
     differences,
@@ -104,7 +105,7 @@ def _optimizer(decision: Decision, flags: Flags, scheduler: Scheduler) -> Argume
         "adam-beta2": flags.beta2,
         "adam-eps": flags.eps,
         "clip-grad": decision.clip_norm or 0.0,
-        "lr-wsd-decay-style": "linear" if wsd else None,
+        "lr-wsd-decay-style": WSD_STYLES[scheduler.decay_shape] if wsd else None,
     }
 
 

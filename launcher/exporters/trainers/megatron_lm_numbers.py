@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups
-from proxies.core.schedule import lr_table
+from proxies.core.schedule import DecayShape, lr_table
 from proxies.core.shape import parameter_shapes
 
 Sort = Literal["embedding", "output", "matrix", "vector"]
@@ -38,6 +38,10 @@ class Flags:
     """`--mup-base-hidden-size`; None: without `--use-mup`."""
 
 
+WSD_STYLES: dict[DecayShape, str] = {"linear": "linear", "sqrt": "minus_sqrt"}
+"""Megatron's words for the decay of WSD."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scheduler:
     """Megatron's lr(t), t counted from 0."""
@@ -50,6 +54,7 @@ class Scheduler:
     decay: int
     """Steps of WSD's last part."""
     final_fraction: float
+    decay_shape: DecayShape = "linear"
 
     def share(self, step: int) -> float:
         """The rate as a share of the peak (`OptimizerParamScheduler.get_lr`)."""
@@ -61,7 +66,10 @@ class Scheduler:
             done = max(0, step - (self.total - self.decay)) / self.decay
         else:
             done = (step - self.warmup) / (self.total - self.warmup)
-        share = 0.5 * (math.cos(math.pi * done) + 1) if self.kind == "cosine" else 1 - done
+        if self.kind == "cosine":
+            share = 0.5 * (math.cos(math.pi * done) + 1)
+        else:
+            share = 1 - (math.sqrt(done) if self.decay_shape == "sqrt" else done)
         return self.final_fraction + share * (1 - self.final_fraction)
 
 
@@ -150,6 +158,7 @@ def scheduler_of(decision: Decision, flags: Flags) -> tuple[Scheduler, float]:
     for steps, init_share in starts:
         scheduler = Scheduler(
             kind=schedule.kind,
+            decay_shape=schedule.decay_shape,
             warmup=steps,
             init_share=init_share,
             total=schedule.num_steps,

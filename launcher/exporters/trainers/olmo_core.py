@@ -87,6 +87,9 @@ def _problems(decision: Decision) -> dict[str, bool]:
     mesh, (share, microbatch) = decision.parallelism, rank_sequences(decision)
     return {
         "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,
+        "proxy.decay_shape = 'sqrt': must be 'linear', OLMo-core has no such decay": (
+            decision.learning_rate.schedule.decay_shape == "linear"
+        ),
         f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": (
             share % microbatch == 0
         ),

@@ -115,7 +115,7 @@ def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
     if schedule.kind == "constant":
         return 0.0, "linear"
     if schedule.kind == "wsd":
-        return schedule.decay_steps / schedule.num_steps, "linear"  # it rounds num_steps * ratio back
+        return schedule.decay_steps / schedule.num_steps, schedule.decay_shape  # it rounds num_steps * ratio back
     return None, schedule.kind
 
 
