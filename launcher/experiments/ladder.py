@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
@@ -51,10 +51,13 @@ class CheckedRung:
 
 
 def ladder_runs(
-    study: Study, point: Params, powers: Mapping[Axis, float] | None = None, warmup: Rule = "share"
+    study: Study,
+    point: Params,
+    powers_at: Callable[[Sizes], Mapping[Axis, float]] = lambda there: {},
+    warmup: Rule = "share",
 ) -> list[RunSpec]:
-    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate moves by these
-    exponents, if any.
+    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate moves by the
+    exponents of its sizes, if any.
     """
     ladder, plan = study.plan.ladder, study.plan
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
@@ -63,7 +66,7 @@ def ladder_runs(
         for num_steps in ladder.num_steps:
             tokens = plan.num_tokens(num_steps, batch)
             there = Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tokens)
-            rate = transferred_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
+            rate = transferred_rate(point["learning_rate"], powers_at(there), base_sizes(study), there)
             rung = study.run(
                 shape=shape, point=followed(study, warmup, {**point, "learning_rate": rate}, tokens),
                 seed=ladder.seed, num_steps=num_steps, batch_tokens=batch, part="ladder",
