@@ -50,7 +50,7 @@ from transfer.regret.drift import LINES, Prior, extend_line
 from transfer.verdict.verdict import examine
 
 GRID = Path(__file__).parent / "grids" / "durations.safetensors"
-MODELS: dict[str, Prior] = {"straight": Prior(0.0, 1.0), "averaged": LINES["duration"]}
+MODELS: dict[str, Prior] = {"straight": Prior(0.0, 0.2, 4.0), "averaged": LINES["duration"]}
 PATHS: dict[str, Callable[[float], float]] = {
     "constant": lambda d: 0.0,
     "straight, -0.3": lambda d: -0.3 * d,

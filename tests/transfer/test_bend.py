@@ -13,7 +13,7 @@ from transfer.verdict.summary import verdict_summary
 from transfer.verdict.verdict import examine, judge
 
 NOISE = 0.03
-STRAIGHT = Prior(0.0, 1.0)
+STRAIGHT = Prior(0.0, 0.2, 4.0)
 HALVES = np.array([0.0, 1.0, 2.0, 3.0])
 """Four durations, each twice the one before."""
 
@@ -85,7 +85,7 @@ def test_far_out_a_bent_line_wanders_as_a_root_and_its_slope_fades(monkeypatch):
     assert spread[3] / spread[2] == pytest.approx(2.0, rel=0.05)
     assert np.sqrt(np.diag(line_covariance(far, bent=False)))[3] == pytest.approx(64.0)
     assert np.linalg.eigvalsh(line_covariance(np.linspace(0, 8, 30), bent=True)).min() > -1e-9
-    monkeypatch.setitem(LINES, "duration", Prior(1.0, 0.2))
+    monkeypatch.setitem(LINES, "duration", Prior(1.0, 0.2, 0.0))
     found = [extended(lambda u: -0.3 * u, HALVES, beyond, 0)[0] for beyond in (1.0, 4.0, 8.0)]
     near, mid, end = (float(line.at_target[0]) for line in found)
     assert -0.9 - 0.3 < mid < near < -0.9 and mid - end < 0.02

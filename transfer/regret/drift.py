@@ -30,19 +30,23 @@ class Prior(NamedTuple):
     bends: float
     """Probability that the line bends."""
     slope_octaves: float
-    """Median of the slope's standard deviation, octaves per doubling; a heavy tail leaves more to the runs."""
+    """Median of the standard deviation of its slope, octaves per doubling; a heavy tail leaves more to the runs."""
+    lasting_octaves: float
+    """Standard deviation of a slope that is there in both models and never fades; so wide, it is the runs' alone."""
 
 
+SLOPE_OCTAVES = 0.2
+"""Published exponents of duration spread so (docs/transfer.md), and so do those of StepLaw's and Misfitting's grids."""
 LINES: dict[Axis, Prior] = {
-    # muP and CompleteP: the optimum stays, so nothing bends; slopes are left to the runs (2203.03466, 2505.01618)
-    "width": Prior(0.02, 1.0),
-    "depth": Prior(0.02, 1.0),
+    # muP and CompleteP: the optimum stays, so nothing bends; slopes are the runs' to show (2203.03466, 2505.01618)
+    "width": Prior(0.02, SLOPE_OCTAVES, 4.0),
+    "depth": Prior(0.02, SLOPE_OCTAVES, 4.0),
     # a square root up to a critical batch, and little after (1812.06162)
-    "batch": Prior(0.5, 0.2),
-    # published exponents spread from -0.5 to +0.3; StepLaw's optima rise and fall (benchmarks/bend.py)
-    "duration": Prior(0.5, 0.2),
-    # bends upward at larger sizes in standard form (2606.29158, abstract)
-    "params": Prior(0.5, 1.0),
+    "batch": Prior(0.5, SLOPE_OCTAVES, 0.0),
+    # exponents from -0.5 to +0.3, optima that rise and fall; on no grid does a slope last (benchmarks/bend.py)
+    "duration": Prior(0.5, SLOPE_OCTAVES, 0.0),
+    # a slope that lasts, and bends upward at larger sizes in standard form (2606.29158, abstract)
+    "params": Prior(0.5, SLOPE_OCTAVES, 4.0),
 }
 """By axis."""
 STRAIGHT_SHARE = 0.25
@@ -111,9 +115,9 @@ def extend_line(
     optimum: Floats, log2_size: Floats, log2_target: float, log2_base: float, axis: Axis, rng: np.random.Generator
 ) -> OptimumLine:
     """The line through the optima (D, W) of two sizes or more, and on to the target, whose own scatters too."""
-    bends, octaves = LINES[axis]
+    bends, octaves, lasting = LINES[axis]
     prior = np.outer([1 - bends, bends], half_student(SLOPES, octaves))[..., None] * OFF_THE_LINE
-    found = _extend(optimum, log2_size, [log2_target, log2_base], SLOPES, prior, rng)
+    found = _extend(optimum, log2_size, [log2_target, log2_base], SLOPES, prior, lasting, rng)
     first, last, at_target, at_base = found.along[:, [0, len(log2_size) - 1, -2, -1]].T
     slope, beyond = (last - first) / (log2_size[-1] - log2_size[0]), log2_target - log2_size[-1]
     bend = (at_target - last) / beyond - slope if beyond > 0 else np.zeros_like(slope)
@@ -130,7 +134,7 @@ def extend_curvature(curvature: Floats, log2_size: Floats, log2_target: float, r
     ten at the target.
     """
     sds, prior = np.array([CURVATURE_TREND_SD]), OFF_THE_TREND[None, None]
-    found = _extend(np.log(curvature), log2_size, [log2_target, log2_target - 1], sds, prior, rng)
+    found = _extend(np.log(curvature), log2_size, [log2_target, log2_target - 1], sds, prior, 0.0, rng)
     at_target, before = found.along[:, -2:].T
     return Curvature(at_target=np.exp(at_target + found.off), trend=at_target - before)
 
@@ -156,7 +160,13 @@ def line_covariance(doublings: Floats, bent: bool) -> Floats:
 
 
 def _extend(
-    values_DW: Floats, log2_size: Floats, places: list[float], sds: Floats, prior: Floats, rng: np.random.Generator
+    values_DW: Floats,
+    log2_size: Floats,
+    places: list[float],
+    sds: Floats,
+    prior: Floats,
+    lasting: float,
+    rng: np.random.Generator,
 ) -> _Extended:
     """The line at the sizes and at two more places, from values at W sizes.
 
@@ -169,8 +179,9 @@ def _extend(
     covariance = covariance + LEAST_VARIANCE * np.eye(num_sizes)
     at = np.concatenate([log2_size, places])
     lines = np.stack([line_covariance(at, bent=bent) for bent in (False, True)[: len(prior)]])
+    straight = lasting * (at - at.min())
     bent_T, slope_T, scatter_T = (index.reshape(-1) for index in np.indices(prior.shape))
-    line_TPP = lines[bent_T] * (sds[slope_T] ** 2)[:, None, None]
+    line_TPP = lines[bent_T] * (sds[slope_T] ** 2)[:, None, None] + np.outer(straight, straight)
     line_TPW = line_TPP[:, :, :num_sizes]
     total = covariance + (SCATTERS[scatter_T] ** 2)[:, None, None] * np.eye(num_sizes) + line_TPW[:, :num_sizes]
     inverse = np.linalg.inv(total)
@@ -186,7 +197,7 @@ def _extend(
     chosen = rng.choice(len(weight), size=rows, p=weight)
     roots = np.linalg.cholesky(lines + LEAST_VARIANCE * np.eye(len(at)))
     drawn = np.einsum("dpq,dq->dp", roots[bent_T[chosen]], rng.standard_normal((rows, len(at))))
-    drawn *= sds[slope_T[chosen]][:, None]
+    drawn = drawn * sds[slope_T[chosen]][:, None] + rng.standard_normal((rows, 1)) * straight
     off = rng.standard_normal((rows, num_sizes + 1)) * SCATTERS[scatter_T[chosen]][:, None]
     errors = values_DW - drawn[:, :num_sizes] - off[:, :-1]
     along = drawn + (estimator_TPW[chosen] @ errors[..., None])[..., 0]
