@@ -11,7 +11,7 @@ Public: optima at durations of one model and batch in StepLaw's grid and in Misf
 and in a grid of the demo's proxy, 50 to 3,200 steps (`grids/durations.safetensors`; `--train CORPUS` trains it again,
 15 minutes of one core). Two or three durations, of 16 times at most, predict every longer one; a prediction covers if
 its distance to the held-out optimum, which has noise of its own, may be 0. Then what values cost there, in nats: of the
-published exponents from the longest duration on, of its own optimum as it is, and of both lines. Means are over
+published exponents from the longest duration on, of two from the shortest on, and of both lines. Means are over
 families first, so that one of many durations counts once. Porian's grid, Gadre's, Gemstones', Datablations' and
 MultiPowerLaw's tell nothing here: they have one rate a run, or two.
 
@@ -240,7 +240,10 @@ def predicted(family: Family, known: list[int], held: int) -> dict[str, Any]:
     """How both lines and all exponents do at one held-out duration."""
     u, truth = family.log2_size, family.optimum[:, held]
     last, beyond = family.optimum[0, known[-1]], float(u[held] - u[known[-1]])
-    values = {"last optimum": float(last)} | {name: last + power * beyond for name, power in EXPONENTS.items()}
+    whole = float(u[held] - u[known[0]])
+    values = {name: float(last + power * beyond) for name, power in EXPONENTS.items()}
+    values |= {f"{power:g} from the shortest": float(family.optimum[0, known[0]] + power * whole)
+               for power in (0.0, -0.3)}  # fmt: skip
     row: dict[str, Any] = {"group": family.group, "family": family.name, "num": len(known), "doublings": beyond}
     noise = np.random.default_rng(1).permutation(truth[1:])
     for model, prior in MODELS.items():

@@ -36,14 +36,14 @@ class Prior(NamedTuple):
 
 
 SLOPE_OCTAVES = 0.2
-"""Published exponents of duration spread so (docs/transfer.md), and so do those of StepLaw's and Misfitting's grids."""
+"""From one duration to the next, slopes are 0.25 (StepLaw) and 0.10 (Misfitting) in the median: benchmarks/bend.py."""
 LINES: dict[Axis, Prior] = {
     # muP and CompleteP: the optimum stays, so nothing bends; slopes are the runs' to show (2203.03466, 2505.01618)
     "width": Prior(0.02, SLOPE_OCTAVES, 4.0),
     "depth": Prior(0.02, SLOPE_OCTAVES, 4.0),
     # a square root up to a critical batch, and little after (1812.06162)
     "batch": Prior(0.5, SLOPE_OCTAVES, 0.0),
-    # exponents from -0.5 to +0.3, optima that rise and fall; on no grid does a slope last (benchmarks/bend.py)
+    # published exponents from -0.5 to +0.3; on public grids optima rise, fall, or turn (benchmarks/bend.py)
     "duration": Prior(0.5, SLOPE_OCTAVES, 0.0),
     # a slope that lasts, and bends upward at larger sizes in standard form (2606.29158, abstract)
     "params": Prior(0.5, SLOPE_OCTAVES, 4.0),
