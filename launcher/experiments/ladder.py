@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
@@ -52,10 +52,13 @@ class CheckedRung:
 
 
 def ladder_runs(
-    study: Study, point: Params, powers: Mapping[Axis, float] | None = None, warmup: Rule = "share"
+    study: Study,
+    point: Params,
+    powers_at: Callable[[Sizes], Mapping[Axis, float]] = lambda there: {},
+    warmup: Rule = "share",
 ) -> list[RunSpec]:
-    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate moves by these
-    exponents, if any. Durations that share a stable phase have the rate of their geometric mean.
+    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate moves by the
+    exponents of its sizes, if any. Durations that share a stable phase have the rate of their geometric mean.
     """
     ladder, plan = study.plan.ladder, study.plan
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
@@ -66,7 +69,7 @@ def ladder_runs(
             tokens = plan.num_tokens(num_steps, batch)
             tuned = shared_tokens if plan.proxy.decay_branches else tokens
             there = Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tuned)
-            rate = transferred_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
+            rate = transferred_rate(point["learning_rate"], powers_at(there), base_sizes(study), there)
             rung = study.run(
                 shape=shape, point=as_proxy(study, warmup, {**point, "learning_rate": rate}, tokens, num_steps),
                 seed=ladder.seed, num_steps=num_steps, batch_tokens=batch, part="ladder",

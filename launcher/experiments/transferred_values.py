@@ -5,8 +5,9 @@ verbs. No torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,8 +91,9 @@ class Transferred:
     """Set at the base, to be used everywhere."""
     at_optimum: bool
     """Whether it is the fitted optimum of the base width, or, where there is none, the search's best rate."""
-    powers: Mapping[Axis, float]
-    """Measured exponents of the learning rate, beyond what the parametrization does; where there are none, none."""
+    powers_at: Callable[[Sizes], Mapping[Axis, float]]
+    """Measured exponents of the learning rate from the base to a target, beyond what the parametrization does; where
+    there are none, none. Where an optimum bends, they depend on the target."""
     pairs: tuple[RatePair, ...] = ()
     """The learning rate with other rates of the user's own code."""
 
@@ -107,7 +109,7 @@ class Transferred:
 
     def rate_at(self, base: Sizes, target: Sizes) -> float:
         """The learning rate set at the base of width and depth, carried to the target's batch and duration."""
-        return transferred_rate(self.learning_rate, self.powers, base, target)
+        return transferred_rate(self.learning_rate, self.powers_at(target), base, target)
 
     def point_at(self, study: Study, target: Sizes) -> Params:
         """The point of a run at the target."""
@@ -244,14 +246,16 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
         raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
     optima = judged(setting, tests[0], None).verdict.optima
     log2_lr = next((o.log2_value for o in optima if o.size == study.plan.proxy.base_width), None)
-    powers: dict[Axis, float] = {}
-    for test in tests:
-        if test.hyperparameter == "learning_rate" and test.axis in study.plan.transfer.measured_rules:
-            found = judged(setting, test, None)
-            if found.at_target is not None:
-                powers[test.axis] = round(found.at_target.power, POWER_DIGITS)
+    measured = [t for t in tests if t.hyperparameter == LEARNING_RATE and t.axis in study.plan.transfer.measured_rules]
+
+    @functools.cache
+    def powers_at(target: Sizes) -> Mapping[Axis, float]:
+        there = dataclasses.replace(setting, target=target)
+        found = {test.axis: judged(there, test, None).at_target for test in measured}
+        return {axis: round(at.power, POWER_DIGITS) for axis, at in found.items() if at is not None}
+
     return Transferred(
-        tests=tests, best=won.best, ties=won.ties, warmup=warmup, at_optimum=log2_lr is not None, powers=powers,
+        tests=tests, best=won.best, ties=won.ties, warmup=warmup, at_optimum=log2_lr is not None, powers_at=powers_at,
         log2_lr=math.log2(won.best["learning_rate"]) if log2_lr is None else log2_lr, pairs=pairs,
     )  # fmt: skip
 
@@ -386,16 +390,17 @@ def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter
     base, rules = base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
     if name == LEARNING_RATE:
+        measured = found.powers_at(target)
         notes = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
         notes += [
             f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
-            for axis, power in found.powers.items()
+            for axis, power in measured.items()
             if (ratio := target.along(axis) / base.along(axis)) != 1
         ]
         notes += [
             f"no exponent over {axis} could be measured: none is used"
             for axis in study.plan.transfer.measured_rules
-            if axis_sizes(study, axis) and axis not in found.powers
+            if axis_sizes(study, axis) and axis not in measured
         ]
         return found.rate_at(base, target), "; ".join(notes)
     value = base_value(study, name, found.point)

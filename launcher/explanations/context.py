@@ -41,6 +41,10 @@ class TestEvidence:
         said += f", the value used loses {estimate(verdict['regret_nats'])} nats (margin {verdict['margin_nats']:g})"
         if verdict["outcome"] == "cannot_tell":
             said += f" ({verdict['reasons'][0]})"
+        bend = verdict["bend"]
+        if bend["probability"] is not None and verdict["power_is_measured"]:
+            said += f"; the line bends with probability {bend['probability']:.2f}, beyond the runs by "
+            said += f"{estimate(bend['octaves_per_doubling'], '+.2f')} octaves per doubling"
         return f"{said}; {self.runs.num_runs} runs, {self.runs.num_seeds} seeds"
 
 

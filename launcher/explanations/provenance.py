@@ -351,6 +351,8 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
     tests = known.tests_on(lambda *question: question == (rule.hyperparameter, rule.axis))
     text = f"the verdict on {hyperparameter_named(rule.hyperparameter).label} over {rule.axis}"
     text += ": the runs do not determine it" if field.value is None else f"; the exponent used: {rule.source}"
+    if rule.source == "measured" and rule.measured_power is not None and rule.power != round(rule.measured_power, 2):
+        text += f", {rule.power:+.2f} from base to target, {rule.measured_power:+.2f} over the sizes that were run"
     runs, asked = tuple(one.runs for one in tests), tuple(known.key(key) for key in origin.keys)
     return OriginParts(source=ValueSource(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests)
 

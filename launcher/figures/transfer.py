@@ -158,7 +158,7 @@ def _basin(axes: Axes, optimum: Any, colour: str, marker: str) -> None:
 def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "width") -> Panel:
     """The optimum against size with its intervals, the value used up to the target, and the optimum expected there.
 
-    Where an exponent was measured, its interval is a band.
+    Where an exponent was measured, its interval is a band, and beyond the sizes that were run that of the optimum.
 
     Raises:
         MissingError: the transfer runs have not ended, or there is no such test, or it found no optimum.
@@ -198,12 +198,16 @@ def _used(axes: Axes, verdict: Any) -> list[float]:
         return []
     x = [math.log2(verdict["base_size"]), math.log2(verdict["target_size"])]
     axes.plot(x, [base, there], color=INK, alpha=0.7, linewidth=0.9, linestyle=DASHED, label="value used")
-    heights, steps = [base, there], verdict["drift_octaves_per_doubling"]["interval"]
-    if verdict["power_is_measured"] and steps is not None:
-        edges = [base + slope * (x[1] - x[0]) for slope in steps]
-        axes.fill_between(x, [base, edges[0]], [base, edges[1]], color=KINDS[0], alpha=0.14, linewidth=0)
-        heights += edges
-    offset = verdict["offset_octaves"]
+    heights, steps, offset = [base, there], verdict["drift_octaves_per_doubling"]["interval"], verdict["offset_octaves"]
+    if verdict["power_is_measured"] and steps is not None and offset["value"] is not None:
+        # Bent where the line is: by the drift up to the largest size that was run, from there to the target's optimum.
+        largest = min(max(math.log2(o["size"]) for o in verdict["optima"] if o["log2_value"] is not None), x[1])
+        edges = [
+            [base, base + slope * (largest - x[0]), there - off]
+            for slope, off in zip(steps, reversed(offset["interval"]), strict=True)
+        ]
+        axes.fill_between([x[0], largest, x[1]], edges[0], edges[1], color=KINDS[0], alpha=0.14, linewidth=0)
+        heights += [*edges[0], *edges[1]]
     if offset["value"] is not None:
         low, high = offset["interval"]
         interval_marks(axes, [(x[1], there - offset["value"])], [(there - high, there - low)], along="y", fmt="*",

@@ -72,7 +72,7 @@ class Choice:
 
 def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
     """The ladder at the transferred rate and the other values that are frozen."""
-    return ladder_runs(study, found.point, found.powers, found.warmup.rule)
+    return ladder_runs(study, found.point, found.powers_at, found.warmup.rule)
 
 
 def ladder_table(

@@ -74,7 +74,7 @@ def planned(tmp_path_factory):
 
 def test_rungs_of_a_width_share_one_rate_one_warmup_and_one_trunk(planned):
     _, study = planned
-    rungs = ladder_runs(study, POINT, {"duration": -0.5})
+    rungs = ladder_runs(study, POINT, lambda there: {"duration": -0.5})
     assert len({spec.hparams.learning_rate for spec in rungs if spec.shape.width == 16}) == 1
     assert len(rungs) == 9 and len({trunk_id(spec) for spec in rungs}) == 3
     longest = max(spec.flops for spec in rungs if spec.shape.width == 16)

@@ -19,7 +19,7 @@ def test_the_decision_says_what_was_found(study, found):
     rate = found.transferred.rate_at(base_sizes(study), found.choice.sizes)
     assert hidden.learning_rate == pytest.approx(rate * scale)
     duration = found.choice.num_tokens / base_sizes(study).duration
-    power = found.transferred.powers["duration"]
+    power = found.transferred.powers_at(found.choice.sizes)["duration"]
     assert rate == pytest.approx(found.transferred.learning_rate * duration**power, rel=1e-3) and power != 0
     assert decision.predicted.low_nats < decision.predicted.loss_nats < decision.predicted.high_nats
     assert decision.data.data_id == study.manifest.data_id

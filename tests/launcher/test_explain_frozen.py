@@ -268,3 +268,17 @@ def test_a_searched_axis_is_found_by_the_search(known):
     assert told["forward.embedding"].source.kind == "search"
     told = recorded(known)
     assert (told["forward.embedding"].source.kind, told["groups.readout.beta2"].source.kind) == ("rule", "default")
+
+
+def test_a_measured_rule_says_the_exponent_to_the_target_and_that_of_the_runs(told, known):
+    rule = next(rule for rule in known.decision.transfer if rule.source == "measured")
+    said = told["transfer.learning_rate.duration.power"]["source"]["text"]
+    if rule.power != round(rule.measured_power, 2):
+        assert f"{rule.power:+.2f} from base to target, {rule.measured_power:+.2f} over the sizes that were run" in said
+    [test] = known.tests_on(lambda *question: question == ("learning_rate", "duration"))
+    bent = {"probability": 0.62, "octaves_per_doubling": {"value": 0.1, "interval": [-0.2, 0.4]}}
+    for measured in (True, False):
+        clause = dataclasses.replace(
+            test, verdict={**test.verdict, "bend": bent, "power_is_measured": measured}
+        ).words()
+        assert ("bends with probability 0.62, beyond the runs by +0.10 [-0.20, +0.40]" in clause) == measured

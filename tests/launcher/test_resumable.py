@@ -58,6 +58,7 @@ def made(tmp_path, monkeypatch):
 
     monkeypatch.setattr(resumable, "store", store)
     monkeypatch.setattr(resumable, "newest", lambda *_: None)
+    monkeypatch.setattr(resumable, "trunk_id", lambda _: "")
     return SimpleNamespace(
         it=ResumableRuns(engine, tmp_path, clock=clock),
         clock=clock,

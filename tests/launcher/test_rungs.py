@@ -25,7 +25,8 @@ def study_with(folder):
 
 def moved(powers):
     return Transferred(
-        tests=(), best=BEST, ties=(), warmup=WarmupRule(rule="share"), log2_lr=-5.0, at_optimum=True, powers=powers
+        tests=(), best=BEST, ties=(), warmup=WarmupRule(rule="share"), log2_lr=-5.0, at_optimum=True,
+        powers_at=lambda there: powers,
     )  # fmt: skip
 
 

@@ -21,7 +21,10 @@ def test_the_decision_holds_each_rule_with_its_evidence(study, found):
     decision = decision_of(study, found)
     rules = {(rule.hyperparameter, rule.axis): rule for rule in decision.transfer}
     duration = rules["learning_rate", "duration"]
-    assert (duration.source, duration.power) == ("measured", found.transferred.powers["duration"])
+    assert (duration.source, duration.power) == (
+        "measured",
+        found.transferred.powers_at(found.choice.sizes)["duration"],
+    )
     assert duration.measured_low < duration.power < duration.measured_high
     assert rules["learning_rate", "width"].source == "parametrization" and rules["learning_rate", "width"].power == 0
     assert rules["clip_norm", "width"].measured_power is None

@@ -20,7 +20,7 @@ def covered(scatter, sd=0.013, num=300):
     for seed in range(num):
         truth = scatter * rng.standard_normal(5)
         found = truth[:4] + sd * rng.standard_normal(4)
-        line = extend_line(rows(found, sd, 500), log2_size, 10.0, np.random.default_rng(seed))
+        line = extend_line(rows(found, sd, 500), log2_size, 10.0, 5.0, "width", np.random.default_rng(seed))
         low, high = np.quantile(line.slope[1:], [0.05, 0.95])
         slopes.append(low <= 0 <= high)
         ratios.append((high - low) / (2 * 1.645 * np.hypot(sd, scatter) / np.sqrt(5)))
@@ -46,7 +46,7 @@ def test_without_a_prior_on_scatter_a_scattered_line_is_missed(monkeypatch):
 def test_what_all_sizes_share_is_no_scatter():
     common = np.random.default_rng(2).standard_normal((4000, 1)) * 0.3
     common[0] = 0
-    line = extend_line(rows([-6.0, -6.0, -6.0], 0.01) + common, LOG2_WIDTH, 9.0, np.random.default_rng(0))
+    line = extend_line(rows([-6.0, -6.0, -6.0], 0.01) + common, LOG2_WIDTH, 9.0, 5.0, "width", np.random.default_rng(0))
     assert np.std(line.slope) < 0.1
     assert np.std(line.at_target) == pytest.approx(0.3, rel=0.2)
 

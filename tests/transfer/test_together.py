@@ -136,7 +136,7 @@ def test_axes_are_independent_evidence_though_judged_with_the_same_random_number
         by = {q.axis: q.doublings for q in (first.verdict.question, second.verdict.question)}
         together = judge_together([first, second], by)
         apart = [f.at_target.line for f in (first, second)]
-        spread = np.hypot(np.std(apart[0].at_target), np.std(apart[1].slope * by["duration"]))
+        spread = np.hypot(np.std(apart[0].at_target), np.std(apart[1].shift))
         return (together.offset.high - together.offset.low) / (2 * 1.645 * spread)
 
     assert 0.8 < doubled(16) < 1.3 and 0.8 < doubled(256) < 1.3

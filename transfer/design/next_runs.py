@@ -249,7 +249,8 @@ def sharpen_optima(
     step = _step(finite_rates([p for p in points if p.size == last.size]))
     larger = []
     for size in _larger(last.size, q):
-        optimum_there = float(line.at_target[0] + line.slope[0] * math.log2(size / q.target_size))
+        beyond = float(line.slope[0] + line.bend[0])
+        optimum_there = float(line.at_target[0]) + beyond * math.log2(size / q.target_size)
         centre = round(optimum_there / step) * step
         larger.append(_offer(size, q, [centre + k * step for k in GRID_STEPS], last.variance))
     scatter = estimate(line.target_scatter, SD_LEVEL)

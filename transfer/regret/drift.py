@@ -1,19 +1,56 @@
 """From optima at the sizes that were run to the optimum and the basin at the size that will be launched.
 
 Everything here works on rows: row 0 is the point estimate, each further row one draw of the posterior.
+
+The optimum follows a line in log2 of the size whose slope may change. Two models share the posterior by their
+evidence. In the first the slope is one number. In the second, the bend, it is a stationary Gaussian process about 0
+whose correlation falls to 1 / e within a doubling (Ornstein-Uhlenbeck): it may fade, turn or steepen within the sizes
+that were run, and beyond them it fades to nothing, so that the distance to the last optimum grows no faster than the
+root of the doublings, as of a random walk. Each optimum, the target's too, lies off that line by a scatter.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
 from transfer.basin.shapes import Floats
+from transfer.question import Axis
 
+BEND_DOUBLINGS = 1.0
+"""Distance over which a bent line's slope keeps 1 / e of what it was. Of 0.5, 1, 2 and 4, benchmarks/bend.py."""
+
+
+class Prior(NamedTuple):
+    """What is held of the line along an axis before its runs."""
+
+    bends: float
+    """Probability that the line bends."""
+    slope_octaves: float
+    """Median of the standard deviation of its slope, octaves per doubling; a heavy tail leaves more to the runs."""
+    lasting_octaves: float
+    """Standard deviation of a slope that is there in both models and never fades; so wide, it is the runs' alone."""
+
+
+SLOPE_OCTAVES = 0.2
+"""From one duration to the next, slopes are 0.25 (StepLaw) and 0.10 (Misfitting) in the median: benchmarks/bend.py."""
+LINES: dict[Axis, Prior] = {
+    # muP and CompleteP: the optimum stays, so nothing bends; slopes are the runs' to show (2203.03466, 2505.01618)
+    "width": Prior(0.02, SLOPE_OCTAVES, 4.0),
+    "depth": Prior(0.02, SLOPE_OCTAVES, 4.0),
+    # a square root up to a critical batch, and little after (1812.06162)
+    "batch": Prior(0.5, SLOPE_OCTAVES, 0.0),
+    # published exponents from -0.5 to +0.3; on public grids optima rise, fall, or turn (benchmarks/bend.py)
+    "duration": Prior(0.5, SLOPE_OCTAVES, 0.0),
+    # a slope that lasts, and bends upward at larger sizes in standard form (2606.29158, abstract)
+    "params": Prior(0.5, SLOPE_OCTAVES, 4.0),
+}
+"""By axis."""
 STRAIGHT_SHARE = 0.25
-"""Prior probability that optima lie on a straight line exactly."""
+"""Prior probability that optima lie on their line exactly."""
 SCATTER_OCTAVES = 0.05
 """Else the median of the prior of how far they lie off it by nature."""
 CURVATURE_TREND_SD = 0.2
@@ -22,13 +59,21 @@ CURVATURE_SCATTER = 0.1
 """Median of the prior of how far log curvature lies off its trend."""
 SCATTERS = np.concatenate([[0.0], np.geomspace(0.005, 4.0, 40)])
 """Grid of either scatter."""
+SLOPES = np.geomspace(0.02, 4.0, 12)
+"""Grid of the slope's standard deviation."""
+LEAST_VARIANCE = 1e-8
+"""Nothing is known better than to a ten-thousandth of an octave; else a matrix here cannot be inverted."""
+
+
+def half_student(grid: Floats, median: float) -> Floats:
+    """Shares of a half Student t with 3 degrees of freedom, over a grid of what is above 0."""
+    rough = (1 + (grid / median * float(stdtrit(3, 0.75))) ** 2 / 3) ** -2.0 * np.gradient(grid)
+    return np.asarray(rough / rough.sum())
 
 
 def scatter_prior(share_of_none: float, median: float) -> Floats:
-    """Return the prior of the scatters: a lump at none, and a half Student t with 3 degrees of freedom."""
-    scale = median / float(stdtrit(3, 0.75))
-    rough = (1 + (SCATTERS / scale) ** 2 / 3) ** -2.0 * np.gradient(SCATTERS) * (SCATTERS > 0)
-    return np.where(SCATTERS > 0, (1 - share_of_none) * rough / rough.sum(), share_of_none)
+    """Return the prior of the scatters: a lump at none, and a half Student t."""
+    return np.concatenate([[share_of_none], (1 - share_of_none) * half_student(SCATTERS[1:], median)])
 
 
 OFF_THE_LINE = scatter_prior(STRAIGHT_SHARE, SCATTER_OCTAVES)
@@ -40,13 +85,20 @@ class OptimumLine:
     """Optimum against log2 size, extended to the target: one entry per row."""
 
     slope: Floats
-    """Octaves per doubling of size."""
+    """Octaves per doubling of size, from the smallest to the largest size that was run."""
+    shift: Floats
+    """Octaves from the base to the target, along the line."""
+    bend: Floats
+    """Octaves per doubling by which the slope from the largest size to the target differs from `slope`; 0 where the
+    target lies no further than the sizes that were run."""
     at_target: Floats
     """Optimum at the target, log2 of the learning rate."""
     target_scatter: Floats
     """Octaves by which the target's own optimum lies off the line; part of `at_target`."""
     scatter_octaves: float
-    """The scatter of optima about the line, point estimate."""
+    """The scatter of optima about the line, posterior median."""
+    bends: float
+    """Posterior probability that the line bends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,54 +111,101 @@ class Curvature:
     """Change of its natural log per doubling of size."""
 
 
-def extend_line(optimum: Floats, log2_size: Floats, log2_target: float, rng: np.random.Generator) -> OptimumLine:
-    """Straight line through the optima (D, W) of two sizes or more, and on to the target, whose own scatters too."""
-    return _extend(optimum, log2_size - log2_target, OFF_THE_LINE, 0.0, rng)
+def extend_line(
+    optimum: Floats, log2_size: Floats, log2_target: float, log2_base: float, axis: Axis, rng: np.random.Generator
+) -> OptimumLine:
+    """The line through the optima (D, W) of two sizes or more, and on to the target, whose own scatters too."""
+    bends, octaves, lasting = LINES[axis]
+    prior = np.outer([1 - bends, bends], half_student(SLOPES, octaves))[..., None] * OFF_THE_LINE
+    found = _extend(optimum, log2_size, [log2_target, log2_base], SLOPES, prior, lasting, rng)
+    first, last, at_target, at_base = found.along[:, [0, len(log2_size) - 1, -2, -1]].T
+    slope, beyond = (last - first) / (log2_size[-1] - log2_size[0]), log2_target - log2_size[-1]
+    bend = (at_target - last) / beyond - slope if beyond > 0 else np.zeros_like(slope)
+    return OptimumLine(
+        slope=slope, shift=at_target - at_base, bend=bend, at_target=at_target + found.off, target_scatter=found.off,
+        scatter_octaves=found.scatter, bends=found.bends,
+    )  # fmt: skip
 
 
 def extend_curvature(curvature: Floats, log2_size: Floats, log2_target: float, rng: np.random.Generator) -> Curvature:
     """Curvature at the target, nats per octave squared, from that at the sizes (D, W).
 
-    Its log follows a line whose slope has a prior about 0: the noise of few sizes must not become a factor of ten at
-    the target.
+    Its log follows a straight line whose slope has a prior about 0: the noise of few sizes must not become a factor of
+    ten at the target.
     """
-    line = _extend(np.log(curvature), log2_size - log2_target, OFF_THE_TREND, CURVATURE_TREND_SD**-2, rng)
-    return Curvature(at_target=np.exp(line.at_target), trend=line.slope)
+    sds, prior = np.array([CURVATURE_TREND_SD]), OFF_THE_TREND[None, None]
+    found = _extend(np.log(curvature), log2_size, [log2_target, log2_target - 1], sds, prior, 0.0, rng)
+    at_target, before = found.along[:, -2:].T
+    return Curvature(at_target=np.exp(at_target + found.off), trend=at_target - before)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Extended:
+    along: Floats
+    """(D, W + 2) the line at the sizes, then at two more places."""
+    off: Floats
+    """(D,) scatter of the first of the two."""
+    scatter: float
+    bends: float
+
+
+def line_covariance(doublings: Floats, bent: bool) -> Floats:
+    """Prior covariance (W, W) of a line whose slope has unit variance, from its value at the smallest size."""
+    u = doublings - doublings.min()
+    if not bent:
+        return np.outer(u, u)
+    far, far_u = np.exp(-np.abs(np.subtract.outer(u, u)) / BEND_DOUBLINGS), np.exp(-u / BEND_DOUBLINGS)
+    rest = 1 - far_u[:, None] - far_u + far
+    return np.asarray(2 * BEND_DOUBLINGS * np.minimum.outer(u, u) - BEND_DOUBLINGS**2 * rest)
 
 
 def _extend(
-    values: Floats, doublings: Floats, scatter_prior: Floats, slope_precision: float, rng: np.random.Generator
-) -> OptimumLine:
-    """Generalised least squares, with the slope's normal prior about 0, from W sizes to 0 doublings.
+    values_DW: Floats,
+    log2_size: Floats,
+    places: list[float],
+    sds: Floats,
+    prior: Floats,
+    lasting: float,
+    rng: np.random.Generator,
+) -> _Extended:
+    """The line at the sizes and at two more places, from values at W sizes.
 
-    Values scatter about the line by more than their own noise; how much is unknown with few sizes, so it is drawn from
-    its posterior (restricted likelihood on a grid). Perturbing data and prior alike makes each row a posterior draw.
+    `prior` has a share for each of straight and bent, each `sds` of the slope, each scatter: T models, all Gaussian,
+    with a flat prior on the line's height. A draw is one model, by its evidence, and a line of its posterior: a line of
+    its prior, corrected by what its own noisy values say (Matheron). Row 0 is the mean over the models.
     """
-    rows, num_sizes = values.shape
-    covariance = np.cov(values[1:], rowvar=False) + 1e-12 * np.eye(num_sizes)  # sizes share the error of their shape
-    design = np.stack([np.ones(num_sizes), doublings], axis=1)  # intercept is the target's
-    total = covariance + SCATTERS[:, None, None] ** 2 * np.eye(num_sizes)  # (T, W, W)
-    weighted = np.swapaxes(np.linalg.solve(total, design[None]), 1, 2)  # (T, 2, W)
-    information = weighted @ design + np.diag([0.0, slope_precision])
-    estimator = np.linalg.solve(information, weighted)  # (T, 2, W)
-    line = estimator @ values[0]  # (T, 2)
-    residual = values[0] - line @ design.T
-    squares = (residual * np.linalg.solve(total, residual[..., None])[..., 0]).sum(axis=1)
-    log_likelihood = -0.5 * (
-        np.linalg.slogdet(total)[1] + np.linalg.slogdet(information)[1] + squares + slope_precision * line[:, 1] ** 2
-    )
-    weight = np.exp(log_likelihood - log_likelihood.max()) * scatter_prior
+    rows, num_sizes = values_DW.shape
+    covariance = np.cov(values_DW[1:], rowvar=False)  # sizes share the error of their shape
+    covariance = covariance + LEAST_VARIANCE * np.eye(num_sizes)
+    at = np.concatenate([log2_size, places])
+    lines = np.stack([line_covariance(at, bent=bent) for bent in (False, True)[: len(prior)]])
+    straight = lasting * (at - at.min())
+    bent_T, slope_T, scatter_T = (index.reshape(-1) for index in np.indices(prior.shape))
+    line_TPP = lines[bent_T] * (sds[slope_T] ** 2)[:, None, None] + np.outer(straight, straight)
+    line_TPW = line_TPP[:, :, :num_sizes]
+    total = covariance + (SCATTERS[scatter_T] ** 2)[:, None, None] * np.eye(num_sizes) + line_TPW[:, :num_sizes]
+    inverse = np.linalg.inv(total)
+    information = inverse.sum(axis=(1, 2))
+    height = inverse.sum(axis=1) / information[:, None]  # (T, W)
+    residual = values_DW[0] - (height @ values_DW[0])[:, None]
+    squares = np.einsum("ti,tij,tj->t", residual, inverse, residual)
+    log_evidence = -0.5 * (np.linalg.slogdet(total)[1] + np.log(information) + squares)
+    weight = np.exp(log_evidence - log_evidence.max()) * prior.reshape(-1)
     weight /= weight.sum()
-    median = int(np.searchsorted(np.cumsum(weight), 0.5))
-    chosen = np.concatenate([[median], rng.choice(len(weight), size=rows - 1, p=weight)])
-    jitter = rng.standard_normal((rows, num_sizes + 2))
-    jitter[0] = 0.0
-    off = jitter[:, :-1] * SCATTERS[chosen][:, None]
-    moved = (estimator[chosen] @ (values + off[:, 1:])[..., None])[..., 0]
-    moved += np.linalg.inv(information)[chosen, :, 1] * (np.sqrt(slope_precision) * jitter[:, -1:])
-    return OptimumLine(
-        slope=moved[:, 1],
-        at_target=moved[:, 0] + off[:, 0],
-        target_scatter=off[:, 0],
-        scatter_octaves=float(SCATTERS[median]),
+    gain = inverse - inverse.sum(axis=2)[..., None] * height[:, None]
+    estimator_TPW = height[:, None] + line_TPW @ gain
+    chosen = rng.choice(len(weight), size=rows, p=weight)
+    roots = np.linalg.cholesky(lines + LEAST_VARIANCE * np.eye(len(at)))
+    drawn = np.einsum("dpq,dq->dp", roots[bent_T[chosen]], rng.standard_normal((rows, len(at))))
+    drawn = drawn * sds[slope_T[chosen]][:, None] + rng.standard_normal((rows, 1)) * straight
+    off = rng.standard_normal((rows, num_sizes + 1)) * SCATTERS[scatter_T[chosen]][:, None]
+    errors = values_DW - drawn[:, :num_sizes] - off[:, :-1]
+    along = drawn + (estimator_TPW[chosen] @ errors[..., None])[..., 0]
+    along[0], off[0] = np.tensordot(weight, estimator_TPW, axes=1) @ values_DW[0], 0.0
+    by_scatter = np.bincount(scatter_T, weight)
+    return _Extended(
+        along=along,
+        off=off[:, -1],
+        scatter=float(SCATTERS[int(np.searchsorted(np.cumsum(by_scatter), 0.5))]),
+        bends=float(weight[bent_T == 1].sum()),
     )

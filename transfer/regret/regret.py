@@ -14,6 +14,9 @@ from transfer.basin.shapes import Floats, Ints, rise
 from transfer.question import Question, TransferError
 from transfer.regret.drift import Curvature, OptimumLine, extend_curvature, extend_line
 
+LEAST_BENT = 3
+"""Through two optima there is always a straight line."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
@@ -47,9 +50,11 @@ class AtTarget:
     drift: Estimate
     """Octaves per doubling."""
     power: float
-    """Used for the transferred value, beyond what is built in."""
+    """Used for the transferred value, beyond what is built in; measured, it is that from base to target."""
     transferred_log2: float | None
     """At the target; None when there is no value to transfer."""
+    bend: Estimate | None
+    """Octaves per doubling by which the slope beyond the largest size differs; None where runs cannot show a bend."""
     most_nats: float
     """What a value can cost at all."""
 
@@ -66,9 +71,12 @@ def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.
         return None
     basins, columns, log2_target = found.basins, columns_of(found, usable), math.log2(question.target_size)
     log2_size = np.log2([o.size for o in usable])
-    line = extend_line(basins.optimum[:, columns], log2_size, log2_target, rng)
+    log2_base = math.log2(question.base_size)
+    line = extend_line(basins.optimum[:, columns], log2_size, log2_target, log2_base, question.axis, rng)
     curvature = extend_curvature(basins.curvature[:, columns], log2_size, log2_target, rng)
-    power = float(line.slope[0]) if question.power is None else question.power
+    power = question.power
+    if power is None:  # of a bent line that from base to target, so that the value at the target is right
+        power = float(line.shift[0]) / question.doublings if question.doublings else float(line.slope[0])
     base = question.transferred_log2
     if base is None:
         base = next((o.log2_value for o in usable if o.size == question.base_size), None)
@@ -80,6 +88,7 @@ def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.
         drift=estimate(line.slope, question.level),
         power=power,
         transferred_log2=None if base is None else base + power * question.doublings,
+        bend=estimate(line.bend, question.level) if len(usable) >= LEAST_BENT and log2_target > log2_size[-1] else None,
         most_nats=most_nats,
     )
 

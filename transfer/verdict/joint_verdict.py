@@ -116,6 +116,6 @@ def _combined(value: float, rows: Sequence[AtTarget], verdicts: Sequence[Verdict
         doublings = verdict.question.doublings
         # Axes were judged with the same random numbers: only shuffled are their draws those of independent evidence.
         row = np.concatenate([[0], 1 + rng.permutation(len(octaves) - 1)])
-        octaves = octaves - there.line.slope[row] * doublings
+        octaves = octaves - there.line.shift[row]
         log_growth = log_growth + there.curvature.trend[row] * doublings
     return octaves, rise(octaves, first.curvature.at_target * np.exp(log_growth), first.shape)

@@ -13,6 +13,9 @@ from transfer.question import Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
 from transfer.regret.regret import AtTarget, Estimate
 
+LIKELY_BENT, LEAST_TOLD = 0.5, 0.1
+"""Probability of a bend from which on a reader is told."""
+
 _WHERE = {"holds": "all of it under", "drifts": "all of it over", "cannot_tell": "on both sides of"}
 
 
@@ -49,6 +52,21 @@ def explain(outcome: str, regret: Estimate, offset: Estimate, q: Question) -> li
     if q.target_size > q.base_size:
         return reasons
     return [*reasons, "the target is no larger than the base: nothing is transferred"]
+
+
+def bent(optima: Sequence[Optimum], q: Question, at_target: AtTarget) -> list[str]:
+    """That the line through the optima bends, where it likely does, or where the rule follows it."""
+    bend, line = at_target.bend, at_target.line
+    if bend is None or line.bends < (LIKELY_BENT if q.power is not None else LEAST_TOLD):
+        return []
+    largest = at_size(q.axis, max(o.size for o in optima))
+    return [
+        (
+            f"the line through the optima bends with probability {line.bends:.2f}: beyond {largest} it moves by "
+            f"{bend.value:+.2f} octaves per doubling [{bend.low:+.2f}, {bend.high:+.2f}] more than the "
+            f"{at_target.drift.value:+.2f} up to there"
+        )
+    ]
 
 
 def explain_bounded(outcome: str, bounded: BoundedRegret, q: Question) -> list[str]:

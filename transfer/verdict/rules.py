@@ -22,11 +22,13 @@ class TransferRule:
     hyperparameter: Hyperparameter
     axis: Axis
     power: float
-    """Used: the value grows as size^power, for every group alike, beside what each kind of parameter has by itself."""
+    """Used: the value at the target is the base's times (target / base)^power, for every group alike, beside what each
+    kind of parameter has by itself."""
     source: Literal["measured", "parametrization"]
     outcome: Outcome
     measured_power: float | None
-    """What the runs measured, with its interval at `level`."""
+    """What the runs measured over their own sizes, with its interval at `level`; the power used differs where the line
+    through the optima bends."""
     measured_low: float | None
     measured_high: float | None
     regret_nats: float | None

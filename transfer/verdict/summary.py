@@ -28,6 +28,7 @@ def verdict_summary(verdict: Verdict) -> dict[str, Json]:
         "hyperparameter": q.hyperparameter,
         "outcome": verdict.outcome,
         "drift_octaves_per_doubling": estimate_summary(verdict.drift),
+        "bend": {"probability": verdict.bends, "octaves_per_doubling": estimate_summary(verdict.bend)},
         "offset_octaves": estimate_summary(verdict.offset),
         "regret_nats": estimate_summary(verdict.regret_nats),
         "margin_nats": q.margin_nats,

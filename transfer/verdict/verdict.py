@@ -53,7 +53,8 @@ class Verdict:
     drift: Estimate | None
     """Octaves of the hyperparameter per doubling of size, beyond what is built in: the exponent that was measured."""
     power: float | None
-    """Used for the transferred value, beyond what is built in: the question's, or, where that is None, the drift."""
+    """Used for the transferred value, beyond what is built in: the question's, or, where that is None, that from the
+    base to the target along the line through the optima: the drift, unless that line bends."""
     offset: Estimate | None
     """Transferred value above the target's own optimum, octaves."""
     regret_nats: Estimate | None
@@ -74,6 +75,10 @@ class Verdict:
     """The same statistics of a control condition; its outcome is reported, never asserted."""
     culprit: Point | None = None
     """The run that alone makes a drift, where one does."""
+    bends: float | None = None
+    """Posterior probability that the line through the optima bends; None where the runs cannot show it."""
+    bend: Estimate | None = None
+    """Octaves per doubling by which the slope from the largest size to the target differs from the drift."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +164,8 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
         what_to_run=tuple(plain.todo),
         control=control,
         culprit=plain.culprit,
+        bends=at_target.line.bends if at_target and at_target.bend else None,
+        bend=at_target.bend if at_target else None,
     )
     return DetailedVerdict(verdict=verdict, at_target=at_target)
 
@@ -208,7 +215,10 @@ def _decide_and_explain(
     assert judged.regret_nats is not None and at_target.transferred_log2 is not None
     offset = offset_of(at_target, q.level)
     judged.outcome = decide(judged.regret_nats, q.margin_nats)
-    judged.reasons = say.explain(judged.outcome, judged.regret_nats, offset, q)
+    judged.reasons = [
+        *say.explain(judged.outcome, judged.regret_nats, offset, q),
+        *say.bent(found.optima, q, at_target),
+    ]
     if judged.outcome == "drifts" and (culprit := _lone_culprit(points, q, found, at_target, seed)) is not None:
         judged.outcome, judged.culprit = "cannot_tell", culprit
         judged.reasons.append(say.rests_on(culprit, q))
