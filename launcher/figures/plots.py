@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from launcher.figures.fits import aspect, ladder, main_run
+from launcher.figures.fits import aspect, ladder, main_run, noise
 from launcher.figures.panel import (
     DASHED,
     LOSS,
@@ -39,7 +39,7 @@ from launcher.figures.transfer import basins, drift
 from launcher.study.gates import by_role, points
 from launcher.views.numbers import Body, arm_name, words
 
-__all__ = ["MissingError", "aspect", "basins", "coordinates", "drift", "ladder", "main_run", "search", "wider"]
+__all__ = ["MissingError", "aspect", "basins", "coordinates", "drift", "ladder", "main_run", "noise", "search", "wider"]
 
 TRAIN_LOSS = "training loss (nats per token)"
 _DASHES = {"passes": "-", "cannot_tell": (0, (3, 2)), "blows_up": "-", "vanishes": "-"}
