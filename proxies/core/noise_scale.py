@@ -119,6 +119,45 @@ def noise_scale(looks: Sequence[NoiseLook], seq_len: int, level: float = 0.9) ->
     )
 
 
+def split(part: tuple[float, float], batch: tuple[float, float]) -> tuple[float, float]:
+    """Estimates of |G|^2 and of a token's tr(S), from a part of a batch and all of it: (tokens, squared norm) each.
+
+    Raises:
+        ValueError: the part is not smaller.
+    """
+    (part_tokens, part_square), (batch_tokens, batch_square) = part, batch
+    if not 0 < part_tokens < batch_tokens:
+        raise ValueError(f"a part of {part_tokens} tokens of a batch of {batch_tokens}: must be smaller")
+    signal = (batch_tokens * batch_square - part_tokens * part_square) / (batch_tokens - part_tokens)
+    return signal, (part_square - batch_square) / (1 / part_tokens - 1 / batch_tokens)
+
+
+def running_scale(splits: Sequence[tuple[float, float]], level: float = 0.9) -> NoiseScale | None:
+    """Over the `split`s of many steps; None where no interval can be told.
+
+    The interval is Fieller's of |G|^2 / tr(S), a ratio of two means measured together, with Student's t: all ratios r
+    at which the mean of `signal - r noise` is not told from 0.
+    """
+    num = len(splits)
+    if num < LEAST_POINTS:
+        return None
+    top, bottom = (math.fsum(values) / num for values in zip(*splits, strict=True))
+    factor = student_t(0.5 + level / 2, num - 1) ** 2 / (num * (num - 1))
+    top_variance = factor * math.fsum((a - top) ** 2 for a, _ in splits)
+    bottom_variance = factor * math.fsum((b - bottom) ** 2 for _, b in splits)
+    covariance = factor * math.fsum((a - top) * (b - bottom) for a, b in splits)
+    square, half = bottom**2 - bottom_variance, top * bottom - covariance
+    root = half**2 - square * (top**2 - top_variance)
+    if bottom <= 0 or square <= 0 or root < 0:
+        return None
+    low, high = (half - math.sqrt(root)) / square, (half + math.sqrt(root)) / square
+    return NoiseScale(
+        tokens=bottom / top if top > 0 else None,
+        low=1 / high if high > 0 else math.inf,
+        high=1 / low if low > 0 else None,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoisePoint:
     """What the looks at a step say, on the way of a law."""
