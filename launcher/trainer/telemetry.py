@@ -151,7 +151,8 @@ class BatchNoise(Callback):
             tokens = self._run.num_batch_tokens(seen.step)
             told = split((share * tokens, norm.item() ** 2), (tokens, seen.grad_norm**2))
             if all(map(math.isfinite, told)):
-                self._splits = [*self._splits, list(told)][-NOISE_SAMPLES:]
+                self._splits.append([*told])
+                del self._splits[:-NOISE_SAMPLES]
 
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Of the steps where it was measured; nothing while they are few, or where nothing can be told."""

@@ -80,9 +80,8 @@ def drive(
         PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
     """
     crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise)
-    backlog = Backlog(num_slots_for)
     driver = Driver(
-        source, ledger, study_dir, crew, backlog, bank_key_for,
+        source, ledger, study_dir, crew, Backlog(num_slots_for), bank_key_for,
         steps_per_call=steps_per_call, max_attempts=max_attempts, should_stop=should_stop, refusal=refusal,
     )  # fmt: skip
     drop_stale_checkpoints(study_dir, driver.settled)
