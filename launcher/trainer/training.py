@@ -284,6 +284,12 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether a rank's share of the batch takes several passes."""
+        most = self.decision.parallelism.microbatch_sequences
+        return bool(most) and most * self.num_ranks < self.decision.batch_tokens // self.decision.shape.seq_len
+
     def first_sequence(self, step: int) -> int:
         """Where the global batch of `step` stands in the data: past what the schedule says and rollbacks skipped."""
         return self._sequences(step)[0] + rollback.skipped_sequences(self.rollbacks, step)

@@ -19,9 +19,9 @@ from statistics import NormalDist
 
 from proxies.core.checks import Checks
 
-SHARE = 50
+SHARE = 60
 """A run's looks take one in so many of its passes at most; a pass of theirs makes no update, so it takes less."""
-LEAST_PASSES, MOST_PASSES, MOST_LOOKS = 4, 16, 5
+LEAST_PASSES, USUAL_PASSES, MOST_PASSES, MOST_LOOKS = 3, 12, 16, 5
 """Of a look; its precision grows with its passes and not with their root: a short run has one look, not five poor ones.
 """
 LAST_LOOK = 0.5
@@ -33,7 +33,7 @@ def look_passes(num_steps: int, passes_per_step: int) -> dict[int, int]:
     allowed = num_steps * passes_per_step // SHARE
     if allowed < LEAST_PASSES:
         return {}
-    num_looks = min(MOST_LOOKS, max(1, allowed // MOST_PASSES))
+    num_looks = min(MOST_LOOKS, max(1, allowed // USUAL_PASSES))
     passes = min(MOST_PASSES, allowed // num_looks)
     return {int(LAST_LOOK * num_steps / 2**back): passes for back in range(num_looks)}
 

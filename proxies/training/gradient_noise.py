@@ -1,7 +1,7 @@
 """A look at a run's gradient noise: at a few steps, gradients of several passes at the weights as they are.
 
 What the run computes stays as it is to the bit: a look reads weights, and writes none, no `.grad` and no random state.
-It takes at most a fiftieth of the run's passes, and the run's own next sequences, which it has not trained on.
+It takes at most a sixtieth of the run's passes, and the run's own next sequences, which it has not trained on.
 """
 
 from __future__ import annotations

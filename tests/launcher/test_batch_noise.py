@@ -7,11 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 from care_case import care_decision, train
-from main_run import QUIET_TORCH, losses
+from main_run import QUIET_TORCH, losses, tiny_decision
 from planted_watch import NUM_STEPS, columns_of, decision, losses_of
 
 from launcher.base import metrics
+from launcher.base.run_files import CHECKPOINTS
 from launcher.trainer import telemetry, training
+from launcher.trainer.checkpoints import manifest_of
 from launcher.trainer.training import Trainer
 from launcher.watch.follower import figure_lines, judge
 from proxies.core.noise_scale import split
@@ -65,6 +67,46 @@ def test_what_is_measured_is_the_first_passs_gradient(one_rank, corpus, tmp_path
     train(accumulating(corpus, 0), corpus, tmp_path / "first", build=FirstPart, stop_after=1)
     assert part_norm == pytest.approx(Recorded.seen[0][0], rel=1e-4)
     assert part_norm > whole_norm
+
+
+class Half:
+    """One rank's part of two of every batch."""
+
+    def __init__(self, store, half):
+        self.store, self.half = store, half
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def train_batch(self, *, num_sequences, **asked):
+        rows = num_sequences // 2
+        batch = self.store.train_batch(num_sequences=num_sequences, **asked)
+        return np.concatenate([batch[self.half * rows : (self.half + 1) * rows]] * 2)
+
+
+def test_ranks_without_accumulation_measure_each_ones_own_gradient(two_ranks, one_rank, corpus, tmp_path):
+    """Held against one rank that computes either's part at the same step; all of it up to rounding."""
+    squares = []
+
+    class Halves(Trainer):
+        def gradients(self, step):
+            if step == 4:
+                whole = self.store
+                for half in (0, 1):
+                    self.store = Half(whole, half)
+                    squares.append(super().gradients(step)[1].item() ** 2)
+                self.store = whole
+            found = super().gradients(step)
+            if step == 4:
+                squares.append(found[1].item() ** 2)
+            return found
+
+    decision = tiny_decision(corpus)
+    assert train(decision, corpus, tmp_path, build=Halves, stop_after=5).exit_code == 0
+    [(signal, noise), *_] = manifest_of(two_ranks / "plain" / "run" / CHECKPOINTS, 8).carried["BatchNoise"]
+    tokens = decision.batch_tokens
+    assert signal + noise / tokens == pytest.approx(squares[2], rel=1e-4)
+    assert signal + noise / (tokens / 2) == pytest.approx(np.mean(squares[:2]), rel=1e-4)
 
 
 def test_measuring_changes_no_bit_and_a_stop_loses_nothing(one_rank, corpus, tmp_path, monkeypatch):
