@@ -81,10 +81,10 @@ def judged_text(found: Any) -> str:
         f"[{count(low)}, {count(high)}]"
     )
     if found["outcome"] == "under":
-        times = f"{number(scale / batch, '.2g')} times [{number(low / batch, '.2g')}, {number(high / batch, '.2g')}]"
+        times = f"{number(scale / batch, '.3g')} times [{number(low / batch, '.3g')}, {number(high / batch, '.3g')}]"
         return f"batch of {count(batch)} tokens is {times} under {at}: a larger one saves steps, at few more tokens"
     if found["outcome"] == "over":
-        times = f"{number(batch / scale, '.2g')} times [{number(batch / high, '.2g')}, {number(batch / low, '.2g')}]"
+        times = f"{number(batch / scale, '.3g')} times [{number(batch / high, '.3g')}, {number(batch / low, '.3g')}]"
         return f"batch of {count(batch)} tokens is {times} over {at}: a larger one saves few steps and costs tokens"
     return f"batch of {count(batch)} tokens is about {at}" if found["outcome"] == "about" else f"{unknown}: {at}"
 

@@ -188,6 +188,8 @@ class NoiseLaw:
     """Of the two: variance of the first, covariance, variance of the second."""
     freedom: int
     level: float
+    last: float
+    """The most tokens of a point."""
 
     @property
     def exponent_interval(self) -> tuple[float, float]:
@@ -200,7 +202,16 @@ class NoiseLaw:
         return student_t(0.5 + self.level / 2, self.freedom)
 
     def at(self, tokens: float) -> tuple[float, float, float]:
-        """The noise scale in tokens after so many, and its interval."""
+        """The noise scale in tokens after so many, and its interval.
+
+        Beyond the last point the interval also holds what it was there: critical batches were seen to grow fast at
+        first and then hardly (arXiv 2505.23971), and points of short runs do not show where that begins.
+        """
+        middle, low, high = self._on_the_line(tokens)
+        _, last_low, last_high = self._on_the_line(min(tokens, self.last))
+        return middle, min(low, last_low), max(high, last_high)
+
+    def _on_the_line(self, tokens: float) -> tuple[float, float, float]:
         far = math.log(tokens) - self.centre
         variance = self.covariance[0] + 2 * far * self.covariance[1] + far**2 * self.covariance[2]
         middle, reach = self.log_scale + self.exponent * far, self._quantile * math.sqrt(max(variance, 0.0))
@@ -245,7 +256,13 @@ def noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw | No
     spread = max(1.0, math.fsum(w * o**2 for w, o in zip(weights, off, strict=True)) / freedom)
     covariance = (spread * normal[2] / determinant, -spread * normal[1] / determinant, spread * normal[0] / determinant)
     return NoiseLaw(
-        log_scale=level_log, exponent=slope, centre=centre, covariance=covariance, freedom=freedom, level=level
+        log_scale=level_log,
+        exponent=slope,
+        centre=centre,
+        covariance=covariance,
+        freedom=freedom,
+        level=level,
+        last=max(point.tokens for point in points),
     )
 
 

@@ -138,3 +138,11 @@ def test_students_quantiles():
     assert student_t(0.95, 3) == pytest.approx(2.3534, rel=2e-3)  # tables
     assert student_t(0.95, 15) == pytest.approx(1.7531, rel=1e-4)
     assert student_t(0.975, 7) == pytest.approx(2.3646, rel=1e-3)
+
+
+def test_beyond_its_last_point_a_law_also_allows_that_nothing_changes():
+    law = noise_law(points_of(np.random.default_rng(4), 0.9, 2e-5, scatter=0.1))
+    middle, low, high = law.at(4e7)
+    assert law.exponent_interval[0] > 0.4
+    assert low == law.at(4e5)[1] < middle / 10
+    assert high > middle
