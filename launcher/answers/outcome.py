@@ -13,6 +13,7 @@ from launcher.study.next_runs import deciding_command
 from launcher.study.own_model import own_text
 from launcher.views import tables
 from launcher.views.aspect import aspect_text
+from launcher.views.batch import judged_text
 from launcher.views.numbers import count, interval, listed, loss, number, words
 from launcher.views.transfer import estimate
 from launcher.views.wider import wider_text
@@ -109,6 +110,8 @@ def choice_text(body: Any) -> str:
         return ""
     aspect = body["choice"].get("aspect")
     told = [f"depth: {body['choice']['shape']['num_layers']} layers, {aspect_text(aspect)}"] if aspect else []
+    noise = body.get("noise_scale")
+    told += [judged_text(noise["judged"])] if noise else []
     return "\n".join([*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}", *told])
 
 

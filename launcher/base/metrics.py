@@ -7,6 +7,8 @@ A step's line has `train_loss_nats`:
 group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); and where they are known
 `mfu` (share of the peak of the header's `peak_flops_per_second`), `clip_norm` (in force),
 `validation_loss_nats` (after the update), `rank_seconds` (compute time of each rank, before it waits for the others),
+`noise_scale_tokens`, `noise_scale_low_tokens`, `noise_scale_high_tokens` (the gradient noise scale of the last thousand
+steps with its 90 % interval, of runs that accumulate or have several ranks; what cannot be told is not there),
 `layers` (name of a layer -> `weight_rms`, `param_norm`, `grad_norm`, `update_ratio`).
 
 Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),

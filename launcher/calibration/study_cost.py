@@ -20,6 +20,7 @@ from proxies.core.branches import own_flops
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.muon import optimizer_flops
+from proxies.core.noise_scale import look_passes
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from sweeps.run.pool import num_cores
@@ -245,12 +246,25 @@ def _stage(stage: StageRuns, speeds: Speeds) -> StageCost:
     flops, disk = _flops(runs), _disk(runs)
     part: Part = "ladder" if stage.name == "ladder" else "proxy"
     hours, more = _core_hours(runs, speeds, part), _core_hours(stage.more, speeds, part)
+    if part == "ladder":
+        hours = hours.scaled(1 + _looks_share(runs))
     return StageCost(
         name=stage.name, num_runs=(len(runs) - stage.num_again, len(every) - stage.num_again),
         flops=Span(value=flops, low=flops, high=_flops(every)),
         core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
         disk_bytes=Span(value=disk, low=disk, high=_disk(every)),
     )  # fmt: skip
+
+
+def _looks_share(runs: Iterable[RunSpec]) -> float:
+    """What looks at the gradient noise of runs take (`proxies.core.noise_scale`), as a share of their own FLOPs."""
+    looked = whole = 0.0
+    for run in runs:
+        passes = -(-run.batch_sequences // run.pass_sequences(1))
+        looks = look_passes(run.schedule.num_steps, passes) if run.factory is None and run.command is None else {}
+        looked += run.flops * sum(looks.values()) / (run.schedule.num_steps * passes)
+        whole += run.flops
+    return looked / whole if whole else 0.0
 
 
 def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:

@@ -11,7 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from launcher.figures.panel import DASHED, LOSS, MARKERS, MissingError, Panel, draw, interval_marks, part
 from launcher.figures.svg import INK, KINDS, raised, shade
-from launcher.views.numbers import Body
+from launcher.views.batch import law_of
+from launcher.views.numbers import Body, count
 
 # The main run's figure: training loss as logged over the band that was expected.
 
@@ -189,6 +190,48 @@ def aspect(report: Body) -> Panel:
 
     title = "Loss against width per layer, parameters and tokens equal"
     return draw("aspect", title, ("width per layer", "loss beyond the law (%)"), paint, _WIDE)
+
+
+def noise(report: Body) -> Panel:
+    """The gradient noise scale at each look at a rung, log-log over tokens, with its law and the plan's batch.
+
+    Raises:
+        MissingError: no rung was looked at.
+    """
+    found = part(report, "noise_scale", "no rung was long enough to be looked at")
+    looks, law, judged = found["looks"], law_of(found), found["judged"]
+    told = [look for look in looks if look["interval"][0] is not None]
+    widths = sorted({look["width"] for look in told})
+    batch = judged["batch_tokens"] if judged else looks[0]["batch_tokens"]
+    last = max([look["tokens"] for look in looks] + ([judged["num_tokens"]] if judged else []))
+    shown = [look["scale_tokens"] or look["interval"][0] for look in told] + [batch]
+    floor, ceiling = min([batch, *(look["interval"][0] for look in told)]) / 2, 4 * max(shown)
+
+    def paint(axes: Axes) -> None:
+        for scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
+            scale("log")
+            axis.set_major_locator(FixedLocator([n * 10.0**k for k in range(16) for n in (1, 3)]))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+            axis.set_minor_locator(NullLocator())
+        if law is not None:
+            first = min(look["tokens"] for look in looks)
+            at = [first * (last / first) ** (i / 40) for i in range(41)]
+            middle, low, high = zip(*map(law.at, at), strict=True)
+            axes.fill_between(at, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label="law")
+            axes.plot(at, middle, color=KINDS[0], linewidth=1.4)
+        for rank, width in enumerate(widths):
+            mine = [look for look in told if look["width"] == width]
+            beside = 1 + 0.08 * (rank - (len(widths) - 1) / 2)  # or bars of one step would hide each other
+            colour, x = shade(rank, len(widths)), [look["tokens"] * beside for look in mine]
+            y = [look["scale_tokens"] or look["interval"][0] for look in mine]
+            ends = [(look["interval"][0], look["interval"][1] or 10 * ceiling) for look in mine]  # open: past the top
+            axes.vlines(x, *zip(*ends, strict=True), color=colour, linewidth=1.2)
+            axes.plot(x, y, MARKERS[rank % len(MARKERS)], color=colour, markersize=5, label=f"width {width}")
+        axes.axhline(batch, color=KINDS[1], linewidth=1.1, linestyle=DASHED, label="batch")
+        axes.set_ylim(floor, ceiling)
+
+    title = "Gradient noise scale of the rungs against tokens trained on, and the main run's batch"
+    return draw("noise", title, ("tokens trained on", "noise scale (tokens)"), paint, _WIDE)
 
 
 def _room(seen: Sequence[float], predicted: Any, frontier: Sequence[Any]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from launcher.figures.fits import aspect, branches, ladder, main_run
+from launcher.figures.fits import aspect, branches, ladder, main_run, noise
 from launcher.figures.panel import (
     DASHED,
     LOSS,
@@ -40,7 +40,8 @@ from launcher.study.gates import by_role, points
 from launcher.views.numbers import Body, arm_name, words
 
 __all__ = [
-    "MissingError", "aspect", "basins", "branches", "coordinates", "drift", "ladder", "main_run", "search", "wider",
+    "MissingError", "aspect", "basins", "branches", "coordinates", "drift", "ladder", "main_run", "noise", "search",
+    "wider",
 ]  # fmt: skip
 
 TRAIN_LOSS = "training loss (nats per token)"

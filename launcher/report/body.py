@@ -26,13 +26,14 @@ from launcher.study.ladder_checks import checks_body
 from launcher.study.next_runs import next_runs
 from launcher.study.own_model import own_run
 from launcher.views.aspect import aspect_body
+from launcher.views.batch import noise_body
 from launcher.views.search import search_body
 from launcher.views.tables import fit_body, frontier_flops
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.spec import RunResult
-from sweeps.store.curves import curve_path
+from sweeps.store.curves import curve_path, noise_path
 from sweeps.store.ledger import DRIVEN, Ledger
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ def body_and_next(
         if study.factory is not None or (gathered.choice is not None and body["digest"] is None):
             return body, None  # made of the user's code, or of a curve that is lost, which is to be said each time
         rungs = () if body["decision"] is None else gathered.rungs
-        return body, [curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None]
+        files = [curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None]
+        looked_at = (noise_path(study.study_dir, spec.id) for spec in gathered.ladder)
+        return body, [*files, *(path for path in looked_at if path.exists())]
 
     body = cached(study.study_dir, key_of(study, ledger), compute, anew=found is not None)
     after = cast(dict[str, Json] | None, body.pop(_NEXT))
@@ -130,6 +133,7 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
         else fit_body(found.fit, None if found.choice is None else found.choice.prediction),
         "frontier": _frontier(study, found),
         "choice": _choice(study, found),
+        "noise_scale": noise_body(study, found.ladder, found.choice),
         "gates": canon.to_json(found.gates),
         "accepted": accepted(ledger, found.gates),
         "decision": None if decision is None else canon.to_json(decision),

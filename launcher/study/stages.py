@@ -170,8 +170,9 @@ class Runner:
             f"stopped with {done} recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
         )
 
-    def drive(self, label: str, source: RunSource, specs: Sequence[RunSpec]) -> None:
+    def drive(self, label: str, source: RunSource, specs: Sequence[RunSpec], *, noise: bool = False) -> None:
         """Run a source until it is done; `specs` are the runs it will give, for the estimate of the time left.
+        `noise`: their gradient noise is measured on the way.
 
         Raises:
             InterruptedStudyError: a signal came.
@@ -214,6 +215,7 @@ class Runner:
                 bank_key_for=bank_key,
                 steps_per_call=STEPS_PER_CALL,
                 max_attempts=cluster.max_attempts,
+                noise=noise,
                 progress=progress,
                 should_stop=should_stop,
                 refusal=budget.refusal,
@@ -345,7 +347,7 @@ class Runner:
                 f"ladder: {counted(num_rungs, 'rung')} and {checks} at other rates that check some of them, "
                 f"{self._share(missing)}"
             )
-            self.drive("ladder", StaticSource(missing, bank_key), missing)
+            self.drive("ladder", StaticSource(missing, bank_key), missing, noise=True)
         self.reporter.begin(FIT)
         if self.ledger.find("fit", fit_key(specs)) is None:
             self._check_stop()

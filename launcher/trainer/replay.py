@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
@@ -29,6 +29,7 @@ ANOTHER_ORDER = {"float32": 2.0**-16, "bfloat16": 2.0**-7}
 """By what the same sums in another order may differ, at the precision of the passes: six times what was measured
 (docs/run-care.md). A GPU's kernels may choose an order now and then; on a CPU the same computation gives the same bits.
 """
+_LISTENING = "_forerun_listening"
 _MOST = 1e9
 """Differences are reported up to this; one that is not a number counts as this."""
 
@@ -51,15 +52,30 @@ def difference(first: list[Tensor], second: list[Tensor]) -> float:
 
 
 class RecordingReduceScatter(DefaultReduceScatter):
-    """FSDP's reduce-scatter, which also takes the fingerprint of what this rank gives to it, when asked to."""
+    """FSDP's reduce-scatter; takes the fingerprint, or the norm, of what this rank gives to it too, when asked to."""
 
     def __init__(self) -> None:
         self.heard: list[Tensor] | None = None
+        self.norms: list[Tensor] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> RecordingReduceScatter:
+        """A sharded model's own: one for all that listen."""
+        found = getattr(model, _LISTENING, None)
+        if not isinstance(found, cls):
+            found = cls()
+            object.__setattr__(model, _LISTENING, found)
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_custom_reduce_scatter(found)
+        return found
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *rest: Any, **options: Any) -> dist.Work:
         """As the one it replaces."""
         if self.heard is not None:
             self.heard.append(fingerprint(input_tensor))
+        if self.norms is not None:
+            self.norms.append(torch.linalg.vector_norm(input_tensor, dtype=torch.float64))
         return super().__call__(output_tensor, input_tensor, *rest, **options)
 
 
@@ -73,11 +89,7 @@ class Replay(Callback):
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
         """Listens to the exchange of gradients."""
         self._run = run
-        if self._listening is None:
-            self._listening = RecordingReduceScatter()
-            for module in run.model.modules():
-                if isinstance(module, FSDPModule):
-                    module.set_custom_reduce_scatter(self._listening)
+        self._listening = RecordingReduceScatter.of(run.model)
         self._listen_at(step)
 
     def _listen_at(self, step: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from launcher.trainer.callbacks import Callback, StepInfo
+from launcher.trainer.replay import RecordingReduceScatter
 from proxies.core.canon import Json
+from proxies.core.noise_scale import running_scale, split
 from proxies.model.optimizer import keep_directions, last_update, state_of
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 MACHINES_EVERY_STEPS = 10
 """How often the run asks how its machines are: so seldom that it costs nothing, often enough to see a slow one."""
+NOISE_EVERY_STEPS, NOISE_SAMPLES = 5, 200
+"""How often the first pass's gradient is measured, and over how many such steps the noise scale is told."""
+LEAST_NOISE_SAMPLES = 20
 _NAMES = {"tok_embeddings": "embedding", "pos_embeddings": "positions", "lm_head": "readout"}
 
 
@@ -125,6 +130,64 @@ class Validation(Callback):
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Over all ranks: the same on each."""
         return {} if (seen.step + 1) % self._every_steps else {"validation_loss_nats": self._run.validation_loss()}
+
+
+class BatchNoise(Callback):
+    """The gradient noise scale of runs that accumulate or have several ranks, with the ends of its interval.
+
+    The norm of the first pass's gradient, read before the next one is added to it, or of each rank's own, read before
+    the exchange, beside the whole batch's (`proxies.core.noise_scale`), over the last `NOISE_SAMPLES` steps where it
+    was measured.
+    """
+
+    def begin(self, run: Trainer, step: int, carried: Json) -> None:
+        """Takes up what was measured before."""
+        self._run = run
+        self._splits: list[Json] = list(carried) if isinstance(carried, list) else []
+        self._due = False
+        by_ranks = run.num_ranks > 1 and not run.accumulates
+        self._exchange = RecordingReduceScatter.of(run.model) if by_ranks else None
+        self._listen_at(step)
+
+    def _listen_at(self, step: int) -> None:
+        if self._exchange is not None:
+            self._exchange.norms = [] if (step + 1) % NOISE_EVERY_STEPS == 0 else None
+
+    def _part(self) -> tuple[float, float] | None:
+        """Of this step's batch: the share of it that a part has, and the squared norm of the part's gradient."""
+        if self._run.part is not None:
+            share, norm = self._run.part
+            return share, norm.item() ** 2
+        if self._exchange is None or self._exchange.norms is None:
+            return None
+        square, self._exchange.norms = torch.stack(self._exchange.norms).square().sum(), None
+        dist.all_reduce(square)
+        return 1 / self._run.num_ranks, square.item() / self._run.num_ranks
+
+    def before_update(self, seen: StepInfo) -> None:
+        """Takes the two norms, before the update or another pass."""
+        part = self._part()
+        self._due = part is not None
+        if part is not None:
+            (share, square), tokens = part, self._run.num_batch_tokens(seen.step)
+            told = split((share * tokens, square), (tokens, seen.grad_norm**2))
+            if all(map(math.isfinite, told)):
+                self._splits.append([*told])
+                del self._splits[:-NOISE_SAMPLES]
+
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
+        """Of the steps where it was measured; nothing while they are few, or where nothing can be told."""
+        self._listen_at(seen.step + 1)
+        told_now = self._due and len(self._splits) >= LEAST_NOISE_SAMPLES
+        found = running_scale(cast(Any, self._splits)) if told_now else None
+        if found is None or not math.isfinite(found.low):
+            return {}
+        ends = {"": found.tokens, "_low": found.low, "_high": found.high}
+        return {f"noise_scale{end}_tokens": value for end, value in ends.items() if value is not None}
+
+    def carried(self) -> Json:
+        """What was measured."""
+        return self._splits or None
 
 
 class Stopwatch:

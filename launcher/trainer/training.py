@@ -34,7 +34,7 @@ from launcher.trainer.checkpoint_saver import SaveError, Saver
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
 from launcher.trainer.spikes import SpikeWatch
-from launcher.trainer.telemetry import Layers, Machines, Validation
+from launcher.trainer.telemetry import NOISE_EVERY_STEPS, BatchNoise, Layers, Machines, Validation
 from launcher.trainer.trained_model import trained_model
 from proxies.core import canon
 from proxies.core.flops import flops_per_token
@@ -81,7 +81,7 @@ def share_of_peak(header: Header, tokens_per_second: float) -> dict[str, canon.J
 def hooks_of(decision: Decision) -> list[Callback]:
     """In the order in which they are called. What the config does not ask for is not there."""
     watched = decision.monitoring
-    hooks: list[Callback] = [Machines()]
+    hooks: list[Callback] = [Machines(), BatchNoise()]  # before the replay, as the layers
     if decision.spikes.max_rollbacks:
         hooks.append(SpikeWatch(decision.spikes))
     if watched.layers_every_steps:
@@ -126,6 +126,10 @@ class Trainer:
         self.saver = Saver(self._root, decision.digest, decision.checkpointing.keep, reach_steps)
         self.rollbacks: tuple[rollback.Rollback, ...] = ()
         self.done = 0
+        self.part: tuple[float, Tensor] | None = None
+        """Of the newest step: which share of the batch its first pass has, over all ranks, and the norm of that part's
+        gradient; None where it is not measured, as where there is one pass only.
+        """
 
     def train(self, stop_after: int | None = None) -> AttemptEnd:
         """Resume or begin; train to the end of the schedule, or until `stop_after` steps are done.
@@ -257,15 +261,16 @@ class Trainer:
         self.optimizer.zero_grad()
         mean_nats = torch.zeros((), dtype=torch.float64, device=self.device)
         most = self.decision.parallelism.microbatch_sequences or mine
+        self.part = None
         for start in range(0, mine, most):
             ids_BT = torch.from_numpy(batch[start : start + most]).to(self.device)
             logits_NV = self.source.logits(self.model, ids_BT[:, :-1])
             loss = token_loss(logits_NV, ids_BT[:, 1:]) * (len(ids_BT) / mine)
             loss.backward()  # type: ignore[no-untyped-call]
             mean_nats += loss.detach()  # not read here: a GPU would wait after every pass
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+            if start == 0 and most < mine and (step + 1) % NOISE_EVERY_STEPS == 0:
+                self.part = (len(ids_BT) / mine, self._grad_norm() * (mine / len(ids_BT)))
+        norm = self._grad_norm()
         flags = torch.tensor([self.interrupted(), self.saver.failed], dtype=torch.float64).to(self.device)
         told = torch.cat([(mean_nats / self.num_ranks)[None], flags])
         dist.all_reduce(told)
@@ -274,9 +279,24 @@ class Trainer:
             self._settle()
         return loss_nats, norm, num_interrupted > 0
 
+    def _grad_norm(self) -> Tensor:
+        """Of the gradients that are there, over all ranks."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a rank's share of the batch takes several passes."""
+        most = self.decision.parallelism.microbatch_sequences
+        return bool(most) and most * self.num_ranks < self.decision.batch_tokens // self.decision.shape.seq_len
+
     def first_sequence(self, step: int) -> int:
         """Where the global batch of `step` stands in the data: past what the schedule says and rollbacks skipped."""
         return self._sequences(step)[0] + rollback.skipped_sequences(self.rollbacks, step)
+
+    def num_batch_tokens(self, step: int) -> int:
+        """Of the global batch of `step`."""
+        return self._sequences(step)[1] * self.decision.shape.seq_len
 
     def _sequences(self, step: int) -> tuple[int, int]:
         """Sequences trained on before `step`, and how many it takes."""

@@ -36,6 +36,8 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
     ask = checked(with_planned_budget(fit_path, typed))
     fitted, template = read_fit(fit_path)
     body = allocation_body(fitted, ask, template)
+    if fit_path.is_dir():
+        body["noise_scale"] = _noise(fit_path, body)
     answer(as_json, body, allocation_text(body))
 
 
@@ -78,6 +80,27 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
     if ask.shape is not None:
         body |= _shapes(fitted, best, ask.shape, template, body["warnings"])
     return body
+
+
+def _noise(study_dir: Path, body: dict[str, Any]) -> Json:
+    """From which batch on a larger one buys little, by the noise scale that a study's rungs measured; null without.
+
+    A batch given that is larger gets a warning.
+    """
+    from launcher.report.body import body_of
+    from launcher.study.study_folder import recorded
+    from launcher.views.batch import judged, judged_text, law_of
+
+    measured: Any = body_of(*recorded(study_dir))["noise_scale"]
+    law = law_of(measured) if measured else None
+    if law is None:
+        return None
+    found: dict[str, Any] = judged(law, body["batch_tokens"] or 1, body["tokens"])
+    if body["batch_tokens"] is None:
+        return {**found, "batch_tokens": None, "outcome": None}
+    if found["outcome"] == "over":
+        body["warnings"].append(judged_text(found))
+    return found
 
 
 def _check_reach(fitted: FittedRuns, flops: float) -> None:
@@ -153,6 +176,12 @@ def allocation_text(body: dict[str, Any]) -> str:
         lines.append(
             f"{limit['epochs']:.3g} epochs of {limit['unique_tokens']:.4g} unique tokens are worth "
             f"{limit['effective_tokens']:.4g} fresh ones"
+        )
+    if noise := body.get("noise_scale"):
+        scale = number(round(noise["scale_tokens"]))
+        lines.append(
+            f"more batch buys little from some {scale} tokens a step on {span_text(noise['interval'])}, "
+            "the gradient noise scale: there a run takes twice the tokens of small batches and twice the steps of large"
         )
     if "shape" in body:
         lines.append(_shape_lines(body))

@@ -22,6 +22,7 @@ from launcher.watch import (
 from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts
 from launcher.watch.course import Course
 from launcher.watch.logs.columns import LogColumns
+from launcher.watch.logs.keys import NOISE_SCALE
 from launcher.watch.logs.readings import LogReader, LogReading
 from launcher.watch.loss_rises import sight
 from launcher.watch.pace import UNKNOWN, Liveness, liveness_of
@@ -93,6 +94,7 @@ def judge(
             **_sight_figures(decision, columns),
             **_course_figures(decision, run.course),
             **_pace_figures(run),
+            **_noise_figures(decision, columns),
         },
     )
 
@@ -170,6 +172,16 @@ def _pace_figures(run: WatchedRun) -> dict[str, Json]:
         "projection_reason": reason,
         "still_since": None if since is None else datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(),
     }
+
+
+def _noise_figures(decision: Decision, columns: LogColumns) -> dict[str, Json]:
+    """The newest gradient noise scale, beside the batch it is to be compared with."""
+    told = np.flatnonzero(np.isfinite(columns.noise_scale_low_tokens))
+    scale, low, high = (_finite(getattr(columns, name)[told[-1]]) if len(told) else None for name in NOISE_SCALE)
+    return {
+        "noise_scale_tokens": scale, "noise_scale_interval_tokens": None if low is None else [low, high],
+        "batch_tokens": decision.batch_tokens,
+    }  # fmt: skip
 
 
 def _recent(columns: LogColumns, name: str) -> float | None:
@@ -336,11 +348,22 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
     if any(pace):
         until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
         lines.append(until + ", ".join(filter(None, pace)))
+    if figures["noise_scale_interval_tokens"] is not None:
+        lines.append(_noise_line(figures))
     if (ends := figures["projection"]) is not None:
         lines.append(_end_line(ends))
     elif figures["projection_reason"] is not None:
         lines.append(f"cannot tell when it ends: {figures['projection_reason']}")
     return lines
+
+
+def _noise_line(figures: dict[str, Any]) -> str:
+    (low, high), batch = figures["noise_scale_interval_tokens"], figures["batch_tokens"]
+    scale = figures["noise_scale_tokens"]
+    said = "not told" if scale is None else f"{scale:,.0f}"
+    ends = f"{low:,.0f} or more" if high is None else f"{low:,.0f} to {high:,.0f}"
+    side = "under" if batch < low else "over" if high is not None and batch > high else "about"
+    return f"gradient noise scale: {said} tokens ({ends}); the batch of {batch:,} tokens is {side} it"
 
 
 def _end_line(ends: dict[str, Any]) -> str:

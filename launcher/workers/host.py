@@ -122,6 +122,7 @@ class WorkerHost:
             self._begun[spec.id] = self._engine.steps.get(slot, 0)
         if own is not None:
             own.pause(call.hold, call.trunks)
+            own.measure_noise(call.noise)
         ended = self._trained(self._engine, call.max_steps) if call.max_steps else []
         if call.save and own is not None:
             own.save()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from proxies.core.branches import branch_step, trunk_id
 from proxies.core.spec import Curve, RunResult, RunSpec
+from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.slot_state import (
     SlotState,
     StateError,
@@ -20,6 +21,7 @@ from proxies.training.slot_state import (
     store,
 )
 from sweeps.store.checkpoints import checkpoint_dir
+from sweeps.store.curves import append_noise
 
 if TYPE_CHECKING:
     from proxies.training.bank import Bank
@@ -52,6 +54,7 @@ class ResumableRuns:
         self._pauses: dict[int, int] = {}
         self._trunks: dict[int, tuple[int, str]] = {}  # slot -> branch step and trunk of a run that others go on from
         self._notes: list[str] = []
+        self._noise = NoiseLooks()
 
     @property
     def steps(self) -> dict[int, int]:
@@ -111,6 +114,10 @@ class ResumableRuns:
                 del self._trunks[index]
                 self._engine.pause_at(index, self._pauses.get(index))
 
+    def measure_noise(self, on: bool) -> None:
+        """Measure the runs' gradient noise from now on, or no longer."""
+        self._engine.noise = self._noise if on else None
+
     def paused(self) -> list[tuple[int, RunResult, Curve]]:
         """(slot, result, curve) of the runs that wait, as if they were pruned there; they may be further already."""
         steps = self._engine.steps
@@ -124,12 +131,22 @@ class ResumableRuns:
         # However late the call comes: one that made no step would be followed by others like it.
         ended = self._engine.advance(num_steps, min(CALL_SECONDS, max(due_seconds, LEAST_SAVE_SECONDS / 2)))
         self._write_trunks()
+        self._keep_noise()
         done = [step - before[index] for index, step in self._engine.steps.items() if index in before]
         if any(done):
             self._step_seconds = (self._clock() - began) / max(done)
         if self._clock() - self._saved_at >= self._save_every_seconds():
             self.save()
         return ended
+
+    def _keep_noise(self) -> None:
+        """Write what was measured. A run without it is as good a run: what fails is a note."""
+        looks, self._noise.taken = self._noise.taken, []
+        try:
+            for run_id, look in looks:
+                append_noise(self._study_dir, run_id, look)
+        except OSError as error:
+            self._notes.append(f"gradient noise could not be written ({error}); the run continues without it")
 
     def _save_every_seconds(self) -> float:
         """Between two saves, by the shortest run at hand; of no known length, it is short."""

@@ -33,6 +33,7 @@ from proxies.parametrization.parametrization import (
     parameter_table,
     stack_forward_numbers,
 )
+from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, captured, resumed
@@ -127,6 +128,8 @@ class Bank:
         if numerics.compiled:
             _compile(self.model, compile_backend)
         self._slots: list[_Slot | None] = [None] * num_slots
+        self.noise: NoiseLooks | None = None
+        """Takes the gradient noise of the runs, where somebody puts it there."""
         # What a step reads, at one place for good: a recorded one knows no other.
         self._forward = stack_forward_numbers([_EMPTY] * num_slots, dtype, self.device)
         self._ids_KBT = torch.zeros(num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64).to(
@@ -220,6 +223,8 @@ class Bank:
     def _advance_once(self) -> list[tuple[int, RunResult, Curve]]:
         started = time.perf_counter()
         busy = {i: slot for i, slot in enumerate(self._slots) if slot is not None}
+        if self.noise is not None:
+            self._look(self.noise, busy)
         self._hand_over(busy)
         report_2K = self._trained() if self._recorded is None else self._recorded()
         if self.device.type == "cuda":
@@ -258,6 +263,13 @@ class Bank:
             (self._busy_K1, torch.tensor(training, dtype=torch.float64)[:, None]),
         ):
             static.copy_(value.pin_memory() if self.device.type == "cuda" else value, non_blocking=True)
+
+    def _look(self, noise: NoiseLooks, busy: dict[int, _Slot]) -> None:
+        """Measure the gradient noise of slots that are at such a step, each as a model alone."""
+        for i, slot in busy.items():
+            weights = {name: parameter[i] for name, parameter in self.model.named_parameters()}
+            spec, step = slot.progress.spec, slot.progress.step
+            noise.look(spec, step, self.model, weights, self._store, self._num_microbatches)
 
     def _trained(self) -> Tensor:
         """One step of all who train, on what was handed over: their losses and gradient norms, [2, K]."""

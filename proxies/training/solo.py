@@ -31,6 +31,7 @@ from proxies.model.optimizer import (
     set_rates,
     torch_optimizer,
 )
+from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
@@ -57,6 +58,10 @@ class Solo:
         device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, for runs whose numerics ask for it.
         num_microbatches: least number of passes that a batch is split into: the same up to rounding.
+
+    Attributes:
+        noise: takes the gradient noise of the run, where somebody puts it there; a user's own model has none, for it
+            may change as it computes.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Solo:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._compile_backend, self._num_microbatches = compile_backend, num_microbatches
         self._trial: _Trial | None = None
+        self.noise: NoiseLooks | None = None
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
         """Start a run from its own initial weights, or go on from a `state` of it.
@@ -222,6 +228,9 @@ class Solo:
 
     def _step(self, trial: _Trial, step: int) -> tuple[float, float]:
         """Make update `step`, if its batch's loss in nats per token and gradient's norm, returned, are finite."""
+        if self.noise is not None and isinstance(trial.built, DecoderModel):
+            module, spec = trial.built.module, trial.progress.spec
+            self.noise.look(spec, step, module, dict(module.named_parameters()), self._store, self._num_microbatches)
         loss, norm = self._forward_backward(trial, step)
         loss_nats, grad_norm = torch.stack([loss, norm.double()]).tolist()  # the step's one wait for the device
         if math.isfinite(loss_nats) and math.isfinite(grad_norm):

@@ -65,10 +65,12 @@ class Crew:
     """Starts calls, takes in reports, and reports those that are silent for too long."""
 
     def __init__(
-        self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: AdaptiveTimeouts, clock: Callable[[], float]
-    ) -> None:
+        self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: AdaptiveTimeouts,
+        clock: Callable[[], float], *, noise: bool = False,
+    ) -> None:  # fmt: skip
         """Arguments as in `sweeps.run.driver`."""
         self._pool, self._num_slots_for, self._leases, self._clock = pool, num_slots_for, leases, clock
+        self._noise = noise
         self.workers = [Worker() for _ in range(pool.num_workers)]
         self._looked_at = clock()
 
@@ -129,6 +131,7 @@ class Crew:
             save=not max_steps,
             hold={slot: held.pause_step for slot, held in worker.slots.items()},
             trunks={slot: state for slot, held in worker.slots.items() if (state := kept(held))},
+            noise=self._noise,
             again=some.again,
         )
         worker.busy_since = self._clock()

@@ -46,6 +46,7 @@ def drive(
     bank_key_for: Callable[[RunSpec], str],
     steps_per_call: int,
     max_attempts: int = 3,
+    noise: bool = False,
     hang_seconds: float = HANG_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
     progress: Callable[[DriverProgress], None] = lambda _: None,
@@ -64,6 +65,7 @@ def drive(
         bank_key_for: what runs must share to share a bank (shape, parametrization, numerics ...).
         steps_per_call: optimizer steps between reports of a worker.
         max_attempts: after as many losses a run is recorded as failed; the others continue.
+        noise: whether workers also measure the runs' gradient noise (`sweeps.store.curves.append_noise`).
         hang_seconds: a worker that has not reported for so long is given up, mostly sooner: `sweeps.run.crew`.
         grace_seconds: for workers to save, once a stop was asked for.
         progress: called whenever a worker has reported or was given up.
@@ -79,9 +81,9 @@ def drive(
         RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
         PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
     """
-    crew, backlog = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock), Backlog(num_slots_for)
+    crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise)
     driver = Driver(
-        source, ledger, study_dir, crew, backlog, bank_key_for,
+        source, ledger, study_dir, crew, Backlog(num_slots_for), bank_key_for,
         steps_per_call=steps_per_call, max_attempts=max_attempts, should_stop=should_stop, refusal=refusal,
     )  # fmt: skip
     drop_stale_checkpoints(study_dir, driver.settled)

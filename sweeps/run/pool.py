@@ -112,6 +112,8 @@ class HostCall:
     """Slots whose state at a step is written down under a trunk's id: other runs go on from it."""
     probe: dict[str, Json] | None = None
     """Something to measure in place of all that: every slot is given up. What it is, host and asker know."""
+    noise: bool = False
+    """Also measure the runs' gradient noise, into a file beside each curve (`sweeps.store.curves`)."""
     again: bool = False
     """The runs have their outcome: they begin at step 0 whatever checkpoints there are, and write none."""
 

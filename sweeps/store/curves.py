@@ -1,13 +1,20 @@
-"""What each run logged, as one parquet file per run: written whole and durably, or not at all."""
+"""What each run logged, as one parquet file per run: written whole and durably, or not at all.
+
+Beside it, of the runs where that was asked for, `curves/<run id>.noise.jsonl`: the gradient noise, added by the worker
+as it measures it. No result names that file; a run that lacks it, or some of its lines, lacks its noise scale and
+nothing else.
+"""
 
 from __future__ import annotations
 
 import array
+import contextlib
 import re
 from pathlib import Path
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.noise_scale import NoiseLook
 from proxies.core.spec import Curve, RunResult
 from sweeps.store.errors import CurveCorrupt, DiskFull
 
@@ -105,3 +112,32 @@ def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
     ending = ".pruned.parquet" if pruned else ".parquet"
     names = (path.name.removesuffix(ending) for path in (study_dir / CURVES_DIR).glob(f"*{ending}"))
     return tuple(sorted(filter(is_run_id, names)))
+
+
+def noise_path(study_dir: Path, run_id: str) -> Path:
+    """Where the gradient noise of a run lies. Raises ValueError: `run_id` is no id."""
+    return study_dir / CURVES_DIR / f"{checked_id(run_id)}.noise.jsonl"
+
+
+def append_noise(study_dir: Path, run_id: str, look: NoiseLook) -> None:
+    """Add what was measured at a step of a run. Raises OSError, ValueError."""
+    path = noise_path(study_dir, run_id)
+    canon.make_folder(path.parent)
+    with path.open("a") as file:
+        file.write(f"{canon.canonical(look)}\n")
+
+
+def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
+    """What was measured of a run, by its steps; a step measured again after a resume is there once, and a line that a
+    killed worker left unfinished is not. Raises ValueError: `run_id` is no id.
+    """
+    try:
+        lines = noise_path(study_dir, run_id).read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    looks = {}
+    for line in lines:
+        with contextlib.suppress(canon.CanonError, SpecError):
+            look = canon.decode(NoiseLook, canon.parse(line))
+            looks[look.step] = look
+    return tuple(looks[step] for step in sorted(looks))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxies.core.canon import Json
-from sweeps.store.curves import load_curve, store_curve
+from sweeps.store.curves import append_noise, load_curve, load_noise, store_curve
 from sweeps.store.errors import CurveCorrupt, ForkRefused
 from sweeps.store.ledger import IMPORTED, LEDGER_NAME, Ledger
 
@@ -70,6 +70,8 @@ def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Pat
             damaged.append(str(error))
             continue
         store_curve(study_dir, run.spec.id, curve)
+        for look in load_noise(parent_dir, run.spec.id):
+            append_noise(study_dir, run.spec.id, look)
         ledger.append(IMPORTED, run.spec.id, run)
     return ImportedRecords(
         num_runs=len(wanted) - len(damaged), num_known=len(ended) - len(wanted), damaged=tuple(damaged)

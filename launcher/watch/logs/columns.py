@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.base.metrics import Header
+from launcher.watch.logs.keys import NOISE_SCALE
 from proxies.core import canon
 
 Floats = NDArray[np.float64]
-SCALARS = ("grad_norm", "tokens_per_second", "seconds", "mfu")
+SCALARS = ("grad_norm", "tokens_per_second", "seconds", "mfu", *NOISE_SCALE)
 
 
 def _empty() -> Floats:
@@ -41,6 +42,10 @@ class LogColumns:
     """[V]"""
     validation_loss_nats: Floats
     """[V] After the update of that step."""
+    noise_scale_tokens: Floats = field(default_factory=_empty)
+    """[S] The gradient noise scale, where the trainer tells it, and the ends of its interval."""
+    noise_scale_low_tokens: Floats = field(default_factory=_empty)
+    noise_scale_high_tokens: Floats = field(default_factory=_empty)
     line_steps: Floats = field(default_factory=_empty)
     """[N] Steps of all lines that have one, with a loss or without."""
     rank_steps: Floats = field(default_factory=_empty)

@@ -23,6 +23,7 @@ UNASKED_STEP, TIME = "_step", "_timestamp"
 """Every row of W&B has these, also one that holds nothing of ours; the time is in seconds since 1970."""
 STEP, LOSS, VALIDATION = "step", "train_loss_nats", "validation_loss_nats"
 TOKENS_PER_SECOND = "tokens_per_second"
+NOISE_SCALE = ("noise_scale_tokens", "noise_scale_low_tokens", "noise_scale_high_tokens")
 NAMES: Mapping[str, tuple[str, ...]] = {
     STEP: ("step", "train/global_step", "iteration", UNASKED_STEP),
     LOSS: ("train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss"),
@@ -35,6 +36,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "seconds": ("seconds", "time_metrics/end_to_end(s)", "iteration-time", "throughput/device/BPS"),
     "mfu": ("mfu",),
+    **{name: (name,) for name in NOISE_SCALE},
 }  # fmt: skip
 """By column: what it may be called, the first that a source has counting."""
 RECIPROCALS = frozenset({"throughput/device/BPS"})

@@ -1,0 +1,117 @@
+"""The plan's batch against the gradient noise scale that the ladder's rungs measured: `noise_scale` of the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.views.numbers import NONE, count, number
+from proxies.core.canon import Json
+from proxies.core.noise_scale import NoiseLaw, NoisePoint, inverse_scale, noise_law, noise_scale
+from sweeps.store.curves import load_noise
+
+if TYPE_CHECKING:
+    from launcher.plan.study import Study
+    from launcher.study.decide import Choice
+    from proxies.core.spec import RunSpec
+
+WIDE = 10.0
+"""An interval of more than a decade says nothing of a batch inside it."""
+
+
+def noise_body(study: Study, rungs: Sequence[RunSpec], choice: Choice | None) -> dict[str, Json] | None:
+    """Every look of the rungs, the law through them, and the chosen run's batch beside it; None without a look."""
+    level, looks = study.plan.transfer.level, []
+    for spec in rungs:
+        for look in load_noise(study.study_dir, spec.id):
+            try:
+                inverse, error, _ = inverse_scale([look], spec.shape.seq_len)
+            except ValueError:  # of too few parts, or without noise
+                continue
+            found = noise_scale([look], spec.shape.seq_len, level)
+            ends: list[Json] = [found.low if math.isfinite(found.low) else None, found.high]
+            looks.append(
+                {
+                    "width": spec.shape.width, "num_layers": spec.shape.num_layers, "run_tokens": spec.num_tokens,
+                    "batch_tokens": spec.batch_tokens, "step": look.step, "tokens": spec.tokens_by(look.step),
+                    "scale_tokens": found.tokens, "interval": ends, "inverse": inverse, "inverse_error": error,
+                }
+            )  # fmt: skip
+    if not looks:
+        return None
+    body: dict[str, Any] = {"level": level, "looks": looks}
+    law = law_of(body)
+    body["law"] = None if law is None else {"exponent": law.exponent, "interval": [*law.exponent_interval]}
+    return body | {"judged": None if choice is None else judged(law, choice.batch_tokens, choice.num_tokens)}
+
+
+def law_of(body: Any) -> NoiseLaw | None:
+    """The law through the looks of `noise_scale` of a report."""
+    points = [
+        NoisePoint(tokens=look["tokens"], inverse=look["inverse"], error=look["inverse_error"])
+        for look in body["looks"]
+        if look["tokens"] > 0
+    ]
+    return noise_law(points, body["level"])
+
+
+def judged(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) -> dict[str, Json]:
+    """A batch beside the noise scale that a law expects at the end of a run of so many tokens."""
+    if law is None:
+        return {"outcome": "cannot_tell", "batch_tokens": batch_tokens, "num_tokens": num_tokens, "scale_tokens": None,
+                "interval": None}  # fmt: skip
+    scale, low, high = law.at(num_tokens)
+    outcome = "over" if batch_tokens > high else "under" if batch_tokens < low else "about"
+    if outcome == "about" and high > WIDE * low:
+        outcome = "cannot_tell"
+    return {"outcome": outcome, "batch_tokens": batch_tokens, "num_tokens": num_tokens, "scale_tokens": scale,
+            "interval": [low, high]}  # fmt: skip
+
+
+def judged_text(found: Any) -> str:
+    """The judgement in a sentence."""
+    batch, scale = found["batch_tokens"], found["scale_tokens"]
+    unknown = f"cannot tell whether a batch of {count(batch)} tokens is too large"
+    if scale is None:
+        return f"{unknown}: too few looks at the gradient's noise"
+    low, high = found["interval"]
+    at = (
+        f"the gradient noise scale expected after {count(found['num_tokens'])} tokens, {count(scale)} "
+        f"[{count(low)}, {count(high)}]"
+    )
+    if found["outcome"] == "under":
+        times = f"{number(scale / batch, '.3g')} times [{number(low / batch, '.3g')}, {number(high / batch, '.3g')}]"
+        return f"batch of {count(batch)} tokens is {times} under {at}: a larger one saves steps, at few more tokens"
+    if found["outcome"] == "over":
+        times = f"{number(batch / scale, '.3g')} times [{number(batch / high, '.3g')}, {number(batch / low, '.3g')}]"
+        return f"batch of {count(batch)} tokens is {times} over {at}: a larger one saves few steps and costs tokens"
+    return f"batch of {count(batch)} tokens is about {at}" if found["outcome"] == "about" else f"{unknown}: {at}"
+
+
+def law_text(body: Any) -> str:
+    """How the noise scale grows, in a sentence."""
+    law = body["law"]
+    if law is None:
+        return "cannot tell how the noise scale grows: the looks are too few, or not told from noise"
+    low, high = law["interval"]
+    grows = "grows" if low > 0 else "falls" if high < 0 else "cannot tell whether it grows:"
+    return f"{grows} as tokens to the {number(law['exponent'], '.2f')} [{number(low, '.2f')}, {number(high, '.2f')}]"
+
+
+def looks_rows(body: Any) -> list[tuple[str, ...]]:
+    """A row for each look: width, layers, tokens of the run, tokens before the look, noise scale, its interval."""
+    return [
+        (
+            str(look["width"]), str(look["num_layers"]), count(look["run_tokens"]), count(look["tokens"]),
+            count(look["scale_tokens"]), _span(look["interval"]),
+        )
+        for look in body["looks"]
+    ]  # fmt: skip
+
+
+def _span(ends: Sequence[float | None]) -> str:
+    low, high = ends
+    if low is None:
+        return NONE
+    return f"{count(low)} or more" if high is None else f"{count(low)} to {count(high)}"
