@@ -75,14 +75,14 @@ reference: $(VENV)/.installed
 	FORERUN_WRITE_REFERENCE=1 $(BIN)/pytest -m slow tests/launcher/test_json_page.py
 	PYTHONPATH=docs $(BIN)/python -m reference_pages.writing
 
-# What the pages show of a finished study: terminal and pictures; the study stays as it is.
+# What the pages show of a finished study, which stays as it is; and the README's picture, from the tables of a GPU's runs.
 STUDY ?= demo/study
 
 recording: $(VENV)/.installed
 	$(BIN)/python docs/recording.py $(STUDY)
 
 pictures: $(VENV)/.installed
-	PYTHONPATH=. $(BIN)/python docs/drawing.py $(STUDY)
+	PYTHONPATH=. $(BIN)/python docs/drawing.py
 
 # What the installed trainers themselves make of the exports; a trainer that is not there is skipped with its command.
 test-trainers: $(VENV)/.installed

@@ -1,16 +1,19 @@
-"""The pictures of the docs, from a study's report.json: docs/pictures/learning-rate-over-width.png.
+"""The README's picture, docs/pictures/learning-rate-over-width.png, from benchmarks/results/gpu_transfer-*.csv.
 
-    python docs/drawing.py demo/study          # or: make pictures STUDY=demo/study
+    PYTHONPATH=. python docs/drawing.py          # or: make pictures
 
-Drawn by the functions that draw the report's figures (`launcher.figures.plots`). `forerun report STUDY` writes
-report.json anew.
+The tables are those of runs on a GPU (`benchmarks/gpu_transfer.py`); `forerun transfer --runs` judges them, and the
+functions that draw the report's figures draw the verdicts.
 """
 
 from __future__ import annotations
 
-import argparse
+import csv
 import io
 import json
+import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,9 @@ from launcher.figures import plots
 from launcher.figures.panel import Panel
 from launcher.views.numbers import arm_name
 
-OUT = Path(__file__).parent / "pictures"
+PICTURE = Path(__file__).parent / "pictures" / "learning-rate-over-width.png"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+ARMS = ("mup", "sp")
 DPI = 110
 
 
@@ -39,40 +44,38 @@ def side_by_side(panels: list[Panel], path: Path) -> None:
     whole.quantize(128).save(path, optimize=True)  # a palette: a third of the bytes
 
 
-def learning_rate_over_width(report: dict[str, Any], path: Path) -> None:
-    """Loss against learning rate at each width: in the study's parametrization, and in its control by the standard one.
-
-    Raises:
-        MissingError: the transfer runs have not ended, or the study has no control.
-    """
-    panels = [plots.basins(report), plots.basins(report, arm="sp")]
-    limits = [(panel.axes[0].get_xlim(), panel.axes[0].get_ylim()) for panel in panels]
-    left, low = (min(both[i][0] for both in limits) for i in (0, 1))
-    right, high = (max(both[i][1] for both in limits) for i in (0, 1))
-    for panel, arm in zip(panels, (report["question"]["proxy"]["parametrization"], "sp"), strict=True):
-        panel.axes[0].set_xlim(left, right)
-        panel.axes[0].set_ylim(low, high)
-        panel.axes[0].set_title(arm_name(arm), loc="left", fontweight="bold")
-    side_by_side(panels, path)
-
-
-PICTURES = {"learning-rate-over-width.png": learning_rate_over_width}
+def report_of_tables() -> dict[str, Any]:
+    """The part of a report that the picture needs: muP's verdict, and the standard form's as its control."""
+    runs, verdicts = [], {}
+    for arm in ARMS:
+        path = RESULTS / f"gpu_transfer-{arm}.csv"
+        line = [sys.executable, "-m", "launcher", "transfer", "--runs", str(path), "--target-width", "2048", "--json"]
+        verdicts[arm] = json.loads(subprocess.run(line, capture_output=True, check=False).stdout)
+        with path.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                loss, log2_value = float(row["loss"]), math.log2(float(row["lr"]))
+                runs.append({
+                    "arm": arm, "size": int(row["width"]), "log2_value": log2_value, "status": "finished",
+                    "loss_nats": loss if math.isfinite(loss) else None,
+                })  # fmt: skip
+    verdict = {**verdicts["mup"], "control": verdicts["sp"]}
+    test = {"hyperparameter": "learning_rate", "axis": "width", "runs": runs, "verdict": verdict}
+    return {"question": {"proxy": {"parametrization": "mup"}}, "transfer": {"tests": [test]}}
 
 
 def main() -> None:
-    """Draw every picture from the study that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, help="a finished study, such as demo/study after `make demo`")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder for the pictures")
-    given = parser.parse_args()
-    path = given.study / "report.json"
-    if not path.exists():
-        parser.error(f"there is no {path}: `forerun report {given.study}` writes it")
-    report = json.loads(path.read_text(encoding="utf-8"))
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name, draw in PICTURES.items():
-        draw(report, given.out / name)
-        print(f"wrote {given.out / name}")
+    """Loss against learning rate at each width: muP, and beside it the standard parametrization, on one scale."""
+    report = report_of_tables()
+    panels = [plots.basins(report, arm=arm) for arm in ARMS]
+    limits = [(panel.axes[0].get_xlim(), panel.axes[0].get_ylim()) for panel in panels]
+    left, low = (min(both[i][0] for both in limits) for i in (0, 1))
+    right, high = (max(both[i][1] for both in limits) for i in (0, 1))
+    for panel, arm in zip(panels, ARMS, strict=True):
+        panel.axes[0].set_xlim(left, right)
+        panel.axes[0].set_ylim(low, high)
+        panel.axes[0].set_title(arm_name(arm), loc="left", fontweight="bold")
+    side_by_side(panels, PICTURE)
+    print(f"wrote {PICTURE}")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,8 @@ class StageCost:
     """Counted `causal`, as every record of a study."""
     core_hours: Span
     disk_bytes: Span
+    looks_flops: float = 0.0
+    """Beside those, of looks at the gradient noise: in the hours, and in no record."""
 
     def hours(self, num_workers: int) -> Span:
         """On so many workers, none idle."""
@@ -128,7 +130,7 @@ class StageCost:
         """Return GPU-hours of workers with so many GPUs each whose speed was measured; 0: by the peak, as assumed."""
         if measured_gpus:
             return self.core_hours.scaled(measured_gpus)
-        return gpu_hours(self.flops, peak_flops, PROXY_MFU)
+        return gpu_hours(added([self.flops, exactly(self.looks_flops)]), peak_flops, PROXY_MFU)
 
 
 def num_workers(study: Study, known: int = 0) -> int:
@@ -184,7 +186,7 @@ def total_of(stages: Iterable[StageCost]) -> StageCost:
     return StageCost(
         name="total", num_runs=(sum(least for least, _ in counts), sum(most for _, most in counts)),
         flops=added(s.flops for s in every), core_hours=added(s.core_hours for s in every),
-        disk_bytes=added(s.disk_bytes for s in every),
+        disk_bytes=added(s.disk_bytes for s in every), looks_flops=sum(s.looks_flops for s in every),
     )  # fmt: skip
 
 
@@ -246,25 +248,24 @@ def _stage(stage: StageRuns, speeds: Speeds) -> StageCost:
     flops, disk = _flops(runs), _disk(runs)
     part: Part = "ladder" if stage.name == "ladder" else "proxy"
     hours, more = _core_hours(runs, speeds, part), _core_hours(stage.more, speeds, part)
-    if part == "ladder":
-        hours = hours.scaled(1 + _looks_share(runs))
+    looks_flops = _looks_flops(runs) if part == "ladder" else 0.0
+    hours = hours.scaled(1 + looks_flops / flops) if flops else hours
     return StageCost(
         name=stage.name, num_runs=(len(runs) - stage.num_again, len(every) - stage.num_again),
         flops=Span(value=flops, low=flops, high=_flops(every)),
         core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
-        disk_bytes=Span(value=disk, low=disk, high=_disk(every)),
+        disk_bytes=Span(value=disk, low=disk, high=_disk(every)), looks_flops=looks_flops,
     )  # fmt: skip
 
 
-def _looks_share(runs: Iterable[RunSpec]) -> float:
-    """What looks at the gradient noise of runs take (`proxies.core.noise_scale`), as a share of their own FLOPs."""
-    looked = whole = 0.0
+def _looks_flops(runs: Iterable[RunSpec]) -> float:
+    """What looks at the gradient noise of runs take (`proxies.core.noise_scale`)."""
+    looked = 0.0
     for run in runs:
         passes = -(-run.batch_sequences // run.pass_sequences(1))
         looks = look_passes(run.schedule.num_steps, passes) if run.factory is None and run.command is None else {}
         looked += run.flops * sum(looks.values()) / (run.schedule.num_steps * passes)
-        whole += run.flops
-    return looked / whole if whole else 0.0
+    return looked
 
 
 def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:

@@ -71,8 +71,7 @@ def drive(
         progress: called whenever a worker has reported or was given up.
         should_stop: asked several times a second: on true, no new work is given out, workers save what they hold, and
             what has arrived is recorded.
-        refusal: why a run of so many FLOPs may not start beside those in flight; empty if it may. One refused, none
-            starts any more.
+        refusal: why a run of so many FLOPs may not start beside those in flight, if so; then none starts any more.
         clock: monotonic seconds.
 
     Raises:

@@ -133,7 +133,9 @@ def test_the_exponent_over_duration_is_measured_and_over_width_is_not(study):
         verdict = judged(setting(study, results), test, None).verdict
         assert verdict.drift.value == pytest.approx(-0.4, abs=0.05)
         assert (verdict.question.power is None) == (axis == "duration")
-        assert verdict.outcome == ("holds" if axis == "duration" else "drifts")
+        # Three durations do not tell a line from one that levels off (benchmarks/bend.py).
+        assert verdict.outcome == ("cannot_tell" if axis == "duration" else "drifts")
+        assert (verdict.regret_nats.value < 0.01) == (axis == "duration")
     plain = with_transfer(study, measured_rules=())
     test, results = grown(plain, "duration", -5.5, -0.4)
     assert judged(setting(plain, results), test, None).verdict.outcome == "drifts"

@@ -33,6 +33,7 @@ num_startup = 16
 axes = { muon_lr = { range = [0.01, 0.25], width = %s }, experts = { range = [1, 5], scale = "integer" }, \
 form = { values = ["better", "worse"], scale = "categorical" } }
 [transfer]
+margin_nats = 0.015
 widths = [8, 16, 32]
 hyperparameters = { muon_lr = ["width"] }
 hyperparameter_offsets_octaves = [-2.0, -1.0, 0.0, 1.0]

@@ -23,6 +23,18 @@ def report():
     return finished_body()
 
 
+NOISE = {
+    "noise_scale": {
+        "level": 0.9, "judged": None, "law": None,
+        "looks": [
+            {"width": 32, "tokens": 1024 * n, "batch_tokens": 512, "scale_tokens": 900.0 * n, "inverse": 1 / (900 * n),
+             "inverse_error": 1e-4, "interval": [500.0 * n, None if n > 2 else 2000.0 * n]}
+            for n in (1, 2, 4)
+        ],
+    }
+}  # fmt: skip
+
+
 def every_plot(report):
     return {name: getattr(plots, name) for name in plots.__all__ if name != "MissingError"}
 
@@ -41,10 +53,11 @@ def test_every_function_gives_the_figure_that_its_name_says(report):
         "aspect": ("width per layer", "loss beyond the law (%)"),
         "wider": ("optimizer steps", "training loss (nats per token)"),
         "branches": ("optimizer steps", "training loss (nats per token)"),
+        "noise": ("tokens trained on", "noise scale (tokens)"),
     }  # fmt: skip
     assert {*wanted, "main_run"} == every_plot(report).keys()
     for name, labels in wanted.items():
-        figure = every_plot(report)[name](report)
+        figure = every_plot(report)[name](report | NOISE)
         assert isinstance(figure, Figure)
         assert label(figure) == labels
         assert figure.get_label(), "its title, for a reader who does not see it"
