@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from launcher.base.reference import UnknownNameError, gpu
 from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
 from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
 from launcher.estimates.utilization import paid_share
+from launcher.plan.file import PlanError, override
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 from launcher.plan.study import Study
@@ -189,6 +190,22 @@ def first_plan(request: Request, data: str) -> FirstPlan:
         *preset.head[1:],
     )
     return FirstPlan(name=name, values=values, head=head if preset.gpu else ())
+
+
+def set_values(new: FirstPlan, overrides: Sequence[str]) -> None:
+    """Set what `--set` gives; under `wsd` proxies share stable phases, unless it says otherwise or a value follows the
+    duration.
+
+    Raises:
+        PlanError: a value is none.
+    """
+    if problems := [problem for given in overrides if (problem := override(new.values, given))]:
+        raise PlanError("forerun init", problems)
+    proxy = new.values.get("proxy", {})
+    by_duration = proxy.get("command") or proxy.get("batch_warmup_fraction") or proxy.get("rules")
+    plain = proxy.get("parametrization", "mup") in ("mup", "sp", "completep")
+    if proxy.get("schedule") == "wsd" and plain and not by_duration:
+        proxy.setdefault("decay_branches", True)
 
 
 def manifest_of(plan: Plan, folder: Path) -> Manifest | None:

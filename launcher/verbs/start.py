@@ -46,22 +46,29 @@ def init(
     **asked: Any,
 ) -> None:  # fmt: skip
     """Write a commented plan, and its JSON Schema beside it. It never overwrites a plan."""
-    from launcher.plan.file import PlanError, load_plan, override
+    from launcher.plan.file import load_plan
     from launcher.plan.writing import commented_plan, plan_schema
-    from launcher.study.first_plan import Request, first_plan, manifest_of, priced, sketched, summary, warnings
+    from launcher.study.first_plan import (
+        Request,
+        first_plan,
+        manifest_of,
+        priced,
+        set_values,
+        sketched,
+        summary,
+        warnings,
+    )
     from launcher.study.warm_start import with_warm_start
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
-    request = Request(**asked)
-    new, notes = first_plan(request, data), list[str]()
+    new, notes = first_plan(request := Request(**asked), data), list[str]()
     if script is not None:
         from launcher.study.script_options import plan_for
 
         new, notes = plan_for(script, new)
     out.parent.mkdir(parents=True, exist_ok=True)
-    if problems := [problem for given in overrides if (problem := override(new.values, given))]:
-        raise PlanError("forerun init", problems)
+    set_values(new, overrides)
 
     def write() -> Plan:
         canon.write_atomic(out, commented_plan(new.values, new.head).encode())

@@ -140,3 +140,15 @@ def test_what_does_not_go_together_is_named(tmp_path, given, said):
     code, _, error = forerun("validate", write_plan(tmp_path), *sets)
     assert code == 2
     assert all(words in error for words in said), error
+
+
+@pytest.mark.parametrize(
+    ("sets", "branches"),
+    [(('proxy.schedule="wsd"',), True), (('proxy.schedule="wsd"', "proxy.decay_branches=false"), False), ((), False),
+     (('proxy.schedule="wsd"', 'proxy.parametrization="completedp"'), False)],
+)  # fmt: skip
+def test_a_new_plan_under_wsd_has_branches(tmp_path, sets, branches):
+    given = [part for one in sets for part in ("--set", one)]
+    code, _, error = forerun("init", "--preset", "demo", "--out", tmp_path / "plan.toml", *given)
+    assert code == 0, error
+    assert load_plan(tmp_path / "plan.toml").proxy.decay_branches is branches
