@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -135,6 +135,17 @@ def ladder(report: Body) -> Panel:
     return draw("scaling", title, (_FLOPS, LOSS), paint, _WIDE)
 
 
+def curves_over_steps(axes: Axes, curves: Sequence[Any], label: Callable[[Any], str]) -> list[tuple[Any, str]]:
+    """Draw training losses over log steps; returns each curve with its colour."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    drawn = [(curve, shade(rank, len(curves))) for rank, curve in enumerate(curves)]
+    for curve, colour in drawn:
+        axes.plot(curve["steps"], curve["train_loss_nats"], color=colour, linewidth=1.4, label=label(curve))
+    return drawn
+
+
 def branches(report: Body) -> Panel:
     """Training loss of rungs that share a stable phase: each from where it leaves the shorter one, its decay marked.
 
@@ -145,12 +156,7 @@ def branches(report: Body) -> Panel:
     found = part(ladder, "branches", "no rungs share a stable phase (proxy.decay_branches)")
 
     def paint(axes: Axes) -> None:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        for rank, curve in enumerate(found["curves"]):
-            colour, steps, losses = shade(rank, len(found["curves"])), curve["steps"], curve["train_loss_nats"]
-            axes.plot(steps, losses, color=colour, linewidth=1.4, label=f"{curve['num_steps']:,} steps")
+        for curve, colour in curves_over_steps(axes, found["curves"], lambda curve: f"{curve['num_steps']:,} steps"):
             axes.axvline(curve["branch_step"], color=colour, linewidth=0.8, linestyle=DASHED)
         first, last = found["curves"][0], found["curves"][-1]
         at = len(first["steps"]) // 4  # what lies before dwarfs the decays

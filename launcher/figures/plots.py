@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from launcher.figures.fits import aspect, branches, ladder, main_run, noise
+from launcher.figures.fits import aspect, branches, curves_over_steps, ladder, main_run, noise
 from launcher.figures.panel import (
     DASHED,
     LOSS,
@@ -34,7 +34,7 @@ from launcher.figures.panel import (
     octaves,
     part,
 )
-from launcher.figures.svg import INK, KINDS, shade
+from launcher.figures.svg import INK, KINDS
 from launcher.figures.transfer import basins, drift
 from launcher.study.gates import by_role, points
 from launcher.views.numbers import Body, arm_name, words
@@ -104,13 +104,7 @@ def wider(report: Body) -> Panel:
     found = part(report, "wider", "no rate was run at two widths with two seeds")
 
     def paint(axes: Axes) -> None:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        for rank, curve in enumerate(found["curves"]):
-            colour = shade(rank, len(found["curves"]))
-            axes.plot(curve["steps"], curve["train_loss_nats"], color=colour, linewidth=1.4,
-                      label=f"width {curve['width']}")  # fmt: skip
+        curves_over_steps(axes, found["curves"], lambda curve: f"width {curve['width']}")
 
     return draw("wider", "Training loss by width at one learning rate", ("optimizer steps", TRAIN_LOSS), paint)
 
