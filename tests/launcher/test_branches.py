@@ -18,9 +18,13 @@ from launcher.workers.host import HostFactory
 from proxies.core.branches import TRUNK_STEPS, own_flops, trunk_id
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Numerics
+from proxies.data.tokens import TokenStore
+from proxies.training.slot_state import of_trunk, store
+from proxies.training.solo import Solo
 from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search.source import StaticSource
+from sweeps.store.checkpoints import checkpoint_dir
 from sweeps.store.ledger import Ledger
 
 
@@ -59,6 +63,23 @@ def test_branches_are_the_full_runs_and_cost_their_share(tmp_path, num_slots):
     assert [shared[spec.id].environment.get(TRUNK_STEPS) for spec in specs] == ["16", None, "8"]
     assert sum(result.flops for result in lost.values()) > sum(own_flops(specs)), "trained again, and said"
     assert not list((tmp_path / "shared" / "checkpoints").glob("*")), "states go with the last run"
+
+
+def test_no_run_goes_on_from_a_state_beyond_its_branch_step(tmp_path):
+    """A state of its trunk inside its own decay: from there it would end too high, and nobody would know."""
+    base = dataclasses.replace(spec_of(write_sentences(tmp_path).data_id), numerics=Numerics())
+    long, short = (
+        dataclasses.replace(base, schedule=Schedule(kind="wsd", num_steps=n, warmup_steps=3, decay_steps=n // 5))
+        for n in (40, 20)
+    )
+    corpus = tmp_path / "tokens"
+    whole = outcomes(tmp_path / "whole", [short], corpus, together=False)[short.id]
+    solo = Solo(TokenStore(corpus), device="cpu")
+    solo.admit(0, long)
+    solo.advance(18)
+    store(checkpoint_dir(tmp_path / "beyond", trunk_id(long)), of_trunk(solo.state(0), trunk_id(long)))
+    found = outcomes(tmp_path / "beyond", [short], corpus, together=False)[short.id]
+    assert (found.loss_nats, found.curve_id, found.flops) == (whole.loss_nats, whole.curve_id, whole.flops)
 
 
 BRANCHES = PLAN.replace("[proxy]", '[proxy]\nschedule = "wsd"\ndecay_branches = true')
