@@ -31,9 +31,8 @@ def trunk_id(spec: RunSpec) -> str:
     by_duration = spec.parametrization.needs_tokens or spec.hparams.needs_tokens or schedule.batch_warmup_steps
     if schedule.kind != "wsd" or by_duration or spec.command is not None:
         return ""
-    stable = Schedule(
-        kind="constant", num_steps=max(1, schedule.warmup_steps), warmup_steps=schedule.warmup_steps
-    )  # fmt: skip
+    warmup_steps = schedule.warmup_steps
+    stable = Schedule(kind="constant", num_steps=max(1, warmup_steps), warmup_steps=warmup_steps)
     return canon.content_id(["trunk", dataclasses.replace(spec, schedule=stable)])
 
 

@@ -62,19 +62,14 @@ def test_five_durations_cost_what_the_longest_costs_and_four_decays():
 
 
 @pytest.fixture(params=["bank", "alone"])
-def engine(request, corpus_store):
+def engine(request, store):
     def opened(spec):
         if request.param == "alone":
-            return Solo(corpus_store, device="cpu")
-        return Bank(spec.shape, spec.batch_tokens, spec.numerics, corpus_store, device="cpu")
+            return Solo(store, device="cpu")
+        return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, device="cpu")
 
     opened.num_slots = 1 if request.param == "alone" else 3
     return opened
-
-
-@pytest.fixture
-def corpus_store(store):
-    return store
 
 
 def whole(engine, spec):
