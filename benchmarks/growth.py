@@ -90,7 +90,7 @@ class Trivial:
 class AtOnce:
     """A pool of one worker in this process, whose own time is counted apart: it is no driver's."""
 
-    num_workers = 1
+    num_workers, calls_ahead = 1, 0
 
     def __init__(self) -> None:
         self._calls: list[HostCall] = []
@@ -136,7 +136,7 @@ def driven(sampler: str, num_trials: int, study: Path) -> dict[str, Any]:
         source = SearchSource(search, run_of, ledger, stage="search", num_trials=num_trials)
         drive(
             source, pool, ledger, study, num_slots_for=lambda spec: spec.numerics.num_slots,
-            bank_key_for=lambda spec: "one", steps_per_call=4, progress=look,
+            bank_key_for=lambda spec: "one", progress=look,
         )  # fmt: skip
     blocks = GP_BLOCKS if sampler == "gp" else BLOCKS
     return {

@@ -72,7 +72,7 @@ def drive_trivial(study: Path, num_trials: int, out: Path) -> None:
 
         try:
             drive(source, pool, ledger, study, num_slots_for=lambda spec: NUM_SLOTS, bank_key_for=lambda spec: "one",
-                  steps_per_call=1, max_attempts=3, progress=progress)  # fmt: skip
+                  max_attempts=3, progress=progress)  # fmt: skip
         finally:
             done = time.time()
             pool.close()

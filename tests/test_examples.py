@@ -44,7 +44,7 @@ def test_own_trainer(tmp_path):
     losses = []
     for width in study.plan.transfer.widths:
         spec = study.run(shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps)
-        call = HostCall(bank_key=bank_key(spec), num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=50)
+        call = HostCall(bank_key=bank_key(spec), num_slots=1, admit=((0, canon.to_json(spec)),), seconds=60.0)
         while not (finished := host.advance(call).finished):
             call = dataclasses.replace(call, admit=())
         result = canon.decode(RunResult, finished[0].result)

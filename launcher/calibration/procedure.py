@@ -209,7 +209,7 @@ def _asked(
 ) -> tuple[list[Answer], list[tuple[Cause, str]]]:
     """The answers of those workers that give one, and why others do not; these are started anew."""
     call = HostCall(
-        bank_key="", num_slots=1, admit=(), max_steps=0, probe=cast(dict[str, canon.Json], canon.to_json(probe))
+        bank_key="", num_slots=1, admit=(), seconds=0, probe=cast(dict[str, canon.Json], canon.to_json(probe))
     )  # fmt: skip
     for worker in range(pool.num_workers):
         pool.start(worker, call)

@@ -105,8 +105,6 @@ class Accounts:
 
 SPEND_ROUNDS = 3
 """Rounds of what verdicts ask for, each time that `--spend` is given."""
-STEPS_PER_CALL = 50
-"""Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -191,18 +189,19 @@ class Runner:
             return self._stopping or bool(overrun)
 
         done = self.ledger.results()
-        last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
+        last, under_way = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0), 0.0
         left = [spec for spec in specs if spec.id not in done]
         work = {spec.id: flops for spec, flops in zip(left, own_flops(left), strict=True)}
         mean_work = sum(work.values()) / max(1, len(work))
         reporter.progress.ask(float(sum(work.values())))
 
         def progress(event: DriverProgress) -> None:
-            nonlocal last
-            last = event
+            nonlocal last, under_way
             for sentence in (*event.lost, *event.notes):
                 say(f"{label}: {sentence}")
-            under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
+            if event.running is not last.running:  # a second of reports has the same
+                under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
+            last = event
             reporter.ended(event.running, under_way)
 
         try:
@@ -213,7 +212,6 @@ class Runner:
                 self.study.study_dir,
                 num_slots_for=lambda spec: spec.numerics.num_slots,
                 bank_key_for=bank_key,
-                steps_per_call=STEPS_PER_CALL,
                 max_attempts=cluster.max_attempts,
                 noise=noise,
                 progress=progress,
@@ -283,7 +281,7 @@ class Runner:
 
         num_records = len(self.ledger.records())
         try:
-            replay_search(self.study, self.ledger, self._workers, bank_key, STEPS_PER_CALL, check)
+            replay_search(self.study, self.ledger, self._workers, bank_key, check)
         finally:
             if self._accounts is not None and len(self.ledger.records()) > num_records:
                 self._accounts.write_down()

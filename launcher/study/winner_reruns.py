@@ -43,7 +43,7 @@ class ReplayDiffersError(SweepError):
 
 
 def replay_search(
-    study: Study, ledger: Ledger, workers: Callable[[], Pool], bank_key: Callable[[RunSpec], str], steps_per_call: int,
+    study: Study, ledger: Ledger, workers: Callable[[], Pool], bank_key: Callable[[RunSpec], str],
     check: Callable[[], None],
 ) -> None:  # fmt: skip
     """Run the winning trial again if the plan asks for it, and record what came of it.
@@ -53,7 +53,6 @@ def replay_search(
         ledger: open for writing.
         workers: the pool, idle; asked for only where something is to run.
         bank_key: what runs must agree on to share a bank.
-        steps_per_call: optimizer steps between a worker's reports.
         check: raises what ends the work; what was recorded stands.
 
     Raises:
@@ -67,7 +66,7 @@ def replay_search(
         pool, first = workers(), ledger.results()[spec.id]
         again = carried_out(
             pool, spec, _elsewhere(first.environment, pool, where(pool, check)), bank_key=bank_key(spec),
-            num_microbatches=int(first.environment.get("num_microbatches", "1")), steps_per_call=steps_per_call,
+            num_microbatches=int(first.environment.get("num_microbatches", "1")),
             max_attempts=study.plan.cluster.max_attempts, hang_seconds=HANG_SECONDS, check=check,
         )  # fmt: skip
         if isinstance(again, str):

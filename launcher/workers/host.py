@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import math
 import os
+import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,10 @@ def cap_memory(share: float) -> None:
         total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         context = min(CONTEXT_BYTES / total_bytes, share / 2)
         torch.cuda.set_per_process_memory_fraction(share - context)
+
+
+MOST_STEPS = sys.maxsize
+"""Of one call: its time ends it."""
 
 
 class UserCodeError(Exception):
@@ -96,6 +101,7 @@ class WorkerHost:
         self._resumable: ResumableRuns | None = None  # the engine, if it is ours
         self._key = ""
         self._begun: dict[str, int] = {}  # run id -> step that it was admitted at
+        self._may_go_on = False  # the last call failed in nothing, and its answer needs no reply
 
     def advance(self, call: HostCall) -> HostAnswer:
         """See `sweeps.run.pool.Host`.
@@ -103,10 +109,30 @@ class WorkerHost:
         Raises:
             UserCodeError: the user's own model fails while it trains.
         """
+        may_go_on, self._may_go_on = self._may_go_on, False
         if call.probe is not None:
             if call.probe == WHERE:
                 return HostAnswer(answer=cast(dict[str, Json], site()))
             return HostAnswer(answer=self._measured(call.probe))
+        if not call.ahead:
+            self._prepare(call)
+        assert self._engine is not None, "a call that goes on from none before it"
+        train = call.seconds and (may_go_on or not call.ahead)
+        ended = self._trained(self._engine, call.seconds) if train else []
+        own = self._resumable
+        if call.save and own is not None:
+            own.save()
+        answer = HostAnswer(
+            finished=tuple(self._told(*each) for each in ended),
+            steps=self._engine.steps,
+            paused=tuple(self._told(*each) for each in own.paused()) if own is not None and train else (),
+            notes=() if own is None else own.take_notes(),
+        )
+        self._may_go_on = bool(train) and not answer.needs_reply
+        return answer
+
+    def _prepare(self, call: HostCall) -> None:
+        """Have the engine hold what the call says."""
         specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
         if call.bank_key != self._key or self._engine is None:
             if not specs:
@@ -123,15 +149,6 @@ class WorkerHost:
         if own is not None:
             own.pause(call.hold, call.trunks)
             own.measure_noise(call.noise)
-        ended = self._trained(self._engine, call.max_steps) if call.max_steps else []
-        if call.save and own is not None:
-            own.save()
-        return HostAnswer(
-            finished=tuple(self._told(*each) for each in ended),
-            steps=self._engine.steps,
-            paused=() if own is None else tuple(self._told(*each) for each in own.paused()),
-            notes=() if own is None else own.take_notes(),
-        )
 
     def _drop(self) -> None:
         """Free what the engine holds before the next one takes its own.
@@ -145,10 +162,10 @@ class WorkerHost:
             gc.collect()
             give_back_memory()
 
-    def _trained(self, engine: Engine, max_steps: int) -> list[tuple[int, RunResult, Curve]]:
+    def _trained(self, engine: Engine, seconds: float) -> list[tuple[int, RunResult, Curve]]:
         """The engine's own `advance`, its errors in the user's files raised as such."""
         try:
-            return engine.advance(max_steps)
+            return engine.advance(MOST_STEPS, seconds)
         except Exception as error:
             theirs = _frames_below(error, self._where.code_dir)
             if not theirs or classify(error) != "error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from proxies.training.bank import Bank
     from proxies.training.solo import Solo
 
-CALL_SECONDS = 5.0
-"""The longest that one call keeps beginning steps: a stop must be noticed within its grace."""
 SAVE_SECONDS = 30.0
 """Between two saves, so that a run loses no more when its worker dies."""
 SAVES_PER_RUN, LEAST_SAVE_SECONDS = 10, 1.0
@@ -124,12 +123,12 @@ class ResumableRuns:
         there = [(index, step) for index, step in self._pauses.items() if index in steps and steps[index] >= step]
         return [(index, *self._engine.pruned(index, step, LOOKED_AT)) for index, step in there]
 
-    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """Up to so many steps, for some seconds; (slot, result, curve) of the runs that end. Saves, if it is time."""
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+        """Up to so many steps, for so long; (slot, result, curve) of those that end. Returns sooner to save."""
         began, before = self._clock(), self._engine.steps
         due_seconds = self._saved_at + self._save_every_seconds() - began
         # However late the call comes: one that made no step would be followed by others like it.
-        ended = self._engine.advance(num_steps, min(CALL_SECONDS, max(due_seconds, LEAST_SAVE_SECONDS / 2)))
+        ended = self._engine.advance(num_steps, min(seconds, max(due_seconds, LEAST_SAVE_SECONDS / 2)))
         self._write_trunks()
         self._keep_noise()
         done = [step - before[index] for index, step in self._engine.steps.items() if index in before]

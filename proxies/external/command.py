@@ -125,7 +125,6 @@ def _outcome(
 
 RUN_FILE = "run.json"
 RUN_DIR_VARIABLE = "FORERUN_RUN_DIR"
-_POLL_SECONDS = 1.0
 _READ_SECONDS = 2.0  # of metrics, at one go
 _GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
@@ -181,10 +180,10 @@ class CommandEngine:
             raise CommandError(f"slot {index} is taken: a worker runs one command at a time (num_slots = 1)")
         self._run = _Running(spec, self._place)
 
-    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """Look after the run for a second, or until it ends: (slot, result, curve) then.
+    def advance(self, num_steps: int, seconds: float = 1.0) -> list[tuple[int, RunResult, Curve]]:
+        """Look after the run for so long, or until it ends: (slot, result, curve) then.
 
-        However many steps `num_steps` are, it returns within a few seconds, whatever the command does.
+        However many steps `num_steps` are. Reading its files may take two seconds more, whatever the command does.
 
         Raises:
             CommandError: the run gave nothing to judge; the slot is free, its processes are gone.
@@ -192,7 +191,7 @@ class CommandEngine:
         if self._run is None:
             return []
         try:
-            outcome = self._run.advance(_POLL_SECONDS)
+            outcome = self._run.advance(seconds)
         except BaseException:
             self.evict(0)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from proxies.core.spec import RunSpec
@@ -22,6 +22,8 @@ class Attempt:
     """What the executions that were begun and never reported mean for this one."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which its source has still to look at it."""
+    queued: bool = False
+    """Whether it is in a `Backlog`."""
     flops: float = 0.0
     """Of its training from the state that it goes on from, as it was started."""
     again: bool = False
@@ -46,10 +48,12 @@ class Backlog:
 
     def add(self, attempt: Attempt) -> None:
         """Put a run at the end of its queue."""
+        attempt.queued = True
         self._queues.setdefault(attempt.bank_key, deque()).append(attempt)
 
     def put_back(self, attempt: Attempt) -> None:
         """Queue a lost run again: first, for a search may wait for it; last if it runs alone and would block."""
+        attempt.queued = True
         queue = self._queues.setdefault(attempt.bank_key, deque())
         if attempt.standing.alone:
             queue.append(attempt)
@@ -58,9 +62,17 @@ class Backlog:
 
     def discard(self, attempt: Attempt) -> None:
         """Forget a run, if it is queued."""
-        queue = self._queues.get(attempt.bank_key, deque())
-        if attempt in queue:
-            queue.remove(attempt)
+        if attempt.queued:
+            self._take(attempt)
+
+    def _take(self, attempt: Attempt) -> None:
+        self._queues[attempt.bank_key].remove(attempt)
+        attempt.queued = False
+
+    def waits_for(self, bank_key: str, slots: Mapping[int, Attempt], ready: Callable[[Attempt], bool]) -> bool:
+        """Whether a run that is ready waits for a free slot of that bank."""
+        queue = self._queues.get(bank_key, deque())
+        return len(queue) > 0 and len(slots) < self._num_slots_for(queue[0].spec) and any(map(ready, queue))
 
     def choose_key(self, current: str, ready: Callable[[Attempt], bool]) -> str:
         """The key for an empty bank: `current` while it has runs that are ready (its model is built), else the first
@@ -87,6 +99,6 @@ class Backlog:
             free = next((i for i in range(self._num_slots_for(following.spec)) if i not in slots), None)
             if free is None or not may_start(following):
                 break
-            queue.remove(following)
+            self._take(following)
             moved[free] = slots[free] = following
         return moved

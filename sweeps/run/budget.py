@@ -73,15 +73,16 @@ class StudyBudget:
         more = (self.seconds, self.seconds * self._num_devices)
         return _spent(self._num_runs, self._flops, self._driven, more, self.caps.usd_per_device_hour)
 
-    def refusal(self, flops: float, in_flight: Sequence[float]) -> str:
-        """Why a run of so many FLOPs may not start beside those in flight; empty if it may."""
+    def refusal(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
+        """Why a run of so many FLOPs may not start beside those `in_flight`, by theirs; empty if it may."""
         caps = self.caps
+        if caps.num_runs is None and caps.flops is None:
+            return ""
         self._count()
-        if caps.num_runs is not None and self._num_runs + len(in_flight) >= caps.num_runs:
-            return _reached(
-                "max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(in_flight)} are in flight"
-            )
-        total = self._flops + sum(in_flight) + flops
+        there = in_flight()
+        if caps.num_runs is not None and self._num_runs + len(there) >= caps.num_runs:
+            return _reached("max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(there)} are in flight")
+        total = self._flops + sum(there) + flops
         if caps.flops is not None and total > caps.flops:
             return _reached(
                 "max_flops", caps.flops, f"{self._flops:.4g} are spent, and one more run would make {total:.4g}"

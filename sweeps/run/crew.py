@@ -43,6 +43,11 @@ class AdaptiveTimeouts:
 
 AWAY_SECONDS = 5.0
 """More than this between two looks, beyond what was asked for, is not the workers' time."""
+LOOK_SECONDS = 1.0
+"""Between two looks for workers that are silent."""
+CALL_SECONDS = 2.0
+"""Of training in a call. A stop is noticed between two, and one more may be queued."""
+AHEAD = HostCall(bank_key="", num_slots=0, admit=(), seconds=CALL_SECONDS, ahead=True)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,16 +58,33 @@ class Worker:
     slots: dict[int, Attempt] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     """Slot -> optimizer steps done, as last reported."""
-    busy_since: float | None = None
-    """Monotonic seconds; None when idle."""
-    kind: tuple[str, str] = ("", "")
-    """Of its last call: the bank's key, and what the call does there."""
+    num_calls: int = 0
+    """Under way, or waiting for the one that is."""
+    busy_since: float = 0.0
+    """Monotonic seconds: since when the first of these can be under way."""
+    saves: bool = False
+    """Whether that one only saves what it holds."""
+    call_steps: int = 0
+    """Optimizer steps that a run made in the last call that trained; 0: none yet."""
     built_key: str = ""
     """Of the bank that its host has built."""
 
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What the call under way takes as long as: of one bank, calls that do the same."""
+        if self.built_key != self.bank_key:
+            return self.bank_key, "build"
+        if self.saves:
+            return self.bank_key, "save"
+        left = [held.spec.schedule.num_steps - self.steps.get(slot, 0) for slot, held in self.slots.items()]
+        may_end = min(left, default=0) <= 2 * self.call_steps or not self.call_steps
+        return self.bank_key, "end" if may_end else "train"  # a run's end is judged on the validation set
+
 
 class Crew:
-    """Starts calls, takes in reports, and reports those that are silent for too long."""
+    """Starts calls, takes in reports, and reports those that are silent for too long. A call costs the same whatever
+    the number of workers.
+    """
 
     def __init__(
         self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: AdaptiveTimeouts,
@@ -72,16 +94,24 @@ class Crew:
         self._pool, self._num_slots_for, self._leases, self._clock = pool, num_slots_for, leases, clock
         self._noise = noise
         self.workers = [Worker() for _ in range(pool.num_workers)]
-        self._looked_at = clock()
+        self._idle = set(range(pool.num_workers))
+        self._may_go_on: list[int] = []
+        self._held: dict[str, int] = {}  # run id -> the worker that it was given to last
+        self._waited_at = self._looked_at = clock()
 
     @property
     def busy(self) -> bool:
         """Whether a call is in flight."""
-        return any(worker.busy_since is not None for worker in self.workers)
+        return len(self._idle) < len(self.workers)
 
-    def idle(self) -> Iterator[tuple[int, Worker]]:
+    def idle(self) -> list[tuple[int, Worker]]:
         """Those without a call in flight, by number."""
-        return ((index, worker) for index, worker in enumerate(self.workers) if worker.busy_since is None)
+        return [(index, self.workers[index]) for index in sorted(self._idle)]
+
+    def training(self) -> Iterator[tuple[int, Worker]]:
+        """Those that train on, and could be told to go on after that; each once a report."""
+        may, self._may_go_on = self._may_go_on, []
+        return ((index, self.workers[index]) for index in may if self.workers[index].num_calls)
 
     def running(self) -> tuple[RunningRun, ...]:
         """Every run in a slot."""
@@ -100,41 +130,55 @@ class Crew:
         """FLOPs of every run in a slot."""
         return [attempt.flops for worker in self.workers for attempt in worker.slots.values()]
 
-    def steps_done(self) -> dict[str, int]:
-        """Optimizer steps done, as last reported, by the run in a slot."""
-        return {
-            held.run_id: worker.steps[slot]
-            for worker in self.workers
-            for slot, held in worker.slots.items()
-            if slot in worker.steps
-        }
+    def steps_done(self, run_id: str) -> int | None:
+        """Optimizer steps done, as last reported, by a run in a slot; None where it is in none, or nothing is known."""
+        worker = self.workers[self._held.get(run_id, 0)]
+        there = (worker.steps.get(slot) for slot, held in worker.slots.items() if held.run_id == run_id)
+        return next(there, None)
 
     def start(
-        self, index: int, admitted: Mapping[int, Attempt], max_steps: int,
+        self, index: int, admitted: Mapping[int, Attempt], seconds: float = CALL_SECONDS,
         kept: Callable[[Attempt], tuple[int, str] | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Begin a call on an idle worker; those admitted are in its slots already. No steps: it saves what it holds.
+        """Begin a call on an idle worker; those admitted are in its slots already. 0 seconds: it saves what it holds.
 
         `kept`: the step and the trunk under which a run's state is written for others.
         """
         worker = self.workers[index]
         some = next(iter(worker.slots.values()))
-        worker.kind = (worker.bank_key, _what(worker, max_steps))
         call = HostCall(
             bank_key=worker.bank_key,
             num_slots=self._num_slots_for(some.spec),
             admit=tuple(
                 (slot, cast(dict[str, canon.Json], canon.to_json(held.spec))) for slot, held in admitted.items()
             ),
-            max_steps=max_steps,
+            seconds=seconds,
             num_microbatches=some.standing.num_microbatches,
-            save=not max_steps,
+            save=not seconds,
             hold={slot: held.pause_step for slot, held in worker.slots.items()},
             trunks={slot: state for slot, held in worker.slots.items() if (state := kept(held))},
             noise=self._noise,
             again=some.again,
         )
-        worker.busy_since = self._clock()
+        for slot, held in admitted.items():
+            self._held[held.run_id] = index
+            worker.steps.pop(slot, None)  # of the run before it
+        worker.saves = not seconds
+        self._begin(index, call)
+        if seconds and not some.again:
+            self._may_go_on.append(index)
+
+    def go_on(self, index: int) -> None:
+        """Have a worker train on when its call has ended, so that it does not wait for us; if the pool can do that."""
+        if self.workers[index].num_calls <= self._pool.calls_ahead:
+            self._begin(index, AHEAD)
+
+    def _begin(self, index: int, call: HostCall) -> None:
+        worker = self.workers[index]
+        if not worker.num_calls:
+            worker.busy_since = self._clock()
+            self._idle.discard(index)
+        worker.num_calls += 1
         self._pool.start(index, call)
 
     def wait(self, timeout_seconds: float) -> list[Report]:
@@ -142,42 +186,48 @@ class Crew:
         reports = self._pool.wait(timeout_seconds)
         now = self._clock()
         for report in reports:
-            worker = self.workers[report.worker]
-            if report.error is None and worker.busy_since is not None:
-                self._leases.learn(worker.kind, now - worker.busy_since)
-                worker.built_key = worker.bank_key
-            worker.busy_since, worker.steps = None, report.steps
-        self._forgive(now - self._looked_at - timeout_seconds)
-        self._looked_at = now
+            self._take_in(report, now)
+        self._forgive(now - self._waited_at - timeout_seconds)
+        self._waited_at = now
+        return [*reports, *self._silent(now)] if now - self._looked_at >= LOOK_SECONDS else reports
+
+    def _take_in(self, report: Report, now: float) -> None:
+        worker = self.workers[report.worker]
+        if report.error is None and worker.num_calls:
+            gained = [step - worker.steps.get(slot, step) for slot, step in report.steps.items()]
+            _, what = worker.kind
+            if what in ("end", "train"):
+                what = "end" if report.finished else "train"
+            self._leases.learn((worker.bank_key, what), now - worker.busy_since)
+            worker.built_key = worker.bank_key
+            worker.call_steps = max(gained, default=0) or worker.call_steps
+        worker.steps, worker.busy_since = report.steps, now
+        worker.num_calls = max(0, worker.num_calls - 1)
+        if not worker.num_calls:
+            self._idle.add(report.worker)
+        elif report.error is None and not report.needs_reply:
+            self._may_go_on.append(report.worker)
+
+    def _silent(self, now: float) -> list[Report]:
+        """A report for every worker whose call takes too long."""
+        self._looked_at, silent = now, []
         for index, worker in enumerate(self.workers):
-            lease_seconds = self._leases.seconds(worker.kind)
-            if worker.busy_since is not None and now - worker.busy_since > lease_seconds:
+            if worker.num_calls and now - worker.busy_since > (seconds := self._leases.seconds(worker.kind)):
                 self._leases.missed(worker.kind)
-                problem = f"no report for {lease_seconds:.3g} s"
-                reports.append(Report(worker=index, error=problem, cause="hung"))
-        return reports
+                silent.append(Report(worker=index, error=f"no report for {seconds:.3g} s", cause="hung"))
+        return silent
 
     def _forgive(self, away_seconds: float) -> None:
         """While it is we who were away (suspended, or busy with a slow disk), nobody was silent."""
         if away_seconds > AWAY_SECONDS:
             for worker in self.workers:
-                if worker.busy_since is not None:
-                    worker.busy_since += away_seconds
+                worker.busy_since += away_seconds
 
     def dismiss(self, index: int, *, restart: bool) -> list[Attempt]:
         """Give up on a worker; returns what it held. Raises PoolDead."""
         held = list(self.workers[index].slots.values())
         self.workers[index] = Worker()
+        self._idle.add(index)
         if restart:
             self._pool.restart(index)
         return held
-
-
-def _what(worker: Worker, max_steps: int) -> str:
-    """What the next call of a worker does: calls that do the same take alike."""
-    if worker.built_key != worker.bank_key:
-        return "build"
-    if not max_steps:
-        return "save"
-    left = min(held.spec.schedule.num_steps - worker.steps.get(slot, 0) for slot, held in worker.slots.items())
-    return "end" if left <= max_steps else "train"  # a run's end is judged on the validation set

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from sweeps.store.checkpoints import drop_checkpoints, drop_stale_checkpoints, s
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import DriverProgress
+from sweeps.store.live import DriverProgress, RunningRun
 
 # Runs in, outcomes out: fills banks, commits each run once, survives lost and hung workers, stops in order.
 #
@@ -44,14 +45,13 @@ def drive(
     *,
     num_slots_for: Callable[[RunSpec], int],
     bank_key_for: Callable[[RunSpec], str],
-    steps_per_call: int,
     max_attempts: int = 3,
     noise: bool = False,
     hang_seconds: float = HANG_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
     progress: Callable[[DriverProgress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
-    refusal: Callable[[float, Sequence[float]], str] = lambda flops, in_flight: "",
+    refusal: Callable[[float, Callable[[], Sequence[float]]], str] = lambda flops, in_flight: "",
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run everything `source` gives, until it is done or `should_stop()`.
@@ -63,15 +63,15 @@ def drive(
         study_dir: where curves go, and where workers keep checkpoints.
         num_slots_for: K of a run's bank; part of the run's numerics.
         bank_key_for: what runs must share to share a bank (shape, parametrization, numerics ...).
-        steps_per_call: optimizer steps between reports of a worker.
         max_attempts: after as many losses a run is recorded as failed; the others continue.
         noise: whether workers also measure the runs' gradient noise (`sweeps.store.curves.append_noise`).
         hang_seconds: a worker that has not reported for so long is given up, mostly sooner: `sweeps.run.crew`.
         grace_seconds: for workers to save, once a stop was asked for.
-        progress: called whenever a worker has reported or was given up.
+        progress: called when a run has ended, was lost, or a worker has a note; otherwise once a second at most.
         should_stop: asked several times a second: on true, no new work is given out, workers save what they hold, and
             what has arrived is recorded.
-        refusal: why a run of so many FLOPs may not start beside those in flight, if so; then none starts any more.
+        refusal: why a run of so many FLOPs may not start beside those in flight, whose FLOPs a call gives, if so; then
+            none starts any more.
         clock: monotonic seconds.
 
     Raises:
@@ -83,7 +83,7 @@ def drive(
     crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise)
     driver = Driver(
         source, ledger, study_dir, crew, Backlog(num_slots_for), bank_key_for,
-        steps_per_call=steps_per_call, max_attempts=max_attempts, should_stop=should_stop, refusal=refusal,
+        max_attempts=max_attempts, should_stop=should_stop, refusal=refusal, clock=clock,
     )  # fmt: skip
     drop_stale_checkpoints(study_dir, driver.settled)
     while not should_stop():
@@ -93,11 +93,13 @@ def drive(
             return
         if event := driver.collect(POLL_SECONDS):
             progress(event)
-    for event in driver.stop(grace_seconds, clock):
+    for event in driver.stop(grace_seconds):
         progress(event)
 
 
 POLL_SECONDS = 0.5  # how soon a stop is noticed while workers are busy
+LOOK_SECONDS = 1.0
+"""Between two looks at where every run is."""
 _KEPT = "Ended runs are recorded"
 
 
@@ -113,21 +115,23 @@ class Driver:
         backlog: Backlog,
         bank_key_for: Callable[[RunSpec], str],
         *,
-        steps_per_call: int,
         max_attempts: int,
         should_stop: Callable[[], bool],
-        refusal: Callable[[float, Sequence[float]], str],
+        refusal: Callable[[float, Callable[[], Sequence[float]]], str],
+        clock: Callable[[], float],
     ) -> None:
         self._source, self._ledger, self._study_dir = source, ledger, study_dir
         self._crew, self._backlog, self._bank_key_for = crew, backlog, bank_key_for
-        self._steps_per_call, self._max_attempts = steps_per_call, max_attempts
+        self._max_attempts = max_attempts
         self._losses = Losses(ledger)
         self.settled = ledger.results() if source.pruner is None else ledger.first_results()
         """Outcomes that need no further run. Whoever does not prune wants the whole of what another has pruned."""
         self._open: dict[str, Attempt] = {}  # by run id: queued or running, no outcome yet
         self._trunks = Trunks(study_dir)
         self._signal = SourceSignal.WAIT
-        self._should_stop, self._refusal = should_stop, refusal
+        self._should_stop, self._refusal, self._clock = should_stop, refusal, clock
+        self._running: tuple[RunningRun, ...] = ()
+        self._looked_at = -math.inf
         self._refused = ""
         self._oom_kills = oom_kills()
         self._outcomes: list[RunResult] = []
@@ -166,24 +170,29 @@ class Driver:
                     self._backlog.add(attempt)
 
     def hand_out(self) -> None:
-        """Start a call on every idle worker that has, or can get, something to do."""
+        """Start a call on every idle worker that has, or can get, something to do; and have those that train go on."""
+        for index, worker in self._crew.training():
+            if not self._backlog.waits_for(worker.bank_key, worker.slots, self._ready):
+                self._crew.go_on(index)
         for index, worker in self._crew.idle():
             if not worker.slots:
+                if not len(self._backlog):
+                    continue
                 worker.bank_key = self._backlog.choose_key(worker.bank_key, self._ready)
             moved = self._backlog.fill(worker.bank_key, worker.slots, self._ready, self._may_start)
             if worker.slots:
-                self._crew.start(index, moved, self._steps_per_call, self._trunks.kept)
+                self._crew.start(index, moved, kept=self._trunks.kept)
 
     def _ready(self, attempt: Attempt) -> bool:
         return self._trunks.may_start(attempt, self._crew.steps_done)
 
     def _may_start(self, attempt: Attempt) -> bool:
         attempt.flops = self._trunks.flops(attempt)
-        self._refused = self._refused or self._refusal(attempt.flops, self._crew.flops())
+        self._refused = self._refused or self._refusal(attempt.flops, self._crew.flops)
         return not self._refused
 
     def collect(self, timeout_seconds: float) -> DriverProgress | None:
-        """Take in what arrives, give up on what hangs; None if nothing happened."""
+        """Take in what arrives, give up on what hangs; None if there is nothing to tell."""
         reports = self._crew.wait(timeout_seconds)
         for report in reports:
             for finished in report.finished:
@@ -193,22 +202,22 @@ class Driver:
         for report in reports:
             if report.error is not None:
                 self._lose_worker(report, report.error)
-        if not reports:
+        notes = tuple(note for report in reports for note in report.notes)
+        if look := bool(reports) and self._clock() - self._looked_at >= LOOK_SECONDS:
+            self._running, self._looked_at = self._crew.running(), self._clock()
+        if not (look or notes or self._outcomes or self._lost):
             return None
         event = DriverProgress(
-            outcomes=tuple(self._outcomes),
-            lost=tuple(self._lost),
-            notes=tuple(note for report in reports for note in report.notes),
-            running=self._crew.running(),
+            outcomes=tuple(self._outcomes), lost=tuple(self._lost), notes=notes, running=self._running,
             num_queued=len(self._backlog),
-        )
+        )  # fmt: skip
         self._outcomes, self._lost = [], []
         return event
 
-    def stop(self, grace_seconds: float, clock: Callable[[], float]) -> Iterator[DriverProgress]:
+    def stop(self, grace_seconds: float) -> Iterator[DriverProgress]:
         """Have every worker save what it holds, for so long at most; what arrives meanwhile is recorded."""
-        until, asked = clock() + grace_seconds, set[int]()
-        while (left_seconds := until - clock()) > 0:
+        until, asked = self._clock() + grace_seconds, set[int]()
+        while (left_seconds := until - self._clock()) > 0:
             for index, worker in self._crew.idle():
                 if worker.slots and index not in asked:
                     asked.add(index)

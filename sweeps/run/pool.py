@@ -98,8 +98,8 @@ class HostCall:
     num_slots: int
     admit: tuple[tuple[int, dict[str, Json]], ...]
     """(slot, `RunSpec` as JSON data) to begin, from the run's checkpoint if it has a good one; the slots are free."""
-    max_steps: int
-    """0: none; only what `save` asks for."""
+    seconds: float
+    """For which steps are begun, unless a run ends or waits sooner; 0: none, only what `save` asks for."""
     num_microbatches: int = 1
     """Passes a batch is split into, at least: more take less memory and give the same up to rounding. One per bank."""
     save: bool = False
@@ -116,6 +116,11 @@ class HostCall:
     """Also measure the runs' gradient noise, into a file beside each curve (`sweeps.store.curves`)."""
     again: bool = False
     """The runs have their outcome: they begin at step 0 whatever checkpoints there are, and write none."""
+    ahead: bool = False
+    """Sent while the call before it is under way: nothing in it but `seconds` counts. Train on as that call did; or do
+    nothing, if that call failed or its answer has runs that ended or wait, for then a call that says what follows is
+    on its way.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +137,11 @@ class HostAnswer:
     answer: dict[str, Json] | None = None
     """To a probe."""
 
+    @property
+    def needs_reply(self) -> bool:
+        """Whether slots became free or runs wait: what follows is for the driver to say."""
+        return bool(self.finished or self.paused)
+
 
 class Host(Protocol):
     """A bank on one device. A run's result depends on its spec alone, never on its neighbours.
@@ -140,10 +150,9 @@ class Host(Protocol):
     """
 
     def advance(self, call: HostCall) -> HostAnswer:
-        """Admit runs, train every occupied slot for up to `max_steps` steps, hand over those that ended.
+        """Admit runs, train every occupied slot for so many seconds, hand over those that ended.
 
-        May return sooner: as soon as some have ended, for their slots are then refilled, or are where they are to be
-        looked at, and after some seconds.
+        Returns sooner when some have ended, for their slots are then refilled, or are where they are to be looked at.
         """
         ...
 
@@ -192,12 +201,13 @@ def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
 
 
 class Pool(Protocol):
-    """Workers 0 ... `num_workers` - 1, each with one call in flight at most."""
+    """Workers 0 ... `num_workers` - 1, each with one call under way and `calls_ahead` more that wait, in order."""
 
     num_workers: int
+    calls_ahead: int
 
     def start(self, worker: int, call: HostCall) -> None:
-        """Begin a call on an idle worker."""
+        """Begin a call, or have it wait for the worker's earlier one; if that fails, the one that waits is given up."""
         ...
 
     def wait(self, timeout_seconds: float) -> list[Report]:
@@ -218,10 +228,11 @@ class Pool(Protocol):
 class InlinePool:
     """One worker, in this process: for tests, debugging and machines without Ray.
 
-    It cannot interrupt a call, so `wait` takes as long as the call does.
+    It cannot interrupt a call, so `wait` takes as long as the call does; and it idles between two in any case.
     """
 
     num_workers = 1
+    calls_ahead = 0
 
     def __init__(self, host_factory: HostFactory) -> None:
         """`host_factory` is called when there is something to do."""

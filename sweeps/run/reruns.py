@@ -89,7 +89,7 @@ def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
     """
     busy, found = set(range(pool.num_workers)), dict[int, dict[str, str]]()
     for worker in busy:
-        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), max_steps=0, probe=WHERE))
+        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=WHERE))
     until = time.monotonic() + WHERE_SECONDS
     while busy and time.monotonic() < until:
         for report in pool.wait(POLL_SECONDS):
@@ -105,7 +105,7 @@ def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
 
 
 def carried_out(
-    pool: Pool, spec: RunSpec, index: int, *, bank_key: str, num_microbatches: int, steps_per_call: int,
+    pool: Pool, spec: RunSpec, index: int, *, bank_key: str, num_microbatches: int,
     max_attempts: int, hang_seconds: float, check: Callable[[], None], clock: Callable[[], float] = time.monotonic,
 ) -> RunResult | str:  # fmt: skip
     """The outcome of a run carried out alone on worker `index`; or why there is none, after `max_attempts`.
@@ -122,10 +122,10 @@ def carried_out(
     while True:
         check()
         worker = crew.workers[index]
-        if worker.busy_since is None:
+        if not worker.num_calls:
             admitted = {} if worker.slots else {0: held}
             worker.bank_key, worker.slots[0] = held.bank_key, held
-            crew.start(index, admitted, steps_per_call)
+            crew.start(index, admitted)
         for report in crew.wait(POLL_SECONDS):
             error = f"{report.cause}: {report.error}" if report.error is not None else ""
             for finished in report.finished:

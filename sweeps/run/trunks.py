@@ -7,7 +7,7 @@ A state that could not be written, or does not fit a worker, costs time and chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from proxies.core.branches import branch_step, flops_between, trunk_id, trunk_order
@@ -38,11 +38,11 @@ class Trunks:
                 del self._open[trunk]
                 drop_checkpoints(self._study_dir, trunk)
 
-    def may_start(self, attempt: Attempt, steps: Callable[[], Mapping[str, int]]) -> bool:
-        """Whether the run before it in its trunk has come to its branch step; `steps`: done, by run in a slot."""
+    def may_start(self, attempt: Attempt, steps: Callable[[str], int | None]) -> bool:
+        """Whether the run before it in its trunk has come to its branch step; `steps`: done by a run in a slot."""
         before = [spec for spec in self._others(attempt) if trunk_order(spec) < trunk_order(attempt.spec)]
         last = max(before, key=trunk_order, default=None)
-        return last is None or steps().get(last.id, -1) >= branch_step(last)
+        return last is None or ((done := steps(last.id)) is not None and done >= branch_step(last))
 
     def kept(self, attempt: Attempt) -> tuple[int, str] | None:
         """The step and trunk under which its state is written, where longer runs will go on from it."""

@@ -41,7 +41,7 @@ def outcomes(folder, specs, corpus, *, together, lose=False):
         for batch in [specs] if together else [[spec] for spec in specs]:
             drive(
                 StaticSource(batch, bank_key), InlinePool(factory), ledger, folder, progress=progress,
-                num_slots_for=lambda spec: spec.numerics.num_slots, bank_key_for=bank_key, steps_per_call=5,
+                num_slots_for=lambda spec: spec.numerics.num_slots, bank_key_for=bank_key,
             )  # fmt: skip
         return dict(ledger.results())
 

@@ -43,7 +43,7 @@ def run(factory, pool, specs, **options):
         source = StaticSource(specs, bank_key)
         drive(
             source, pool, ledger, study_dir,
-            num_slots_for=lambda spec: 1, bank_key_for=bank_key, steps_per_call=50, **options,
+            num_slots_for=lambda spec: 1, bank_key_for=bank_key, **options,
         )  # fmt: skip
         return [ledger.results()[spec.id] for spec in specs]
 

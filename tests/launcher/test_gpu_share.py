@@ -47,7 +47,7 @@ def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
     monkeypatch.setattr("proxies.training.solo.Solo", engine)
     host = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), gpu_share=share)()
     assert isinstance(host, WorkerHost)
-    call = HostCall(bank_key="", num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=1)
+    call = HostCall(bank_key="", num_slots=1, admit=((0, canon.to_json(spec)),), seconds=1.0)
     with pytest.raises(torch.OutOfMemoryError) as error:
         host.advance(call)
     assert classify(error.value) == "out_of_memory", "it is tried again in smaller parts"

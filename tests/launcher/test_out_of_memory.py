@@ -41,7 +41,7 @@ CHILD = """
             try:
                 drive(
                     StaticSource([spec], bank_key), InlinePool(factory), ledger, study,
-                    num_slots_for=lambda spec: spec.numerics.num_slots, bank_key_for=bank_key, steps_per_call=50,
+                    num_slots_for=lambda spec: spec.numerics.num_slots, bank_key_for=bank_key,
                 )
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, (-1, -1))

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.workers import resumable
-from launcher.workers.resumable import CALL_SECONDS, SAVE_SHARE, SHORT_SAVE_SHARE, ResumableRuns
+from launcher.workers.resumable import SAVE_SHARE, SHORT_SAVE_SHARE, ResumableRuns
 from proxies.training.slot_state import StateError
+from sweeps.run.crew import CALL_SECONDS
 
 RUN_ID = "0" * 64
 
@@ -72,13 +73,13 @@ def run_of(num_steps=10**6):
     return SimpleNamespace(id=RUN_ID, schedule=SimpleNamespace(num_steps=num_steps))
 
 
-def train(made, num_steps, step_seconds, steps_per_call=50):
+def train(made, num_steps, step_seconds):
     """The most seconds that are lost if the worker dies."""
     made.engine.step_seconds, worst = step_seconds, 0.0
     until = made.engine.steps[0] + num_steps
     while made.engine.steps[0] < until:
         before = made.clock.now
-        made.it.advance(min(steps_per_call, until - made.engine.steps[0]))
+        made.it.advance(until - made.engine.steps[0], CALL_SECONDS)
         last = made.saved[-1][0] if made.saved else 0.0
         worst = max(worst, made.clock.now - last)
         assert made.clock.now - before < CALL_SECONDS + made.clock.per_save + 2 * step_seconds
@@ -87,7 +88,7 @@ def train(made, num_steps, step_seconds, steps_per_call=50):
 
 @pytest.mark.parametrize(("num_steps", "step_seconds"), [(200, 0.005), (1200, 0.02)])
 def test_a_short_run_is_saved_at_each_tenth(made, num_steps, step_seconds):
-    """Also where fifty steps, a call's most, are a quarter of it; but not more often than each second."""
+    """But not more often than each second."""
     made.it.admit(0, run_of(num_steps))
     worst = train(made, num_steps, step_seconds)
     assert worst <= max(num_steps * step_seconds / 10, 1.0) + 2 * step_seconds

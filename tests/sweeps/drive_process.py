@@ -29,7 +29,7 @@ def main(study, diary, step_seconds):
         )
         drive(
             source, InlinePool(FakeHostFactory(str(diary), step_seconds=step_seconds)), ledger, study,
-            num_slots_for=num_slots, bank_key_for=bank_key, steps_per_call=2, should_stop=lambda: bool(stop),
+            num_slots_for=num_slots, bank_key_for=bank_key, should_stop=lambda: bool(stop),
         )  # fmt: skip
     return 130 if stop else 0
 

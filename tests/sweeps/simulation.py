@@ -222,6 +222,7 @@ class SimPool:
     """The workers of one driver."""
 
     num_workers = NUM_WORKERS
+    calls_ahead = 1
 
     def __init__(self, world, ledger):
         self.world, self.random, self.disk, self.ledger = world, world.random, world.disk, ledger
@@ -230,6 +231,9 @@ class SimPool:
         self.slots: list[dict[int, list]] = [{} for _ in range(NUM_WORKERS)]  # slot -> [run id, step]
         self.keys, self.generation = [""] * NUM_WORKERS, [0] * NUM_WORKERS
         self.flight: list[tuple[bool, float] | None] = [None] * NUM_WORKERS  # (will report, since)
+        self.waiting: list[object] = [None] * NUM_WORKERS  # the call behind the one under way
+        self.last: list[object] = [None] * NUM_WORKERS
+        self.may_go_on = [False] * NUM_WORKERS
         self.unsaved: set[int] = set()
         self.spoiled: set[str] = set()
         """Runs of which a worker has said nonsense while they waited."""
@@ -242,7 +246,25 @@ class SimPool:
         return self.world.wall + self.world.now
 
     def start(self, worker, call):
+        if self.flight[worker] is None:
+            self._begin(worker, call)
+        elif self.waiting[worker] is None and call.ahead:
+            self.waiting[worker] = call
+        else:
+            raise BrokenPromiseError("more calls than may wait, or one that was made without the answer before it")
+
+    def _begin(self, worker, call):
         slots, world = self.slots[worker], self.world
+        if call.ahead:
+            if not self.may_go_on[worker]:
+                self.flight[worker] = (True, world.now)
+                self._push(
+                    world.now, worker, Report(worker=worker, steps={slot: step for slot, (_, step) in slots.items()})
+                )
+                return
+            world.counts["went on"] += 1
+            call = dataclasses.replace(self.last[worker], admit=())
+        self.last[worker], self.may_go_on[worker] = call, False
         if call.bank_key != self.keys[worker]:
             self.keys[worker] = call.bank_key
             slots.clear()
@@ -259,7 +281,9 @@ class SimPool:
         self.unsaved.add(worker)
         if not hangs:
             trouble = self._trouble(worker, call)
-            self._push(ready, worker, trouble or self._train(worker, call))
+            report = trouble or self._train(worker, call)
+            self.may_go_on[worker] = not trouble and not report.needs_reply and call.seconds > 0
+            self._push(ready, worker, report)
             if trouble:
                 slots.clear()
 
@@ -301,7 +325,7 @@ class SimPool:
     def _train(self, worker, call):
         slots, done = self.slots[worker], []
         for slot, held in sorted(slots.items()):
-            pause, ahead = call.hold[slot], held[1] + (self.random.randint(1, 3) if call.max_steps else 0)
+            pause, ahead = call.hold[slot], held[1] + (self.random.randint(1, 3) if call.seconds else 0)
             held[1] = ahead if pause is None else max(held[1], min(pause, ahead))
             if held[1] >= NUM_STEPS:
                 del slots[slot]
@@ -348,7 +372,7 @@ class SimPool:
 
     def wait(self, timeout_seconds):
         for flight in self.flight:
-            if flight is not None and self.world.now - flight[1] > HANG_SECONDS + 5:
+            if flight is not None and self.world.now - flight[1] > HANG_SECONDS + 7:
                 raise BrokenPromiseError("a hung worker was not given up")
         if self.events:  # long waits for nobody would else always end in a crash
             self.world.disk.strike()
@@ -361,11 +385,18 @@ class SimPool:
             at, _, generation, report = heapq.heappop(self.events)
             self.world.now = max(self.world.now, at)
             if generation == self.generation[report.worker]:
-                self.flight[report.worker] = None
                 reports.append(report)
+                self._next(report)
         if not reports:
             self.world.now = deadline if self.events else deadline + 4.5  # a lazy clock: nobody is due
         return reports
+
+    def _next(self, report):
+        """The call that waited begins; behind one that failed, it is given up."""
+        worker = report.worker
+        self.flight[worker], call, self.waiting[worker] = None, self.waiting[worker], None
+        if call is not None and report.error is None:
+            self._begin(worker, call)
 
     def _taken_over(self):
         """This driver is as if dead for a while, and another one opens the study."""
@@ -380,7 +411,7 @@ class SimPool:
         self.flight = [flight and (flight[0], flight[1] + away) for flight in self.flight]
 
     def restart(self, worker):
-        flight, self.flight[worker] = self.flight[worker], None
+        flight, self.flight[worker], self.waiting[worker] = self.flight[worker], None, None
         if flight is not None and flight[0]:
             raise BrokenPromiseError("a live worker was given up")
         self.generation[worker] += 1
@@ -521,7 +552,7 @@ def live(world, *, should_stop=False):
 
         drive(
             world.make_source(ledger), pool, ledger, STUDY, num_slots_for=num_slots, bank_key_for=bank_key,
-            steps_per_call=3, max_attempts=MAX_ATTEMPTS, hang_seconds=HANG_SECONDS, clock=pool.clock, progress=told,
+            max_attempts=MAX_ATTEMPTS, hang_seconds=HANG_SECONDS, clock=pool.clock, progress=told,
             should_stop=stop,
         )  # fmt: skip
         stopped = should_stop and left[0] <= 0

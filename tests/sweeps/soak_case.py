@@ -33,7 +33,7 @@ class ProcessPool:
     """Workers as processes of their own, behind `sweeps.run.pool.Pool`: a killed one is a lost one."""
 
     def __init__(self, num_workers):
-        self.num_workers = num_workers
+        self.num_workers, self.calls_ahead = num_workers, 0
         self._processes, self._pipes = [None] * num_workers, [None] * num_workers
         self._in_flight = set()
 
@@ -140,7 +140,7 @@ def drive_study(study_dir, num_trials, num_workers):
         try:
             drive(
                 source, pool, ledger, study_dir, num_slots_for=lambda spec: spec.numerics.num_slots,
-                bank_key_for=lambda spec: "one", steps_per_call=4, max_attempts=MAX_ATTEMPTS, progress=progress,
+                bank_key_for=lambda spec: "one", max_attempts=MAX_ATTEMPTS, progress=progress,
             )  # fmt: skip
         finally:
             pool.close()

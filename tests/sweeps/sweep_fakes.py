@@ -18,6 +18,7 @@ from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
 from sweeps.run.pool import Finished, HostAnswer
 
 CLIFF_LOG2_LR = -5.5
+STEPS_PER_CALL = 3
 
 
 def make_spec(*, log2_lr: float = -8.0, seed: int = 0, width: int = 32, num_steps: int = 4, num_slots: int = 3):
@@ -104,8 +105,19 @@ class FakeHost:
     step_seconds: float = 0.0
     bank_key: str = ""
     slots: dict = dataclasses.field(default_factory=dict)
+    may_go_on: bool = False
 
     def advance(self, call):
+        if call.ahead:
+            if not self.may_go_on:
+                return HostAnswer(steps={slot: step for slot, (_, step) in self.slots.items()})
+            call = dataclasses.replace(self.last, admit=())
+        self.may_go_on, self.last = False, call
+        answer = self._advance(call)
+        self.may_go_on = not answer.needs_reply
+        return answer
+
+    def _advance(self, call):
         if call.bank_key != self.bank_key:
             self.bank_key, self.slots = call.bank_key, {}
         for slot in self.slots.keys() - (call.hold.keys() - {slot for slot, _ in call.admit}):
@@ -115,7 +127,7 @@ class FakeHost:
             self.slots[slot] = [canon.decode(RunSpec, data), 0]
             self._note("begin", self.slots[slot][0])
         done = []
-        for _ in range(call.max_steps):
+        for _ in range(STEPS_PER_CALL if call.seconds else 0):
             if self._waiting(call):
                 break
             time.sleep(self.step_seconds)

@@ -21,8 +21,7 @@ def calls(study_dir, num_trials):
         source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
         profile.enable()
         drive(
-            source, InlinePool(TrivialHost), ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key,
-            steps_per_call=4,
+            source, InlinePool(TrivialHost), ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key
         )  # fmt: skip
         profile.disable()
     return sum(entry.callcount for entry in profile.getstats())

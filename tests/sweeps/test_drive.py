@@ -34,7 +34,7 @@ class Study:
     def drive(self, specs, **kwargs):
         source = specs if hasattr(specs, "next") else StaticSource(specs, bank_key)
         clock = getattr(self.pool, "clock", time.monotonic)
-        kwargs = {"steps_per_call": 3, "progress": self.events.append, "clock": clock} | kwargs
+        kwargs = {"progress": self.events.append, "clock": clock} | kwargs
         drive(source, self.pool, self.ledger, self.folder, num_slots_for=num_slots, bank_key_for=bank_key, **kwargs)
         return self.ledger.results()
 
@@ -53,7 +53,7 @@ def expected(specs):
 class Scripted:
     """A worker whose every call is answered by `answer(pool, call, number)`: a report, or None for never."""
 
-    num_workers = 1
+    num_workers, calls_ahead = 1, 0
 
     def __init__(self, answer):
         self.answer, self.now, self.calls, self.restarted, self.arrived, self.slots = answer, 0.0, [], [], [], {}

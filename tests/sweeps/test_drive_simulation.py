@@ -14,6 +14,7 @@ from spaces import SPACE
 
 from sweeps.run import driver, lost_runs, pool
 from sweeps.run import driver as driver_module
+from sweeps.run.crew import Crew
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import Search, SearchSource
 from sweeps.store import chain
@@ -38,7 +39,7 @@ def test_every_promise_holds_through_everything():
     struck = (
         "power losses", "drivers killed", "takeovers", "stale drivers refused", "orderly stops", "clock jumps",
         "workers hung", "lost_worker", "out_of_memory", "preempted", "user_code", "late or double reports",
-        "results that are none", "checkpoints damaged", "resumed", "studies refused",
+        "results that are none", "checkpoints damaged", "resumed", "studies refused", "went on",
     )  # fmt: skip
     assert {what for what in struck if counts[what] < NUM_SEEDS / 20} == set(), "some faults never strike"
     assert counts["executions"] > 1.2 * NUM_SEEDS * len(simulation.SPECS), "nothing was run again"
@@ -169,6 +170,17 @@ def lease_by_wall_clock(patch):
     patch.setattr(simulation.SimPool, "clock", simulation.SimPool.wall)
 
 
+def told_before_it_answered(patch):
+    """A worker whose answer needs a reply is taken for idle while the call behind it is under way."""
+    take_in = Crew._take_in
+
+    def mutant(self, report, now):
+        take_in(self, report, now)
+        self._idle.add(report.worker)
+
+    patch.setattr(Crew, "_take_in", mutant)
+
+
 def leases_without_end(patch):
     patch.setattr("sweeps.run.crew.AdaptiveTimeouts.seconds", lambda self, bank_key: math.inf)
 
@@ -233,7 +245,7 @@ def without_dropping(faked):
 
 
 def stop_without_saving(patch):
-    patch.setattr(driver_module.Driver, "stop", lambda self, grace_seconds, clock: iter(()))
+    patch.setattr(driver_module.Driver, "stop", lambda self, grace_seconds: iter(()))
 
 
 def nobody_runs_alone(patch):
@@ -262,7 +274,7 @@ MUTANTS = (
     no_fsync, no_fencing, told_twice, attempts_forgotten, lease_by_wall_clock, leases_without_end, own_absence_blamed,
     lost_runs_forgotten, results_forgotten, curve_after_result, checkpoint_dropped_first, checkpoints_left,
     stop_without_saving, nobody_runs_alone, memory_forgotten,
-    kills_blamed,
+    kills_blamed, told_before_it_answered,
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def run_all(study, pool, specs, **kwargs):
     with Ledger.open(study, {}, create=True) as ledger:
         drive(
             StaticSource(specs, bank_key), pool, ledger, study, num_slots_for=num_slots, bank_key_for=bank_key,
-            steps_per_call=3, progress=events.append, **kwargs,
+            progress=events.append, **kwargs,
         )  # fmt: skip
         return dict(ledger.results()), events
 

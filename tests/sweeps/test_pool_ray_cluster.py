@@ -78,7 +78,7 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
         with Ledger.open(tmp_path / "study", {}, create=True) as ledger:
             drive(
                 StaticSource(specs, bank_key), pool, ledger, tmp_path / "study", num_slots_for=num_slots,
-                bank_key_for=bank_key, steps_per_call=3,
+                bank_key_for=bank_key,
             )  # fmt: skip
             assert dict(ledger.results()) == {spec.id: outcome(spec)[0] for spec in specs}
         assert len(executions(tmp_path / "diary", "begin")) > len(specs), "a worker crashed on the way"
@@ -117,7 +117,7 @@ class DeviceHost:
 def told(pool, workers):
     """What the hosts of those workers say."""
     for worker in workers:
-        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), max_steps=1))
+        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=1.0))
     reports = []
     while len(reports) < len(workers):
         reports += pool.wait(30)

@@ -14,7 +14,7 @@ def test_a_run_is_carried_out_alone_as_it_was_and_what_is_lost_is_begun_again(tm
     spec, calls, pool = make_spec(seed=1, num_slots=1), [], InlinePool(lambda: FakeHost(tmp_path / "0", fault))
     pool.start = lambda worker, call: (calls.append(call), InlinePool.start(pool, worker, call))
     found = carried_out(
-        pool, spec, 0, bank_key=bank_key(spec), num_microbatches=2, steps_per_call=3, max_attempts=3,
+        pool, spec, 0, bank_key=bank_key(spec), num_microbatches=2, max_attempts=3,
         hang_seconds=60.0, check=lambda: None,
     )  # fmt: skip
     assert executions(tmp_path / "0", "begin") == [spec.id] * (3 if fault else 1)

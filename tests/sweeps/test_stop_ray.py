@@ -34,7 +34,7 @@ SCRIPT = """
     with Ledger.open(study, {{}}, create=True) as ledger:
         drive(
             StaticSource(make_specs(6, num_steps=200), bank_key), pool, ledger, study, num_slots_for=num_slots,
-            bank_key_for=bank_key, steps_per_call=3, should_stop=lambda: bool(stop), grace_seconds={grace},
+            bank_key_for=bank_key, should_stop=lambda: bool(stop), grace_seconds={grace},
         )
     print("stopped", time.monotonic(), flush=True)
     pool.close()

@@ -36,18 +36,18 @@ def test_a_longer_run_waits_for_the_next_shorter_ones_branch_step(trunks):
     for each in (long, short, middle, other):
         trunks.add(each)
     steps = {}
-    assert [trunks.may_start(each, lambda: steps) for each in (short, middle, long, other)] == [
+    assert [trunks.may_start(each, steps.get) for each in (short, middle, long, other)] == [
         True,
         False,
         False,
         True,
     ]
     steps[short.run_id] = 7
-    assert not trunks.may_start(middle, lambda: steps), "its branch step is 8"
+    assert not trunks.may_start(middle, steps.get), "its branch step is 8"
     steps[short.run_id] = 8
-    assert trunks.may_start(middle, lambda: steps) and not trunks.may_start(long, lambda: steps)
+    assert trunks.may_start(middle, steps.get) and not trunks.may_start(long, steps.get)
     trunks.drop(middle.run_id)
-    assert trunks.may_start(long, lambda: steps), "the one before it is now the shortest, which is past its step"
+    assert trunks.may_start(long, steps.get), "the one before it is now the shortest, which is past its step"
     trunk = trunk_id(short.spec)
     assert [trunks.kept(each) for each in (short, long, other)] == [(8, trunk), None, None]
 
@@ -57,7 +57,7 @@ def test_of_two_decays_at_one_step_one_goes_on_from_the_other(trunks):
     for each in pair:
         trunks.add(each)
     first, second = sorted(pair, key=lambda each: each.run_id)
-    assert (trunks.may_start(first, dict), trunks.may_start(second, dict)) == (True, False)
+    assert (trunks.may_start(first, {}.get), trunks.may_start(second, {}.get)) == (True, False)
     assert trunks.kept(first) and not trunks.kept(second)
 
 
@@ -98,7 +98,7 @@ def test_a_drive_begins_them_by_duration_and_ends_them_all(tmp_path):
     with Ledger.open(tmp_path, {}, create=True) as ledger:
         drive(
             StaticSource(specs, bank_key), InlinePool(lambda: host), ledger, tmp_path,
-            num_slots_for=num_slots, bank_key_for=bank_key, steps_per_call=3,
+            num_slots_for=num_slots, bank_key_for=bank_key,
         )  # fmt: skip
         assert {run.spec.id for run in ledger.runs()} == {spec.id for spec in specs}
     begun = [line.split()[1] for line in (tmp_path / "diary").read_text().splitlines() if line.startswith("begin")]
