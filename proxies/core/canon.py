@@ -123,6 +123,9 @@ def to_json(value: object, path: str = "$") -> Json:
     if isinstance(value, int):
         return int(value)  # subclasses (an IntEnum, torch's version string) are not what JSON gives back
     if isinstance(value, (list, tuple)):  # a union would be made anew for each value
+        kinds = set(map(type, value))  # curves are long, and numbers of one kind
+        if kinds == {int} or (kinds == {float} and all(map(math.isfinite, value))):
+            return list(value)
         return [to_json(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
         for key in value:
@@ -238,6 +241,8 @@ def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tup
     if not isinstance(value, list | tuple):
         raise CanonError(f"{path} is a {type(value).__name__}: must be a list")
     if len(args) == 2 and args[1] is Ellipsis:
+        if args[0] in _PLAIN and set(map(type, value)) == {args[0]}:
+            return tuple(value)
         return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if len(args) != len(value):
         raise CanonError(f"{path} has {len(value)} items: must have {len(args)}")

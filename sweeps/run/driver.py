@@ -11,7 +11,7 @@ from pathlib import Path
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.failures import CAUSES, oom_kills
-from proxies.core.spec import Curve, RunResult, RunSpec
+from proxies.core.spec import Curve, Run, RunResult, RunSpec
 from sweeps.run.backlog import Attempt, Backlog
 from sweeps.run.crew import AdaptiveTimeouts, Crew
 from sweeps.run.lost_runs import NO_CURVE, Loss, Losses, RetryStatus, failed_result
@@ -19,7 +19,7 @@ from sweeps.run.pool import Finished, Pool, Report, decoded, decoded_pause
 from sweeps.run.trunks import Trunks
 from sweeps.search.source import RunSource, SourceSignal
 from sweeps.store.checkpoints import drop_checkpoints, drop_stale_checkpoints, saved_step
-from sweeps.store.curves import store_curve
+from sweeps.store.curves import store_curves
 from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import DriverProgress, RunningRun
@@ -134,6 +134,7 @@ class Driver:
         self._looked_at = -math.inf
         self._refused = ""
         self._oom_kills = oom_kills()
+        self._ended: list[tuple[Attempt, RunResult, Curve]] = []  # and not yet recorded
         self._outcomes: list[RunResult] = []
         self._lost: list[str] = []
 
@@ -199,6 +200,7 @@ class Driver:
                 self._settle(report.worker, finished)
             for paused in report.paused:
                 self._look(report.worker, paused)
+        self._commit()
         for report in reports:
             if report.error is not None:
                 self._lose_worker(report, report.error)
@@ -246,7 +248,7 @@ class Driver:
         attempt = self._open.get(result.id)
         if attempt is not None:
             self._backlog.discard(attempt)  # it may have been lost, queued again, and now come in late
-            self._commit(attempt, result, curve)
+            self._end(attempt, result, curve)
 
     def _look(self, index: int, paused: Finished) -> None:
         """Have a run that waits go on, or record it as pruned: then its slot is free, for the next call refills it."""
@@ -265,7 +267,7 @@ class Driver:
         if why or held.run_id not in self._open:  # a late report may have settled it
             del slots[paused.slot]
         if why and held.run_id in self._open:
-            self._commit(held, dataclasses.replace(result, reason=why), curve)
+            self._end(held, dataclasses.replace(result, reason=why), curve)
 
     def _lose_worker(self, report: Report, error: str) -> None:
         """Give up on a worker: what it held is lost, and it starts afresh.
@@ -323,7 +325,8 @@ class Driver:
         """
         reason = f"lost {attempt.standing.num_in_a_row} times, {how}"
         if any(result.status != "failed" for result in self._ledger.own_results()):
-            self._commit(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
+            self._end(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
+            self._commit()
             return
         self._losses.pardon(reason)
         raise RunsFail(
@@ -331,11 +334,19 @@ class Driver:
             "failed: fix the cause, then run the same command again" + "".join(f"\n{each}" for each in self._lost)
         )
 
-    def _commit(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
-        """The one place where an outcome is recorded: curve first, so that no result lacks one."""
-        store_curve(self._study_dir, result.id, curve, pruned=result.status == "pruned")
-        self._ledger.commit(attempt.spec, result)
-        drop_checkpoints(self._study_dir, result.id)
+    def _end(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
+        """A run has its outcome, which is recorded with those of the other reports."""
         del self._open[result.id]
-        self._trunks.drop(result.id)
-        self._outcomes.append(result)
+        self._ended.append((attempt, result, curve))
+
+    def _commit(self) -> None:
+        """The one place where outcomes are recorded: curves first, so that no result lacks one."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        store_curves(self._study_dir, [(result, curve) for _, result, curve in ended])
+        self._ledger.commit_all([Run(spec=attempt.spec, result=result) for attempt, result, _ in ended])
+        for _, result, _ in ended:
+            drop_checkpoints(self._study_dir, result.id)
+            self._trunks.drop(result.id)
+            self._outcomes.append(result)

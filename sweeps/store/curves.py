@@ -10,6 +10,9 @@ from __future__ import annotations
 import array
 import contextlib
 import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from proxies.core import canon
@@ -80,6 +83,21 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
     except OSError as error:
         raise DiskFull(f"{path}: {error.strerror}: free some space and resume; recorded results are kept") from error
     return path
+
+
+_NUM_WRITERS = 8
+"""On a file system of a network a file takes ten milliseconds, in which others can be written."""
+
+
+def store_curves(study_dir: Path, curves: Sequence[tuple[RunResult, Curve]]) -> None:
+    """`store_curve` of several runs at once. Raises as it does; some may be there then."""
+    write = [partial(store_curve, study_dir, r.id, curve, pruned=r.status == "pruned") for r, curve in curves]
+    if len(write) == 1:
+        write[0]()
+    else:
+        with ThreadPoolExecutor(_NUM_WRITERS) as writers:
+            for written in [writers.submit(each) for each in write]:
+                written.result()
 
 
 def load_curve(study_dir: Path, result: RunResult) -> Curve:

@@ -166,39 +166,51 @@ class Ledger:
         return cls(study_dir, records, None, None)
 
     def append(self, kind: str, key: str, body: object) -> Record:
-        """Add a record; on return it is durable.
+        """Add a record; on return it is durable. Arguments and errors as in `append_all`."""
+        return self.append_all([(kind, key, body)])[0]
+
+    def append_all(self, entries: Sequence[tuple[str, str, object]]) -> list[Record]:
+        """Add records, all or none, for the price of one; on return they are durable.
 
         Args:
-            kind: lower-case word: plan, driver, suggestion, result, verdict ...
-            key: unique within the kind.
-            body: a record of ours, or JSON data.
+            entries: of each its kind, a lower-case word (plan, driver, suggestion, result, verdict ...), its key,
+                unique within the kind, and its body: a record of ours, or JSON data.
 
         Raises:
             DuplicateRecord: (kind, key) is there already.
             StaleDriver: someone else has written since: this driver was taken over.
-            DiskFull: it does not fit; nothing was added.
-            CanonError: `body` has no canonical form (NaN, say).
+            DiskFull: they do not fit; nothing was added.
+            CanonError: a body has no canonical form (NaN, say).
         """
         if self._connection is None:
             raise SweepError("this ledger was opened for reading: only the driver adds records")
-        if not _KIND.fullmatch(kind):
-            raise ValueError(f"kind = {kind!r}: must be a lower-case word")
-        if (kind, key) in self._index or (kind in OUTCOMES and key in self._results):
-            raise DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
-        record = chain.link(len(self._records), kind, key, canon.canonical(body), self.head_hash)
+        records, head = list[Record](), self.head_hash
+        for kind, key, body in entries:
+            if not _KIND.fullmatch(kind):
+                raise ValueError(f"kind = {kind!r}: must be a lower-case word")
+            if (kind, key) in self._index or (kind in OUTCOMES and key in self._results):
+                raise DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
+            seq = len(self._records) + len(records)
+            records.append(chain.link(seq, kind, key, canon.canonical(body), head))
+            head = records[-1].hash
         with _advised(self._study_dir):
-            chain.write(self._connection, record)
-        self._records.append(record)
-        self._index[kind, key] = record
-        self._take_in(record, body)
-        return record
+            chain.write(self._connection, *records)
+        for record, (_, _, body) in zip(records, entries, strict=True):
+            self._records.append(record)
+            self._index[record.kind, record.key] = record
+            self._take_in(record, body)
+        return records
 
     def commit(self, spec: RunSpec, result: RunResult) -> None:
         """Record the one outcome of a run; one that was pruned may have another, of the whole of it.
 
         Raises as `append`, and SpecError if they do not belong together.
         """
-        self.append(PRUNED if result.status == "pruned" else RESULT, spec.id, Run(spec=spec, result=result))
+        self.commit_all([Run(spec=spec, result=result)])
+
+    def commit_all(self, runs: Sequence[Run]) -> None:
+        """The same of several runs, all or none."""
+        self.append_all([(PRUNED if run.result.status == "pruned" else RESULT, run.spec.id, run) for run in runs])
 
     def results(self) -> Mapping[str, RunResult]:
         """Every outcome of a whole run so far by run id, in the order of commitment; a live view."""

@@ -156,6 +156,10 @@ class Disk:
         self.curves.add((run_id, pruned))
         self.strike()
 
+    def store_curves(self, study_dir, curves):
+        for result, curve in curves:
+            self.store_curve(study_dir, result.id, curve, pruned=result.status == "pruned")
+
     def drop_checkpoints(self, study_dir, run_id):
         sql = "SELECT count(*) FROM records WHERE kind IN ('result', 'pruned') AND key = ?"
         if not self.live.execute(sql, (run_id,)).fetchone()[0]:
@@ -510,7 +514,7 @@ def faked(world):
         for module, name, fake in (
             (chain, "sqlite3", sql),
             (ledger_module, "DriverLock", Lock),
-            (driver_module, "store_curve", disk.store_curve),
+            (driver_module, "store_curves", disk.store_curves),
             (driver_module, "drop_checkpoints", disk.drop_checkpoints),
             (driver, "drop_stale_checkpoints", disk.drop_stale_checkpoints),
             (driver_module, "saved_step", lambda _, run_id: disk.newest(run_id)),

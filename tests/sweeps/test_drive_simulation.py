@@ -12,6 +12,7 @@ import sweep_fakes
 from simulation import BrokenPromiseError, KilledError, PowerLossError, simulate, study_folder
 from spaces import SPACE
 
+from proxies.core.spec import Run
 from sweeps.run import driver, lost_runs, pool
 from sweeps.run import driver as driver_module
 from sweeps.run.crew import Crew
@@ -19,6 +20,7 @@ from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import Search, SearchSource
 from sweeps.store import chain
 from sweeps.store.errors import SweepError
+from sweeps.store.ledger import Ledger
 
 NUM_SEEDS, NUM_SEARCHES = 150, 40
 
@@ -208,27 +210,39 @@ def results_forgotten(patch):
     patch.setattr(driver_module.Driver, "pull", mutant)
 
 
-def late_curve(self, attempt, result, curve):
-    """`Driver._commit` with the curve after the record."""
-    self._ledger.commit(attempt.spec, result)
-    driver_module.store_curve(self._study_dir, result.id, curve, pruned=result.status == "pruned")
-    driver_module.drop_checkpoints(self._study_dir, result.id)
-    del self._open[result.id]
-    self._outcomes.append(result)
+def late_curves(self):
+    """`Driver._commit` with the curves after the records."""
+    ended, self._ended = self._ended, []
+    if ended:
+        self._ledger.commit_all([Run(spec=attempt.spec, result=result) for attempt, result, _ in ended])
+        driver_module.store_curves(self._study_dir, [(result, curve) for _, result, curve in ended])
+        for _, result, _ in ended:
+            driver_module.drop_checkpoints(self._study_dir, result.id)
+            self._outcomes.append(result)
 
 
 def curve_after_result(patch):
-    patch.setattr(driver_module.Driver, "_commit", late_curve)
+    patch.setattr(driver_module.Driver, "_commit", late_curves)
 
 
 def checkpoint_dropped_first(patch):
-    commit = driver_module.Driver._commit
+    end = driver_module.Driver._end
 
     def mutant(self, attempt, result, curve):
         driver_module.drop_checkpoints(self._study_dir, result.id)
-        commit(self, attempt, result, curve)
+        end(self, attempt, result, curve)
 
-    patch.setattr(driver_module.Driver, "_commit", mutant)
+    patch.setattr(driver_module.Driver, "_end", mutant)
+
+
+def one_of_several_recorded(patch):
+    """Of several outcomes that came in at once, one is recorded."""
+    commit_all = Ledger.commit_all
+
+    def mutant(self, runs):
+        commit_all(self, runs[:1])
+
+    patch.setattr(Ledger, "commit_all", mutant)
 
 
 def checkpoints_left(patch):
@@ -274,7 +288,7 @@ MUTANTS = (
     no_fsync, no_fencing, told_twice, attempts_forgotten, lease_by_wall_clock, leases_without_end, own_absence_blamed,
     lost_runs_forgotten, results_forgotten, curve_after_result, checkpoint_dropped_first, checkpoints_left,
     stop_without_saving, nobody_runs_alone, memory_forgotten,
-    kills_blamed, told_before_it_answered,
+    kills_blamed, told_before_it_answered, one_of_several_recorded,
 )  # fmt: skip
 
 
@@ -299,23 +313,23 @@ def slot_not_given_up(patch):
 
 def refilled_before_it_is_recorded(patch):
     """The slot is free, and nobody has written down what came of its run."""
-    commit = driver_module.Driver._commit
+    end = driver_module.Driver._end
 
     def mutant(self, attempt, result, curve):
         if result.status != "pruned":
-            commit(self, attempt, result, curve)
+            end(self, attempt, result, curve)
 
-    patch.setattr(driver_module.Driver, "_commit", mutant)
+    patch.setattr(driver_module.Driver, "_end", mutant)
 
 
 def pruned_told_twice(patch):
-    commit = driver_module.Driver._commit
+    end = driver_module.Driver._end
 
     def mutant(self, attempt, result, curve):
-        commit(self, attempt, result, curve)
+        end(self, attempt, result, curve)
         self._outcomes += [result] if result.status == "pruned" else []
 
-    patch.setattr(driver_module.Driver, "_commit", mutant)
+    patch.setattr(driver_module.Driver, "_end", mutant)
 
 
 def curve_not_cut(patch):
@@ -331,8 +345,9 @@ def pruned_forgotten(patch):
 def pruned_curve_after_its_record(patch):
     commit = driver_module.Driver._commit
 
-    def mutant(self, attempt, result, curve):
-        (late_curve if result.status == "pruned" else commit)(self, attempt, result, curve)
+    def mutant(self):
+        pruned = any(result.status == "pruned" for _, result, _ in self._ended)
+        (late_curves if pruned else commit)(self)
 
     patch.setattr(driver_module.Driver, "_commit", mutant)
 

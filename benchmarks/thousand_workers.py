@@ -1,0 +1,381 @@
+"""What the driver takes of a core at 64 to 4,000 workers, how busy it keeps them, and what breaks first.
+
+    python benchmarks/thousand_workers.py --json benchmarks/results/thousand_workers.json     # 4 minutes of a core
+
+`sweeps.run.driver`, its crew, ledger and curve files are real, on a file system in memory. Stand-ins are the workers,
+of 4 slots each, which train 100 steps a second in calls of two seconds with one ahead, and the clock: it moves by the
+processor time that the driver really takes, by what its writes would take on a file system, and to the next report
+where nobody has anything to do. Runs of 30 to 90 s end at any time, each with a curve of 1,000 steps.
+
+1. The driver alone (writes take no time): processor time a call, its share of a core, and how busy the workers are.
+2. The same where each operation on a file that must reach the server takes what Amazon EFS publishes for a write,
+   2.7 ms, and each lock what it publishes for a read, 0.25 ms ("EFS performance", Regional). An outcome takes as many
+   as a trace of the system calls of one has (`*_WRITES`): those of several curves overlap, the ledger's are shared.
+3. What the workers' own saves ask of the file system, by arithmetic: bytes and operations a second against its
+   published limits. And actors: Ray's own release test starts 389 a second (10,000 on 64 nodes, release log of 1.12.0).
+4. Real Ray: eight actors that do no work, calls a second by our pool and driver's crew beside a loop of Ray alone, in
+   turns (`--only ray`; not in `--only driver`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import heapq
+import json
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sweeps"))
+
+from process_tree import machine
+from sweep_fakes import bank_key, make_spec, num_slots
+
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.spec import Curve, RunResult
+from sweeps.run import driver
+from sweeps.run.crew import AdaptiveTimeouts, Crew
+from sweeps.run.pool import Finished, HostAnswer, HostCall, Report
+from sweeps.search.source import StaticSource
+from sweeps.store.ledger import Ledger
+
+NUM_WORKERS = (64, 256, 1_000, 4_000)
+NUM_SLOTS, STEPS_PER_SECOND, CURVE_STEPS = 4, 100, 1_000
+RUN_SECONDS = (30.0, 90.0)
+WARM_SECONDS, SECONDS = 40.0, 60.0
+"""Of the simulated time: before anything is counted, and counted."""
+EFS_WRITE_SECONDS, EFS_READ_SECONDS = 2.7e-3, 0.25e-3
+EFS_WRITES_PER_SECOND, EFS_WRITE_BYTES_PER_SECOND = 25_000, 3 * 2**30
+"""Limits of a Regional file system, provisioned throughput (the same page)."""
+CURVE_WRITES, LEDGER_WRITES, LEDGER_LOCKS, CHECKPOINT_WRITES = 5, 6, 9, 3
+"""Calls that change a name or wait for the disk, by `strace -f -e trace=%file,fsync,fdatasync,ftruncate,fcntl` of a
+driver: of one curve, of one transaction of the ledger, of one folder of checkpoints.
+"""
+WRITERS = 8
+"""Curves that are written at once (`sweeps.store.curves`)."""
+SAVE_SECONDS, SAVE_OPERATIONS = 30.0, 6
+"""Between two saves of a slot; write, sync, rename, sync the folder, list it, remove the one before the last."""
+BYTES_PER_WEIGHT = 12
+RAY_ACTORS_PER_SECOND = 389
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """What a stand-in has been asked to do."""
+
+    ahead: bool
+    hold: dict[int, int | None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True)
+class Standin:
+    """One worker."""
+
+    slots: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+    """Slot -> [run id, steps done, steps in all]."""
+    calls: deque[Call] = dataclasses.field(default_factory=deque)
+    may_go_on: bool = False
+    idle_since: float = 0.0
+    busy_seconds: float = 0.0
+
+
+class StandinPool:
+    """Workers that cost nothing, and the clock of it all."""
+
+    calls_ahead = 1
+
+    def __init__(self, num_workers: int, run_ids: list[str]) -> None:
+        """`run_ids`: by seed."""
+        self.num_workers, self._ids = num_workers, run_ids
+        self.now = 0.0
+        self._random = random.Random(0)
+        self._workers = [Standin() for _ in range(num_workers)]
+        self._events: list[tuple[float, int, Report]] = []
+        self._since = time.process_time()
+        self.driver_seconds = self.waited_seconds = 0.0
+        self.num_calls = self.num_ended = 0
+        self._curve = Curve(
+            steps=tuple(range(1, CURVE_STEPS + 1)),
+            train_loss_nats=tuple(3 + 1 / step for step in range(1, CURVE_STEPS + 1)),
+            grad_norm=(1.0,) * CURVE_STEPS,
+        )
+        self._curve_body: dict[str, Json] = canon.to_json(self._curve)  # type: ignore[assignment]
+        self._curve_id = canon.content_id(self._curve)
+
+    def clock(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        """The driver waits for a disk."""
+        self.now += seconds
+        self.waited_seconds += seconds
+
+    def _enter(self) -> None:
+        spent = time.process_time() - self._since
+        self.now += spent
+        self.driver_seconds += spent
+
+    def _leave(self) -> None:
+        self._since = time.process_time()
+
+    def busy_seconds(self) -> float:
+        """Of training so far: of calls under way, what has passed."""
+        left = sum(max(0.0, at - self.now) for at, _, _ in self._events)
+        return sum(worker.busy_seconds for worker in self._workers) - left
+
+    def start(self, index: int, call: HostCall) -> None:
+        self._enter()
+        worker = self._workers[index]
+        for slot, data in call.admit:
+            worker.slots[slot] = [
+                self._ids[int(str(data["seed"]))],
+                0,
+                int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS)),
+            ]
+        worker.calls.append(Call(call.ahead, call.hold))
+        if len(worker.calls) == 1:
+            self._begin(index, self.now)
+        self._leave()
+
+    def _begin(self, index: int, now: float) -> None:
+        worker = self._workers[index]
+        seconds = 2.0 * self._random.uniform(0.98, 1.02)
+        steps = int(seconds * STEPS_PER_SECOND)
+        if worker.calls[0].ahead and not worker.may_go_on:
+            steps = 0
+        steps = min([steps, *(total - done for _, done, total in worker.slots.values())])
+        worker.busy_seconds += steps / STEPS_PER_SECOND
+        ended = []
+        for slot, held in list(worker.slots.items()):
+            held[1] += steps
+            if held[1] >= held[2]:
+                ended.append(self._ended(slot, held[0]))
+                del worker.slots[slot]
+        report = Report(
+            worker=index, finished=tuple(ended), steps={slot: held[1] for slot, held in worker.slots.items()}
+        )
+        worker.may_go_on = steps > 0 and not ended
+        heapq.heappush(self._events, (now + steps / STEPS_PER_SECOND, self.num_calls, report))
+        self.num_calls += 1
+        self.num_ended += len(ended)
+
+    def _ended(self, slot: int, run_id: str) -> Finished:
+        result = RunResult(
+            id=run_id, status="finished", loss_nats=3.0, num_steps=CURVE_STEPS, last_train_loss_nats=3.001,
+            curve_id=self._curve_id, flops=1.0, tokens=1, seconds=60.0,
+            environment={"device": "stand-in"}, reason="",
+        )  # fmt: skip
+        return Finished(slot=slot, result=canon.to_json(result), curve=self._curve_body)  # type: ignore[arg-type]
+
+    def wait(self, timeout_seconds: float) -> list[Report]:
+        self._enter()
+        if not self._events or self._events[0][0] > self.now:
+            until = self.now + timeout_seconds
+            self.now = min(until, self._events[0][0]) if self._events else until
+        reports = []
+        while self._events and self._events[0][0] <= self.now:
+            at, _, report = heapq.heappop(self._events)
+            worker = self._workers[report.worker]
+            worker.calls.popleft()
+            reports.append(report)
+            if worker.calls:
+                self._begin(report.worker, at)  # whatever the driver does: it was queued
+        self._leave()
+        return reports
+
+    def restart(self, worker: int) -> None:
+        raise AssertionError("no stand-in fails")
+
+    def close(self) -> None:
+        return
+
+
+class EnoughError(Exception):
+    """The simulated time is over."""
+
+
+def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
+    """A drive of so many workers, each write of it taking so long."""
+    num_runs = int(num_workers * NUM_SLOTS * (1 + (WARM_SECONDS + SECONDS) / RUN_SECONDS[0]))
+    specs = [make_spec(seed=seed, num_steps=CURVE_STEPS, num_slots=NUM_SLOTS) for seed in range(num_runs)]
+    pool = StandinPool(num_workers, [spec.id for spec in specs])
+    marks: list[tuple[float, float, float, int, int]] = []
+
+    def mark() -> None:
+        marks.append((pool.now, pool.driver_seconds, pool.busy_seconds(), pool.num_calls, pool.num_ended))
+
+    def should_stop() -> bool:
+        if not marks and pool.now >= WARM_SECONDS:
+            mark()
+        if pool.now >= WARM_SECONDS + SECONDS:
+            mark()
+            raise EnoughError
+        return False
+
+    store = driver.store_curves
+
+    def stored(study_dir: Path, curves: Any) -> None:
+        if write_seconds:
+            pool.spend(commit_seconds(len(curves)))
+        store(study_dir, curves)
+
+    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as name,
+        Ledger.open(Path(name), {}, create=True) as ledger,
+        mock.patch.object(driver, "store_curves", stored),
+        contextlib.suppress(EnoughError),
+    ):
+        pool._leave()
+        driver.drive(
+            StaticSource(specs, bank_key), pool, ledger, Path(name), num_slots_for=num_slots,
+            bank_key_for=bank_key, should_stop=should_stop, clock=pool.clock,
+        )  # fmt: skip
+    (began, cpu, busy, calls, ended), (end, cpu_end, busy_end, calls_end, ended_end) = marks
+    seconds = end - began
+    return {
+        "num_workers": num_workers, "write_seconds": write_seconds,
+        "calls_per_second": (calls_end - calls) / seconds, "outcomes_per_second": (ended_end - ended) / seconds,
+        "cpu_ms_per_call": 1e3 * (cpu_end - cpu) / (calls_end - calls), "share_of_a_core": (cpu_end - cpu) / seconds,
+        "busy_share": (busy_end - busy) / seconds / num_workers,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }  # fmt: skip
+
+
+def commit_seconds(num_outcomes: int) -> float:
+    """What so many outcomes that came in at once wait for the file system."""
+    rounds = -(-num_outcomes // WRITERS)
+    writes = rounds * CURVE_WRITES + LEDGER_WRITES + num_outcomes * CHECKPOINT_WRITES
+    return writes * EFS_WRITE_SECONDS + LEDGER_LOCKS * EFS_READ_SECONDS
+
+
+def file_system() -> dict[str, Any]:
+    """At how many workers each of a file system's limits is reached, by arithmetic."""
+    mean_seconds = sum(RUN_SECONDS) / 2
+    most = {number: number / commit_seconds(number) for number in (1, WRITERS)}
+
+    def by_bytes(weights: float) -> float:
+        return EFS_WRITE_BYTES_PER_SECOND * SAVE_SECONDS / (weights * BYTES_PER_WEIGHT * NUM_SLOTS)
+
+    return {
+        "outcomes_per_second": {f"{number} at once": rate for number, rate in most.items()},
+        "workers_by_outcomes": {
+            f"runs of {seconds:g} s, {number} at once": rate * seconds / NUM_SLOTS
+            for seconds in (mean_seconds, 600.0)
+            for number, rate in most.items()
+        },
+        "workers_by_saved_bytes": {
+            f"{weights / 1e6:g}M weights": by_bytes(weights) for weights in (1e6, 10e6, 40e6)
+        },
+        "workers_by_save_operations": EFS_WRITES_PER_SECOND * SAVE_SECONDS / (SAVE_OPERATIONS * NUM_SLOTS),
+        "ray_start_seconds_of_1000": 1_000 / RAY_ACTORS_PER_SECOND,
+    }  # fmt: skip
+
+
+class Idle:
+    """A host that has always just trained."""
+
+    def advance(self, call: HostCall) -> HostAnswer:
+        return HostAnswer(steps=dict.fromkeys(call.hold, 1) or {0: 1})
+
+
+RAY_WORKERS, RAY_CALLS, RAY_ROUNDS = 8, 2_000, 5
+
+
+def by_us(pool: Any) -> float:
+    """Calls a second of our crew, one ahead."""
+    crew = Crew(pool, num_slots, AdaptiveTimeouts(600.0), time.monotonic)
+    held = driver.Attempt(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
+    for index, worker in crew.idle():
+        worker.bank_key, worker.slots[0] = "one", held
+        crew.start(index, {0: held})
+    began, done = time.monotonic(), 0
+    while done < RAY_CALLS:
+        for index, _ in crew.training():
+            crew.go_on(index)
+        done += len(crew.wait(1.0))
+    rate = done / (time.monotonic() - began)
+    while crew.busy:
+        crew.wait(1.0)
+    return rate
+
+
+def by_ray(pool: Any) -> float:
+    """Calls a second of the plainest loop over the same actors, two in flight each."""
+    ray, actors = pool._ray, pool._actors
+    call = HostCall(bank_key="one", num_slots=3, admit=(), seconds=2.0)
+    pending = {actor.advance.remote(i, call): i for _ in range(2) for i, actor in enumerate(actors)}
+    began, done = time.monotonic(), 0
+    while done < RAY_CALLS:
+        ready, _ = ray.wait(list(pending), num_returns=1)
+        for reference in ready:
+            ray.get(reference)
+            index = pending.pop(reference)
+            pending[actors[index].advance.remote(index, call)] = index
+            done += 1
+    rate = done / (time.monotonic() - began)
+    ray.get(list(pending))
+    return rate
+
+
+def beside_ray() -> dict[str, Any]:
+    """Both, in turns, over the same eight actors."""
+    from sweeps.ray.nodes import WorkerPlacement
+    from sweeps.ray.pool import RayPool
+
+    pool = RayPool(RAY_WORKERS, Idle, place=WorkerPlacement(worker_cpus=0.1))
+    try:
+        by_us(pool), by_ray(pool)  # warm
+        rounds = [(by_us(pool), by_ray(pool)) for _ in range(RAY_ROUNDS)]
+    finally:
+        pool.close()
+    return {
+        "num_actors": RAY_WORKERS,
+        "ours_calls_per_second": statistics.median(ours for ours, _ in rounds),
+        "ray_calls_per_second": statistics.median(plain for _, plain in rounds),
+        "ratio": statistics.median(ours / plain for ours, plain in rounds),
+        "ratios": [ours / plain for ours, plain in rounds],
+    }
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=("driver", "ray"))
+    parser.add_argument("--workers", help="for the driver alone, e.g. 64,1000")
+    options = parser.parse_args()
+    body: dict[str, Any] = {"machine": machine()}
+    sizes = tuple(map(int, options.workers.split(","))) if options.workers else NUM_WORKERS
+    if options.only != "ray":
+        driven(64, 0.0)  # imports, caches
+        body["driver"] = [driven(number, 0.0) for number in sizes]
+        body["driver_on_efs"] = [driven(number, EFS_WRITE_SECONDS) for number in sizes]
+        body["file_system"] = file_system()
+        for name in ("driver", "driver_on_efs"):
+            print(f"{name}:\n  workers   calls/s  ends/s  CPU ms a call  of a core   busy")
+            for row in body[name]:
+                print(
+                    f"  {row['num_workers']:7,} {row['calls_per_second']:9.1f} {row['outcomes_per_second']:7.1f} "
+                    f"{row['cpu_ms_per_call']:14.3f} {row['share_of_a_core']:10.3f} {row['busy_share']:6.1%}"
+                )
+        print(json.dumps(body["file_system"], indent=2))
+    if options.only != "driver":
+        body["ray"] = beside_ray()
+        print(json.dumps(body["ray"], indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
