@@ -296,13 +296,14 @@ def by_us(pool: Any) -> float:
     """Calls a second of our crew, one ahead."""
     crew = Crew(pool, num_slots, AdaptiveTimeouts(600.0), time.monotonic)
     held = driver.Attempt(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
-    for index, worker in crew.idle():
+    for worker in crew.workers:
         worker.bank_key, worker.slots[0] = "one", held
-        crew.start(index, {0: held})
     began, done = time.monotonic(), 0
     while done < RAY_CALLS:
         for index, _ in crew.training():
             crew.go_on(index)
+        for index, _ in crew.idle():
+            crew.start(index, {})
         done += len(crew.wait(1.0))
     rate = done / (time.monotonic() - began)
     while crew.busy:

@@ -1,15 +1,19 @@
 """A trial costs the driver as much at the end of a long search as at its beginning: calls are counted, not seconds."""
 
 import cProfile
+from collections import deque
 
 from soak_case import TrivialHost
 from spaces import SPACE
-from sweep_fakes import bank_key, make_run, num_slots
+from sweep_fakes import bank_key, finished, make_run, make_spec, num_slots
 
+from proxies.core import canon
+from proxies.core.spec import RunSpec
+from sweeps.run.crew import Crew
 from sweeps.run.driver import drive
-from sweeps.run.pool import InlinePool
+from sweeps.run.pool import InlinePool, Report
 from sweeps.search import samplers
-from sweeps.search.source import Search, SearchSource
+from sweeps.search.source import Search, SearchSource, StaticSource
 from sweeps.store.ledger import Ledger
 
 
@@ -40,3 +44,57 @@ def test_it_would_be_noticed(tmp_path, monkeypatch):
     calls(tmp_path / "first", 6)
     first, second, third = (calls(tmp_path / str(number), number) for number in (15, 30, 60))
     assert (third - second) / (second - first) > 2.2
+
+
+class Turns:
+    """Workers of one slot whose calls end one by one, in turn; a run takes ten."""
+
+    calls_ahead = 1
+
+    def __init__(self, num_workers):
+        self.num_workers, self.num_reports, self.calls = num_workers, 0, deque()
+        self.runs, self.may_go_on = {}, {}
+
+    def start(self, worker, call):
+        if call.admit:
+            self.runs[worker] = [canon.decode(RunSpec, call.admit[0][1]), 0]
+        self.calls.append((worker, call))
+
+    def wait(self, timeout_seconds):
+        worker, call = self.calls.popleft()
+        held, ended = self.runs.get(worker), ()
+        if held and (not call.ahead or self.may_go_on[worker]):
+            held[1] += 1
+            if held[1] == 10:
+                ended = (finished(0, self.runs.pop(worker)[0]),)
+        self.may_go_on[worker] = not ended
+        self.num_reports += 1
+        return [Report(worker=worker, finished=ended, steps={0: held[1]} if held and not ended else {})]
+
+
+def calls_a_report(study_dir, num_workers):
+    """Function calls of the driver, two runs a worker."""
+    pool, profile = Turns(num_workers), cProfile.Profile()
+    specs = [make_spec(seed=seed, num_steps=10, num_slots=1) for seed in range(2 * num_workers)]
+    with Ledger.open(study_dir, {}, create=True) as ledger:
+        profile.enable()
+        drive(
+            StaticSource(specs, bank_key), pool, ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key,
+            clock=lambda: 0.0,
+        )  # fmt: skip
+        profile.disable()
+        assert len(ledger.runs()) == len(specs)
+    return sum(entry.callcount for entry in profile.getstats()) / pool.num_reports
+
+
+def test_a_report_costs_as_many_calls_whatever_the_number_of_workers(tmp_path):
+    calls_a_report(tmp_path / "first", 2)
+    few, many = (calls_a_report(tmp_path / str(number), number) for number in (8, 128))
+    assert many < 1.05 * few
+
+
+def test_a_driver_that_looks_at_all_its_workers_would_be_noticed(tmp_path, monkeypatch):
+    """The mutation check."""
+    monkeypatch.setattr(Crew, "busy", property(lambda self: sum(len(w.kind) for w in self.workers if w.num_calls) > 0))
+    few, many = (calls_a_report(tmp_path / str(number), number) for number in (8, 128))
+    assert many > 1.05 * few
