@@ -55,6 +55,10 @@ class CudaGraph:
 
     It may read and write tensors that stay where they are, must not ask the device for anything, and is run
     `NUM_WARMUPS` times before. What it returns is one tensor, overwritten by every call.
+
+    Raises:
+        RuntimeError: it cannot be recorded. Where that was for want of memory, its context says so, and
+            `proxies.core.failures.classify` finds it there.
     """
 
     def __init__(self, step: Callable[[], Tensor]) -> None:
@@ -65,7 +69,8 @@ class CudaGraph:
                 step()
         torch.cuda.current_stream().wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Where the end of a recording fails, torch leaves its own stream the current one: what comes next needs ours.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph):
             self._result = step()
 
     def __call__(self) -> Tensor:
