@@ -274,11 +274,12 @@ class Bank:
     def _hand_over(self, busy: dict[int, _Slot], ahead: int) -> None:
         """What the step is to read: batches, and the share of its rates that each trains at."""
         ids_KBT = torch.zeros(self._ids_KBT.shape, dtype=torch.int64)
-        share_K1 = torch.zeros(self._share_K1.shape, dtype=torch.float64)
+        shares = [0.0] * len(self._slots)
         for i, slot in busy.items():
             spec, step = slot.progress.spec, slot.progress.step + ahead
             ids_KBT[i] = batch_of(self._store, spec, step)
-            share_K1[i] = lr_multiplier(spec.schedule, step)
+            shares[i] = lr_multiplier(spec.schedule, step)
+        share_K1 = torch.tensor(shares, dtype=torch.float64)[:, None]
         for static, values in ((self._ids_KBT, ids_KBT), (self._share_K1, share_K1)):
             static.copy_(pinned(values, self.device), non_blocking=True)
 
