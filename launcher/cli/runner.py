@@ -33,7 +33,7 @@ def with_runner(
     from launcher.study.study_folder import open_ledger, plan_study, verified_corpus
 
     study = plan_study(plan_path, study_dir, overrides)
-    store = verified_corpus(study)  # before the study folder is touched
+    verified_corpus(study)  # before the study folder is touched
     if study.factory is not None:  # so that a model which cannot be built yet pins nothing
         from launcher.study.own_model import own_model
 
@@ -47,7 +47,7 @@ def with_runner(
         ):
             say(f"warning: {text}")
         reporter = Reporter(study, ledger, verb, verbose=verbose)
-        with Runner(study, ledger, store, reporter).running() as runner:
+        with Runner(study, ledger, reporter).running() as runner:
             body, text = work(runner)
             reporter.done()
         failed = failed_text(ledger, study_dir)

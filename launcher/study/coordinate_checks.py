@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-
-import torch
+from typing import cast
 
 from launcher.base.talk import say
 from launcher.plan.study import DEPTH, Study
 from launcher.study.gates import GateError, coordinate_gate
-from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
+from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, RunReadings, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
+from proxies.core.failures import CAUSES
 from proxies.core.spec import RunSpec
-from proxies.data.tokens import TokenStore
-from proxies.external.description import describe
-from proxies.external.factory import build_model, load
+from sweeps.run.driver import HANG_SECONDS
+from sweeps.run.pool import HostCall, Pool, Report
+from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import Ledger
+
+POLL_SECONDS = 0.5
 
 
 class UnseenError(ValueError):
@@ -24,28 +28,37 @@ class UnseenError(ValueError):
 
 
 def checks_of(
-    study: Study, ledger: Ledger, store: TokenStore | None, check_stop: Callable[[], None],
+    study: Study, ledger: Ledger, workers: Callable[[], Pool], check_stop: Callable[[], None],
     advance: Callable[[float], None] = lambda flops: None,
 ) -> dict[str, canon.Json]:  # fmt: skip
-    """Every check of the study, by name; those that the ledger lacks are run and recorded.
+    """Every check of the study, by name; those that the ledger lacks are run by its workers and recorded.
 
-    `advance` receives the FLOPs of every part of a check that has ended, `check_stop` is called after each.
+    Args:
+        study: as its ledger has it.
+        ledger: open for writing.
+        workers: the pool, idle; asked for only where there is something to run.
+        check_stop: raises what ends the work; called a few times a second where workers are other processes.
+        advance: receives the FLOPs of every part of a check that has ended.
 
     Raises:
         UnseenError: a command trains.
+        RunsFail: a run failed as often as the plan allows, or no attempt can help.
+        PoolDead: as named.
     """
-    if store is None or study.plan.command is not None:
+    if study.corpus is None or study.plan.command is not None:
         raise UnseenError(
             "forerun cannot see the activations of a command: run the coordinate check in its own trainer"
         )
     needed, own = study.coordinate_checks, study.plan.proxy.parametrization
     if study.factory is not None:  # what cannot be built is said before anything trains
+        from proxies.external.description import describe
+        from proxies.external.factory import load
+
         for runs in needed.values():
             describe(load(study.plan.proxy.factory, study.code_dir, runs[-1][0].own_values)[0], runs[-1][0])
     for name, runs in needed.items():
         if ledger.find("coordinates", name) is None:
-            found = _check(study, name, runs, store, check_stop, advance)
-            torch.cuda.empty_cache()  # the workers' now: this process keeps none of it through the study
+            found = _check(study, name, runs, workers(), check_stop, advance)
             ledger.append("coordinates", name, found)
             expected = ", as it should" if name == "sp" and own != "sp" and found.outcome == "blows_up" else ""
             say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
@@ -53,7 +66,7 @@ def checks_of(
 
 
 def _check(
-    study: Study, name: str, runs: Sequence[Sequence[RunSpec]], store: TokenStore, check_stop: Callable[[], None],
+    study: Study, name: str, runs: Sequence[Sequence[RunSpec]], pool: Pool, check_stop: Callable[[], None],
     advance: Callable[[float], None],
 ) -> CoordinateCheck:  # fmt: skip
     axis: Axis = "depth" if name == DEPTH else "width"
@@ -68,12 +81,54 @@ def _check(
 
     return check_coordinates(
         runs,
-        store,
+        lambda probes: _read(pool, probes, check_stop, study.plan.cluster.max_attempts),
         axis=axis,
         level=study.plan.transfer.level,
-        build=(lambda spec: build_model(spec, study.code_dir)) if study.factory is not None else None,
         progress=progress,
     )
+
+
+def _read(
+    pool: Pool, probes: Sequence[CoordinateProbe], check_stop: Callable[[], None], max_attempts: int
+) -> list[RunReadings]:
+    """What workers read of runs, each by whichever is idle; a worker that fails or is silent is restarted.
+
+    Raises:
+        RunsFail: `max_attempts` at one of the runs failed, or one says that no other can help.
+    """
+    left, idle = list(reversed(range(len(probes)))), list(reversed(range(pool.num_workers)))
+    busy, found, num_lost = dict[int, tuple[int, float]](), dict[int, RunReadings](), Counter[int]()
+    while len(found) < len(probes):
+        while left and idle:
+            worker, index = idle.pop(), left.pop()
+            asked = cast(dict[str, canon.Json], canon.to_json(probes[index]))
+            pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=asked))
+            busy[worker] = index, time.monotonic()
+        reports = pool.wait(POLL_SECONDS)
+        here = {report.worker for report in reports}
+        reports += [
+            Report(worker=worker, error=f"no answer in {HANG_SECONDS:g} s", cause="hung")
+            for worker, (_, began) in busy.items()
+            if worker not in here and time.monotonic() - began > HANG_SECONDS
+        ]
+        for report in reports:
+            index, _ = busy.pop(report.worker)
+            idle.append(report.worker)
+            if report.error is None and report.answer is not None:
+                found[index] = canon.decode(RunReadings, report.answer)
+                continue
+            pool.restart(report.worker)
+            num_lost[index] += 1
+            left.append(index)
+            if report.refused or num_lost[index] >= max_attempts:
+                shape, kind = probes[index].spec.shape, CAUSES[report.cause]
+                raise RunsFail(
+                    f"coordinate check: a run of width {shape.width} with {shape.num_layers} layers failed: "
+                    f"{kind.words}: {report.error or 'the worker did not answer'}. To do: {kind.advice}; then run the "
+                    "same command again"
+                )
+        check_stop()
+    return [found[index] for index in range(len(probes))]
 
 
 def refuse_failed(study: Study, checks: dict[str, canon.Json]) -> None:

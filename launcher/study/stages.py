@@ -38,7 +38,6 @@ from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
 from proxies.core.branches import own_flops
 from proxies.core.spec import RunSpec
-from proxies.data.tokens import TokenStore
 from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven
 from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.pool import Pool
@@ -124,13 +123,11 @@ def bank_key(spec: RunSpec) -> str:
 class Runner:
     """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
 
-    def __init__(
-        self, study: Study, ledger: Ledger, store: TokenStore | None, reporter: Reporter | None = None
-    ) -> None:
-        """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data.
-        `reporter` prints how far the study is; None: one for all stages.
+    def __init__(self, study: Study, ledger: Ledger, reporter: Reporter | None = None) -> None:
+        """`study` has a corpus that was verified: workers trust it. `reporter` prints how far the study is; None: one
+        for all stages.
         """
-        self.study, self.ledger, self.store = calibrated(study, ledger), ledger, store
+        self.study, self.ledger = calibrated(study, ledger), ledger
         self.reporter = reporter or Reporter(self.study, ledger)
         self._pool: Pool | None = None
         self._accounts: Accounts | None = None
@@ -252,7 +249,7 @@ class Runner:
         from launcher.study.coordinate_checks import checks_of
 
         self.reporter.begin(CHECK)
-        return checks_of(self.study, self.ledger, self.store, self._check_stop, self.reporter.checked)
+        return checks_of(self.study, self.ledger, self._workers, self._check_stop, self.reporter.checked)
 
     def sweep(self) -> SearchOutcome:
         """The search at the base width; of a model that is not ours, once its coordinates are checked.

@@ -8,9 +8,10 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -19,7 +20,7 @@ from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.memory import give_back_memory
 from sweeps.run.pool import Finished, HostAnswer, HostCall
-from sweeps.store.sites import RESUMED, WHERE, site
+from sweeps.store.sites import RESUMED, site
 
 if TYPE_CHECKING:
     from launcher.workers.resumable import ResumableRuns
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     Engine = ResumableRuns | CommandEngine | Solo | Bank
     """What trains: the user's own command, or a bank or one trial alone, saved now and then unless it runs again."""
+
+_Made = TypeVar("_Made")
 
 # What keeps a worker to its share of a GPU's memory: torch's own limit, set before anything is allocated.
 
@@ -111,24 +114,24 @@ class WorkerHost:
         """
         may_go_on, self._may_go_on = self._may_go_on, False
         if call.probe is not None:
-            if call.probe == WHERE:
-                return HostAnswer(answer=cast(dict[str, Json], site()))
-            return HostAnswer(answer=self._measured(call.probe))
+            kind = next(kind for kind in _PROBES if kind in call.probe)
+            return HostAnswer(answer=cast(dict[str, Json], canon.to_json(_PROBES[kind](self, call.probe))))
         if not call.ahead:
             self._prepare(call)
-        assert self._engine is not None, "a call that goes on from none before it"
-        train = call.seconds and (may_go_on or not call.ahead)
-        ended = self._trained(self._engine, call.seconds) if train else []
-        own = self._resumable
+        engine, own = self._engine, self._resumable
+        if engine is None:  # the call before failed to make one
+            return HostAnswer()
+        train = call.seconds > 0 and (may_go_on or not call.ahead)
+        ended = self._named(lambda: engine.advance(MOST_STEPS, call.seconds)) if train else []
         if call.save and own is not None:
             own.save()
         answer = HostAnswer(
             finished=tuple(self._told(*each) for each in ended),
-            steps=self._engine.steps,
+            steps=engine.steps,
             paused=tuple(self._told(*each) for each in own.paused()) if own is not None and train else (),
             notes=() if own is None else own.take_notes(),
         )
-        self._may_go_on = bool(train) and not answer.needs_reply
+        self._may_go_on = train and not answer.needs_reply
         return answer
 
     def _prepare(self, call: HostCall) -> None:
@@ -162,10 +165,10 @@ class WorkerHost:
             gc.collect()
             give_back_memory()
 
-    def _trained(self, engine: Engine, seconds: float) -> list[tuple[int, RunResult, Curve]]:
-        """The engine's own `advance`, its errors in the user's files raised as such."""
+    def _named(self, trained: Callable[[], _Made]) -> _Made:
+        """What training gives; its errors in the user's files raised as such."""
         try:
-            return engine.advance(MOST_STEPS, seconds)
+            return trained()
         except Exception as error:
             theirs = _frames_below(error, self._where.code_dir)
             if not theirs or classify(error) != "error":
@@ -211,36 +214,58 @@ class WorkerHost:
 
     def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank:
         """An empty engine of ours for runs like this one."""
+        store = self._opened()
+        if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
+            from proxies.training.solo import Solo
+
+            return Solo(store, build=self._build, num_microbatches=num_microbatches)
+        from proxies.training.bank import Bank
+
+        return Bank(
+            spec.shape, spec.batch_tokens, spec.numerics, store, optimizer=spec.optimizer,
+            num_microbatches=num_microbatches,
+        )  # fmt: skip
+
+    def _opened(self) -> TokenStore:
+        """The corpus, once this worker is kept to its share of a GPU: what trains asks for both."""
         from proxies.data.tokens import TokenStore
 
         where = self._where
         self._store = self._store or TokenStore(Path(where.corpus), trusted=True, weights=where.weights)
         if 0 < where.gpu_share < 1:
             cap_memory(where.gpu_share)
-        if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
-            from proxies.training.solo import Solo
+        return self._store
 
-            return Solo(self._store, build=self._build, num_microbatches=num_microbatches)
-        from proxies.training.bank import Bank
-
-        return Bank(
-            spec.shape, spec.batch_tokens, spec.numerics, self._store, optimizer=spec.optimizer,
-            num_microbatches=num_microbatches,
-        )  # fmt: skip
-
-    def _measured(self, asked: dict[str, Json]) -> dict[str, Json]:
-        """The answer to a probe (`proxies.training.calibration.CalibrationProbe`)."""
+    def _measured(self, asked: dict[str, Json]) -> object:
+        """The answer to `proxies.training.calibration.CalibrationProbe`."""
         from proxies.training.calibration import CalibrationProbe, measure
         from proxies.training.torch_device import TorchDevice
 
         self._engine, self._resumable, self._key = None, None, ""  # the memory is the probe's
         probe = canon.decode(CalibrationProbe, asked)
-        return cast(dict[str, Json], canon.to_json(measure(probe, self._own, TorchDevice(probe))))
+        return measure(probe, self._own, TorchDevice(probe))
+
+    def _read(self, asked: dict[str, Json]) -> object:
+        """The answer to `proxies.coordinates.coordinates.CoordinateProbe`."""
+        from proxies.coordinates.activations import read_run
+        from proxies.coordinates.coordinates import CoordinateProbe
+
+        self._drop()
+        self._key = ""
+        probe, store = canon.decode(CoordinateProbe, asked), self._opened()
+        build = self._build if probe.spec.factory is not None else None
+        return self._named(lambda: read_run(probe, store, build))
 
     def _build(self, spec: RunSpec) -> BuiltModel:
         from proxies.external.factory import build_model
 
         return build_model(spec, Path(self._where.code_dir))
+
+
+_PROBES: dict[str, Callable[[WorkerHost, dict[str, Json]], object]] = {
+    "where": lambda host, asked: site(), "modes": WorkerHost._measured, "axis": WorkerHost._read,
+}  # fmt: skip
+"""What answers a probe, by a key that its kind alone has (`WHERE`, `CalibrationProbe`, `CoordinateProbe`)."""
 
 
 def _frames_below(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:

@@ -1,5 +1,7 @@
 """What the coordinate check records of a model: every layer's output on one probe batch, as sizes.
 
+`read_run` trains a run and reads it on the way, on this process's device: a worker's, as training is.
+
 Works on any module by hooks: the output of every module that owns parameters, of every block (a member of an outermost
 `nn.ModuleList`: the residual stream), and the logits of every call of `scaled_dot_product_attention`. Sizes are mean
 absolute values, mup's own (`mup.coord_check`, statistic `l1`).
@@ -20,38 +22,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from proxies.coordinates.verdict import Role
+from proxies.coordinates.coordinates import CoordinateProbe, RunReadings, recorded_steps
+from proxies.coordinates.verdict import LayerReading, Role
 from proxies.core.numbers import Kind
+from proxies.core.spec import RunSpec
+from proxies.data.tokens import TokenStore
+from proxies.parametrization.parametrization import parameter_table
+from proxies.training.solo import Solo
+from proxies.training.trainable_model import BuiltModel
 
 PROBE_TOKENS = 512
 """Tokens of the probe batch (at least one sequence), and the most rows kept of an output to compare with later."""
 LOGIT_ROWS = 128
 """Queries, over all sequences, whose attention logits are looked at: their number grows with the square of length."""
 _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "readout": "readout"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerReading:
-    """One layer at one step. Sizes are mean absolute values over the probe batch."""
-
-    role: Role
-    size: float
-    """Of the output."""
-    change: float
-    """Of the output less the output at step 0; of the readout only what its own update makes of its input at step
-    0."""
-    update: float
-    """Of a matrix: of what its own update so far makes of its input at step 0, over that input's size. The rate by
-    itself, whatever the other layers do; NaN for other roles."""
-    gain: float
-    """Of the output over that of the input; NaN without parameters."""
-    head_dim: int = 0
-    """Of attention logits: the width of a query."""
-
-    @property
-    def finite(self) -> bool:
-        """Whether the sizes are finite numbers."""
-        return math.isfinite(self.size) and math.isfinite(self.change)
 
 
 @dataclass(slots=True)
@@ -62,6 +46,52 @@ class _Start:
     kwargs: Any
     entering: float
     gave: Tensor | None = None
+
+
+def read_run(
+    probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None = None
+) -> RunReadings:
+    """Train the run of a probe, uncompiled and alone, and read its layers at the steps that are recorded.
+
+    Args:
+        probe: the run.
+        store: its corpus.
+        build: makes the model of a run that names a factory.
+    """
+    # Hooks do not see into a compiled model; and a run of a bank's is measured alone.
+    spec = dataclasses.replace(
+        probe.spec, numerics=dataclasses.replace(probe.spec.numerics, compiled=False, num_slots=1)
+    )
+    kinds: dict[str, Kind] = {}
+
+    def built(wanted: RunSpec) -> BuiltModel:
+        assert build is not None
+        model = build(wanted)
+        kinds.update({numbers.name: numbers.kind for numbers in model.numbers})
+        return model
+
+    # A loss that is merely large is what is being measured.
+    solo = Solo(store, build=None if build is None else built, diverged_above_nats=math.inf)
+    solo.admit(0, spec)
+    if not kinds:
+        kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
+    seq_len = spec.shape.seq_len
+    ids_BT = probe_ids(
+        lambda count: torch.from_numpy(store.validation_batch(num_sequences=count, seq_len=seq_len)),
+        seq_len,
+        store.num_windows("validation", seq_len),
+    )
+    watched = ActivationProbe(solo.model, kinds, by_depth=probe.axis == "depth")
+    found: list[tuple[LayerReading, ...]] = []
+    steps = recorded_steps(spec.schedule.num_steps - 1)
+    for before, step in zip((0, *steps), steps, strict=False):
+        if ended := solo.advance(step - before):
+            return RunReadings(steps=tuple(found), not_finite_step=ended[0][1].num_steps + 1)
+        layers = tuple(watched.record(solo.predict, ids_BT).values())
+        if not all(layer.finite for layer in layers):
+            return RunReadings(steps=tuple(found), not_finite_step=max(step, 1))
+        found.append(layers)
+    return RunReadings(steps=tuple(found))
 
 
 class ActivationProbe:
@@ -165,8 +195,9 @@ class ActivationProbe:
         first = self._first.setdefault(name, rows)
         moved = _size(rows - first) if change is None else change
         self._found[name] = LayerReading(
-            role=role, size=_size(rows), change=moved, update=update, gain=gain, head_dim=head_dim
-        )
+            layer=name, role=role, size=_size(rows), change=moved, update=_known(update), gain=_known(gain),
+            head_dim=head_dim,
+        )  # fmt: skip
 
     def _key(self, name: str) -> str:
         """The name of this call: a module called again in one pass is another layer."""
@@ -231,6 +262,10 @@ def _rows(x: Tensor) -> Tensor:
     x_NF = x.detach().reshape(-1, x.shape[-1]) if x.dim() else x.detach().reshape(1, 1)
     x_NF = x_NF[:: -(-len(x_NF) // PROBE_TOKENS)]
     return x_NF.float() if x_NF.dtype in (torch.bfloat16, torch.float16) else x_NF.clone()
+
+
+def _known(ratio: float) -> float | None:
+    return ratio if math.isfinite(ratio) else None
 
 
 def _size(x: Tensor) -> float:

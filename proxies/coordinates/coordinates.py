@@ -4,7 +4,7 @@ Models of several widths train for some steps at a constant rate, seed by seed, 
 batch is measured at steps 0, 1, 2, 4, ... and the last (Tensor Programs V, arXiv 2203.03466, appendix D.1). In a right
 parametrization slopes of log2(size) per doubling of width are about 0; where updates blow up they are positive, where
 they vanish negative. The same over depths checks a depth rule (arXiv 2505.01618). `docs/coordinate-check.md` has the
-measured rates of false alarms and of mistakes found.
+measured rates of false alarms and of mistakes found. No torch: runs are read elsewhere (`activations.read_run`).
 """
 
 from __future__ import annotations
@@ -15,27 +15,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from proxies.coordinates.activations import ActivationProbe, LayerReading, probe_ids
 from proxies.coordinates.verdict import (
     FLAGGED,
     INITIAL_STD,
     ORDER,
     Axis,
     CheckSettings,
+    LayerReading,
     LayerVerdict,
     Measured,
     Outcome,
     judged,
 )
-from proxies.core.numbers import Kind
 from proxies.core.spec import RunSpec
-from proxies.data.tokens import TokenStore
-from proxies.parametrization.parametrization import parameter_table
-from proxies.training.solo import Solo
-from proxies.training.trainable_model import BuiltModel
 
 _ATTENTION = (
     "attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim), or by less, and must be scaled "
@@ -131,21 +125,32 @@ class CoordinateCheck:
     """The worst of the layers'."""
 
 
-class _NotFiniteError(Exception):
-    """A run left the finite numbers at `step`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinateProbe:
+    """A run whose layers a worker is to read."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"step {step}")
-        self.step = step
+    spec: RunSpec
+    """All but the last step of its schedule is taken."""
+    axis: Axis
+    """What the runs of its check differ in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReadings:
+    """What a worker read."""
+
+    steps: tuple[tuple[LayerReading, ...], ...]
+    """By recorded step (`recorded_steps`), in the order of the calls; up to `not_finite_step`."""
+    not_finite_step: int | None = None
+    """The optimizer step, counted from 1, whose loss, gradient or outputs were not finite; the last that was made."""
 
 
 def check_coordinates(
     specs: Sequence[Sequence[RunSpec]],
-    store: TokenStore,
+    read: Callable[[Sequence[CoordinateProbe]], Sequence[RunReadings]],
     *,
     axis: Axis = "width",
     level: float = 0.9,
-    build: Callable[[RunSpec], BuiltModel] | None = None,
     progress: Callable[[int], None] = lambda point: None,
 ) -> CoordinateCheck:
     """Run the check: `specs[i]` holds the runs of one width (or depth), alike but for their seeds.
@@ -153,15 +158,14 @@ def check_coordinates(
     Args:
         specs: at least two widths (or depths), increasing, and two seeds; all but the last step of their schedule is
             taken, best at a constant rate, without warmup or clipping.
-        store: the corpus.
+        read: reads the runs of one width (or depth), in their order.
         axis: what the runs differ in.
         level: of the intervals over seeds.
-        build: makes the model of runs that name a factory.
         progress: called with each width (or depth) that is done.
     """
     points = tuple(getattr(runs[0].shape, "width" if axis == "width" else "num_layers") for runs in specs)
     steps = recorded_steps(specs[0][0].schedule.num_steps - 1)
-    found, lost = _all_readings(specs, lambda run: _readings(run, store, steps, axis, build), progress, points)
+    found, lost = _all_readings(specs, read, axis, progress, points)
     first = specs[0][0]
     setting = CheckSettings(
         axis=axis,
@@ -199,7 +203,11 @@ def recorded_steps(num_steps: int) -> tuple[int, ...]:
     return (*(0, *(2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)), num_steps)
 
 
-def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dict[str, LayerReading]]]]) -> float:
+_Found = list[list[list[dict[str, LayerReading]]]]
+"""Readings by width (or depth), seed, step and layer."""
+
+
+def _head_dim_power(points: Sequence[int], found: _Found) -> float:
     """The power of the width that the head dim of the attention seen goes as; 0 for less than a fifth, or none seen.
 
     Of the queries themselves: a model of the user's own may have other heads than its plan says.
@@ -213,65 +221,24 @@ def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dic
 
 def _all_readings(
     specs: Sequence[Sequence[RunSpec]],
-    readings: Callable[[RunSpec], list[dict[str, LayerReading]]],
+    read: Callable[[Sequence[CoordinateProbe]], Sequence[RunReadings]],
+    axis: Axis,
     progress: Callable[[int], None],
     points: Sequence[int],
-) -> tuple[list[list[list[dict[str, LayerReading]]]], tuple[RunSpec, int] | None]:
-    """Readings by width (or depth), seed and step, up to the first run that left the finite numbers, and its step."""
-    found: list[list[list[dict[str, LayerReading]]]] = []
+) -> tuple[_Found, tuple[RunSpec, int] | None]:
+    """The readings up to the first run that left the finite numbers, and that run with its step."""
+    found: _Found = []
     for point, runs in zip(points, specs, strict=True):
-        at_point = []
-        for run in runs:
-            try:
-                at_point.append(readings(run))
-            except _NotFiniteError as error:
-                return found, (run, error.step)
-        found.append(at_point)
+        row = read([CoordinateProbe(spec=run, axis=axis) for run in runs])
+        for run, readings in zip(runs, row, strict=True):
+            if readings.not_finite_step is not None:
+                return found, (run, readings.not_finite_step)
+        found.append([[{layer.layer: layer for layer in step} for step in readings.steps] for readings in row])
         progress(point)
     return found, None
 
 
-def _readings(
-    run: RunSpec,
-    store: TokenStore,
-    steps: Sequence[int],
-    axis: Axis,
-    build: Callable[[RunSpec], BuiltModel] | None,
-) -> list[dict[str, LayerReading]]:
-    """What is recorded of one run, by step; raises `_NotFiniteError`."""
-    # Hooks do not see into a compiled model; and a run of a bank's is measured alone.
-    spec = dataclasses.replace(run, numerics=dataclasses.replace(run.numerics, compiled=False, num_slots=1))
-    kinds: dict[str, Kind] = {}
-
-    def built(wanted: RunSpec) -> BuiltModel:
-        assert build is not None
-        model = build(wanted)
-        kinds.update({numbers.name: numbers.kind for numbers in model.numbers})
-        return model
-
-    # A loss that is merely large is what is being measured.
-    solo = Solo(store, build=None if build is None else built, diverged_above_nats=math.inf)
-    solo.admit(0, spec)
-    if not kinds:
-        kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
-    seq_len = spec.shape.seq_len
-    ids_BT = probe_ids(
-        lambda count: torch.from_numpy(store.validation_batch(num_sequences=count, seq_len=seq_len)),
-        seq_len,
-        store.num_windows("validation", seq_len),
-    )
-    probe = ActivationProbe(solo.model, kinds, by_depth=axis == "depth")
-    found: list[dict[str, LayerReading]] = []
-    for before, step in zip((0, *steps), steps, strict=False):
-        if ended := solo.advance(step - before):
-            raise _NotFiniteError(ended[0][1].num_steps + 1)
-        found.append(probe.record(solo.predict, ids_BT))
-        if not all(reading.finite for reading in found[-1].values()):
-            raise _NotFiniteError(max(step, 1))
-    return found
-
-
-def _measured(found: list[list[list[dict[str, LayerReading]]]]) -> list[Measured]:
+def _measured(found: _Found) -> list[Measured]:
     """Readings [P][K][S] by layer, in the order of the first model's calls; layers that only some have are left out."""
     everywhere = set.intersection(*(set(at) for runs in found for run in runs for at in run))
 

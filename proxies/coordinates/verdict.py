@@ -36,6 +36,31 @@ TOLERANCE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayerReading:
+    """One layer at one step. Sizes are mean absolute values over the probe batch."""
+
+    layer: str
+    role: Role
+    size: float
+    """Of the output."""
+    change: float
+    """Of the output less the output at step 0; of the readout only what its own update makes of its input at step
+    0."""
+    update: float | None
+    """Of a matrix: of what its own update so far makes of its input at step 0, over that input's size. The rate by
+    itself, whatever the other layers do; None for other roles."""
+    gain: float | None
+    """Of the output over that of the input; None without parameters."""
+    head_dim: int = 0
+    """Of attention logits: the width of a query."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether the sizes are finite numbers."""
+        return math.isfinite(self.size) and math.isfinite(self.change)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Slope:
     """The slope of log2(size) per doubling of the axis."""
 
@@ -69,7 +94,7 @@ class LayerVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One layer's readings (`activations.LayerReading`), each an array [S, P, K]: S steps, the first 0, P widths or
+    """One layer's readings (`LayerReading`), each an array [S, P, K]: S steps, the first 0, P widths or
     depths, K seeds.
     """
 

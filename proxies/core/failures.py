@@ -109,7 +109,26 @@ def cause_in(text: str) -> tuple[Cause, str] | None:
 
 
 def classify(error: BaseException) -> Cause:
-    """The cause of an exception. An error may name its own, as `cause`."""
+    """The cause of an exception. An error may name its own, as `cause`.
+
+    A RuntimeError that names none has that of the error it came up beside: where memory runs out while a CUDA graph is
+    recorded, torch ends the recording, and what it raises says of that alone.
+    """
+    return _root(error)[0]
+
+
+def _root(error: BaseException) -> tuple[Cause, BaseException]:
+    """The cause of an exception, and which of its chain names it: itself, if none does."""
+    at: BaseException | None = error
+    while at is not None:
+        if (cause := _own_cause(at)) != "error":
+            return cause, at
+        beside = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+        at = beside if isinstance(at, RuntimeError) else None
+    return "error", error
+
+
+def _own_cause(error: BaseException) -> Cause:
     own = getattr(error, "cause", None)
     if isinstance(own, str) and own in CAUSES:
         return own
@@ -126,7 +145,8 @@ def crashed(log: str) -> bool:
 
 def described(error: BaseException) -> str:
     """An error in words, without secrets: an unclassified one with its type, for it may say little else."""
-    cause, text = classify(error), str(error).strip()
+    cause, error = _root(error)
+    text = str(error).strip()
     if cause == "out_of_memory":
         text = (text or "no memory left").splitlines()[0]  # torch goes on with what it advises
     if cause == "error" or not text:

@@ -85,6 +85,8 @@ class Schedule:
 
     def sequences(self, step: int, batch_sequences: int) -> tuple[int, int]:
         """Where update `step` stands in the data: the number of sequences before it, and its own."""
+        if not self.batch_warmup_steps:  # every step asks; fractions would take longer than the rest of a batch
+            return step * batch_sequences, batch_sequences
         before = _shares_before(self)[min(step, self.batch_warmup_steps)] + max(0, step - self.batch_warmup_steps)
         return int(before * batch_sequences), int(self.batch_share(step) * batch_sequences)
 

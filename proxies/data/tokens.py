@@ -243,6 +243,7 @@ class TokenStore:
             problems[0] = f"{folder}: {problems[0]}"
             problems[-1] += "; run `forerun tokenize` again"
             raise CorruptCorpusError(*problems)
+        self._windows_of: dict[tuple[Split, int], list[Windows]] = {}
         self._mixture = Mixture([source.weight for source in self.manifest.sources])
 
     def _open(self, folder: Path, shard: Shard, problems: list[str]) -> NDArray[np.integer]:
@@ -314,5 +315,9 @@ class TokenStore:
 
     def _windows(self, split: Split, seq_len: int) -> list[Windows]:
         """Of each source; the only one of a corpus needs no key to tell its order from others'."""
-        keys = [f"/{name}" for name in self.manifest.names] if len(self.manifest.sources) > 1 else [""]
-        return [Windows(shards, seq_len, key) for shards, key in zip(self._shards[split], keys, strict=True)]
+        if (split, seq_len) not in self._windows_of:
+            keys = [f"/{name}" for name in self.manifest.names] if len(self.manifest.sources) > 1 else [""]
+            self._windows_of[split, seq_len] = [
+                Windows(shards, seq_len, key) for shards, key in zip(self._shards[split], keys, strict=True)
+            ]
+        return self._windows_of[split, seq_len]

@@ -30,10 +30,12 @@ class Windows:
     def shuffled(self, index_B: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
         """The windows [B] that the draws of these numbers [B] are: each once per epoch, in an order of its own."""
         window_B = np.empty_like(index_B)
-        epoch_B = index_B // max(1, len(self))
-        for epoch in np.unique(epoch_B):
+        if not len(index_B):
+            return window_B
+        epoch_B, place_B = np.divmod(index_B, len(self))
+        for epoch in range(int(epoch_B.min()), int(epoch_B.max()) + 1):
             rows = epoch_B == epoch
-            window_B[rows] = permuted(index_B[rows] % len(self), len(self), f"{seed}/{epoch}{self._key}")
+            window_B[rows] = permuted(place_B[rows], len(self), f"{seed}/{epoch}{self._key}")
         return window_B
 
     def copy_into(self, batch_BT: NDArray[np.int64], rows: NDArray[np.int64], window_B: NDArray[np.int64]) -> None:

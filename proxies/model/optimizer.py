@@ -27,10 +27,16 @@ DIRECTION = "direction"
 
 
 def torch_optimizer(
-    name: OptimizerName, groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]]
+    name: OptimizerName, groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]], *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates."""
-    return _OF_TORCH[name][0](
+    """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates.
+
+    `fused`: as one kernel, where it has such a form: equal up to rounding, and able to skip updates (`skips_on`).
+    """
+    make, _, _ = _OF_TORCH[name]
+    if fused and name in _FUSED:
+        make = _FUSED[name]
+    return make(
         [
             {
                 "params": list(parameters), "lr": rates.learning_rate, "weight_decay": rates.weight_decay,
@@ -40,6 +46,18 @@ def torch_optimizer(
             for rates, parameters in groups
         ]
     )  # fmt: skip
+
+
+def skips_on(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> bool:
+    """Have an optimizer's steps change nothing while `found_inf`, a float32 scalar beside its parameters, is 1.
+
+    Returns:
+        Whether it can: torch's fused ones do, without a word from the host (the protocol of `torch.amp.GradScaler`).
+    """
+    able = getattr(optimizer, "_step_supports_amp_scaling", False)
+    if able:
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+    return able
 
 
 def not_plain(name: OptimizerName, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -156,8 +174,9 @@ def restore_moments(
         parameter = parameters.get(parameter_name)
         if parameter is None or value.shape not in (parameter.shape, torch.Size()):
             raise ValueError(f"{name} of shape {tuple(value.shape)} belongs to no parameter of this model")
-        # The count of steps stays on the CPU, as torch itself keeps it.
-        optimizer.state[parameter][key] = value.to(parameter.device if value.dim() else "cpu", copy=True)
+        # The count of steps is where torch itself keeps it: on the CPU, but for the fused form.
+        beside = value.dim() > 0 or optimizer.defaults.get("fused")
+        optimizer.state[parameter][key] = value.to(parameter.device if beside else "cpu", copy=True)
 
 
 _Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...]]
@@ -166,5 +185,6 @@ _OF_TORCH: Mapping[OptimizerName, _Made] = {
     "muon": (Muon, Muon, ()),
 }
 """By name: how one is made, its class, and options of a group that make another optimizer of it."""
+_FUSED: Mapping[OptimizerName, Callable[..., torch.optim.Optimizer]] = {"adamw": partial(torch.optim.AdamW, fused=True)}
 BANK_OPTIMIZERS: dict[OptimizerName, Callable[..., BankAdamW]] = {"adamw": BankAdamW, "muon": BankMuon}
 """The same for the trials of a bank."""

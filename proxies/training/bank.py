@@ -3,7 +3,7 @@
 Slots share the shape, batch and numerics; each has its own parametrization, hyperparameters, schedule, seed and step
 counter. Every operation works row by row, so on a CPU a slot's curve is bitwise the same whatever its neighbours are,
 at one K and mode (empty slots compute zeros). A diverging slot is stopped as data and cleared. The host learns how a
-step went once, at its end.
+step went once, from its report; on a GPU, after the next one has begun.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, captured, resumed
+from proxies.training.step_loop import Ended, StepReport, default_steps_ahead, pinned, run_steps
 from proxies.training.torch_device import set_arithmetic
 
 NUM_WARMUPS = 3
@@ -54,6 +55,10 @@ class CudaGraph:
 
     It may read and write tensors that stay where they are, must not ask the device for anything, and is run
     `NUM_WARMUPS` times before. What it returns is one tensor, overwritten by every call.
+
+    Raises:
+        RuntimeError: it cannot be recorded. Where that was for want of memory, its context says so, and
+            `proxies.core.failures.classify` finds it there.
     """
 
     def __init__(self, step: Callable[[], Tensor]) -> None:
@@ -64,7 +69,8 @@ class CudaGraph:
                 step()
         torch.cuda.current_stream().wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Where the end of a recording fails, torch leaves its own stream the current one: what comes next needs ours.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph):
             self._result = step()
 
     def __call__(self) -> Tensor:
@@ -80,8 +86,10 @@ _EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
 class _Slot:
     progress: RunProgress
     forward: ForwardNumbers
-    ahead: tuple[int, Tensor] | None = None
-    """The batch of a step to come, where it was read while the device computed."""
+
+
+_Begun = tuple[dict[int, _Slot], StepReport]
+"""Who a step trains, by slot, and what it will have found, [2, K]: losses and gradient norms."""
 
 
 class Bank:
@@ -104,13 +112,17 @@ class Bank:
         device: torch.device | str | None = None,
         compile_backend: str = "inductor",
         num_microbatches: int = 1,
+        steps_ahead: int | None = None,
     ) -> None:
         """Args other than a run's own:
         device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, where the numerics ask for it.
         num_microbatches: passes that a batch is split into, gradients accumulated: the same up to rounding.
+        steps_ahead: steps begun before a step's report is read (`proxies.training.step_loop`); None: one on a GPU.
         """
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._steps_ahead = default_steps_ahead(self.device) if steps_ahead is None else steps_ahead
+        self._lap_began = 0.0
         _refuse(shape, numerics, store, self.device)
         if numerics.compiled:
             gc.collect()  # of a compiled bank before this one: its model lies in a circle with its compiled self
@@ -135,7 +147,10 @@ class Bank:
         self._ids_KBT = torch.zeros(num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64).to(
             self.device
         )
-        self._share_K1, self._busy_K1 = torch.zeros(2, num_slots, 1, dtype=torch.float64, device=self.device)
+        self._share_K1 = torch.zeros(num_slots, 1, dtype=torch.float64, device=self.device)
+        # Who trains: occupied, and every loss and gradient finite so far. A step begun beyond one that was not, and not
+        # yet read, changes nothing.
+        self._active_K1 = torch.zeros(num_slots, 1, dtype=torch.bool, device=self.device)
         # Not the bound method itself where nothing is recorded: a circle, whose memory would wait for the collector.
         self._recorded = CudaGraph(self._trained) if numerics.cuda_graphs else None
 
@@ -162,6 +177,7 @@ class Bank:
         if state is not None:
             self.optimizer.restore(index, state.tensors, run.step)
         self._slots[index] = _Slot(progress=run, forward=forward_numbers(spec))
+        self._active_K1[index] = True
         self._set_forward()
 
     def state(self, index: int) -> SlotState:
@@ -186,6 +202,7 @@ class Bank:
         """Free a slot, whatever it is doing."""
         self.optimizer.clear(index)
         self._slots[index] = None
+        self._active_K1[index] = False
         self._set_forward()
 
     def pause_at(self, index: int, step: int | None) -> None:
@@ -207,76 +224,78 @@ class Bank:
         """Indices of the empty slots."""
         return [i for i, slot in enumerate(self._slots) if slot is None]
 
-    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[Ended]:
         """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (slot, result, curve),
         when runs end, or with nothing when one is where it was to pause.
         """
-        until = time.monotonic() + seconds
-        ended: list[tuple[int, RunResult, Curve]] = []
-        for _ in range(num_steps):
-            runs = self._runs.values()
-            if ended or not runs or any(run.paused for run in runs) or time.monotonic() > until:
-                break
-            ended = self._advance_once()
-        return ended
+        self._lap_began = time.perf_counter()
+        return run_steps(
+            num_steps,
+            seconds,
+            self._steps_ahead,
+            may_begin=lambda ahead: bool(self._runs) and all(run.goes_on(ahead) for run in self._runs.values()),
+            alone=self._looks,
+            begin=self._begin,
+            settle=self._settle,
+        )
 
-    def _advance_once(self) -> list[tuple[int, RunResult, Curve]]:
-        started = time.perf_counter()
+    def _looks(self, ahead: int) -> bool:
+        """Whether the gradient noise of a run is looked at before the step after `ahead` more."""
+        noise, runs = self.noise, self._runs.values()
+        return noise is not None and any(noise.due(r.spec, r.step + ahead, self._num_microbatches) for r in runs)
+
+    def _begin(self, ahead: int) -> _Begun:
+        """Begin the step after `ahead` that are not yet read."""
         busy = {i: slot for i, slot in enumerate(self._slots) if slot is not None}
         if self.noise is not None:
-            self._look(self.noise, busy)
-        self._hand_over(busy)
+            self._look(self.noise, busy, ahead)
+        self._hand_over(busy, ahead)
         report_2K = self._trained() if self._recorded is None else self._recorded()
-        if self.device.type == "cuda":
-            self._read_ahead(busy)
-        losses, norms = report_2K.tolist()  # the step's one wait for the device
-        trouble = {}
-        for i, slot in busy.items():
-            run, finite = slot.progress, math.isfinite(losses[i]) and math.isfinite(norms[i])
-            if finite:
-                run.record(losses[i], norms[i])
-            if why := run.trouble(finite, DIVERGED_ABOVE_NATS):
-                trouble[i] = why
-        done = [i for i, slot in busy.items() if i not in trouble and slot.progress.finished]
+        return busy, StepReport(report_2K)
+
+    def _settle(self, begun: _Begun) -> list[Ended]:
+        """Read a step: take it in, end the runs that it ends and free their slots."""
+        busy, report = begun
+        losses, norms = report.read()
+        busy = {i: slot for i, slot in busy.items() if self._slots[i] is slot}  # not who ended in the step before
+        reasons = {i: slot.progress.record(losses[i], norms[i], DIVERGED_ABOVE_NATS) for i, slot in busy.items()}
+        done = [i for i, slot in busy.items() if not reasons[i] and slot.progress.finished]
         validation = self._validate() if done else []
-        spent = (time.perf_counter() - started) / len(busy)
+        began, self._lap_began = self._lap_began, time.perf_counter()
         ended = []
         for i, slot in busy.items():
-            slot.progress.seconds += spent
-            if i in trouble or i in done:
+            slot.progress.seconds += (self._lap_began - began) / len(busy)
+            if reasons[i] or i in done:
                 validation_nats = validation[i] if i in done else math.nan
-                ended.append((i, *slot.progress.outcome(trouble.get(i, ""), validation_nats, self.device)))
+                ended.append((i, *slot.progress.outcome(reasons[i], validation_nats, self.device)))
                 self.evict(i)
         return ended
 
-    def _hand_over(self, busy: dict[int, _Slot]) -> None:
-        """What the step is to read: batches, and who trains at which share of its rates."""
-        empty_BT = torch.zeros_like(self._ids_KBT[0], device="cpu")
-        ids_KBT = torch.stack([self._batch(busy[i]) if i in busy else empty_BT for i in range(len(self._slots))])
+    def _hand_over(self, busy: dict[int, _Slot], ahead: int) -> None:
+        """What the step is to read: batches, and the share of its rates that each trains at."""
+        ids_KBT = torch.zeros(self._ids_KBT.shape, dtype=torch.int64)
         shares = [0.0] * len(self._slots)
         for i, slot in busy.items():
-            shares[i] = lr_multiplier(slot.progress.spec.schedule, slot.progress.step)
-        training = [float(i in busy) for i in range(len(self._slots))]
-        for static, value in (
-            (self._ids_KBT, ids_KBT),
-            (self._share_K1, torch.tensor(shares, dtype=torch.float64)[:, None]),
-            (self._busy_K1, torch.tensor(training, dtype=torch.float64)[:, None]),
-        ):
-            static.copy_(value.pin_memory() if self.device.type == "cuda" else value, non_blocking=True)
+            spec, step = slot.progress.spec, slot.progress.step + ahead
+            ids_KBT[i] = batch_of(self._store, spec, step)
+            shares[i] = lr_multiplier(spec.schedule, step)
+        share_K1 = torch.tensor(shares, dtype=torch.float64)[:, None]
+        for static, values in ((self._ids_KBT, ids_KBT), (self._share_K1, share_K1)):
+            static.copy_(pinned(values, self.device), non_blocking=True)
 
-    def _look(self, noise: NoiseLooks, busy: dict[int, _Slot]) -> None:
+    def _look(self, noise: NoiseLooks, busy: dict[int, _Slot], ahead: int) -> None:
         """Measure the gradient noise of slots that are at such a step, each as a model alone."""
         for i, slot in busy.items():
             weights = {name: parameter[i] for name, parameter in self.model.named_parameters()}
-            spec, step = slot.progress.spec, slot.progress.step
+            spec, step = slot.progress.spec, slot.progress.step + ahead
             noise.look(spec, step, self.model, weights, self._store, self._num_microbatches)
 
     def _trained(self) -> Tensor:
         """One step of all who train, on what was handed over: their losses and gradient norms, [2, K]."""
         losses_K = self._forward_backward()
         norms_K = self.optimizer.gather_gradients()
-        active_K = losses_K.isfinite() & norms_K.isfinite() & self._busy_K1[:, 0].bool()
-        self.optimizer.step(self._share_K1, active_K[:, None], norms_K[:, None])
+        self._active_K1 &= (losses_K.isfinite() & norms_K.isfinite())[:, None]
+        self.optimizer.step(self._share_K1, self._active_K1, norms_K[:, None])
         return torch.stack([losses_K, norms_K])
 
     def _forward_backward(self) -> Tensor:
@@ -296,17 +315,6 @@ class Bank:
 
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.numerics.dtype == "bfloat16")
-
-    def _batch(self, slot: _Slot) -> Tensor:
-        step, ids_BT = slot.ahead or (-1, None)
-        run = slot.progress
-        return batch_of(self._store, run.spec, run.step) if ids_BT is None or step != run.step else ids_BT
-
-    def _read_ahead(self, busy: dict[int, _Slot]) -> None:
-        for slot in busy.values():
-            spec, following = slot.progress.spec, slot.progress.step + 1
-            if following < spec.schedule.num_steps:
-                slot.ahead = (following, batch_of(self._store, spec, following))
 
     @torch.no_grad()
     def _validate(self) -> list[float]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from proxies.core.checks import Checks
+from proxies.core.failures import described
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
 
@@ -156,8 +157,7 @@ def measure(
 
 
 def _refused(mode: Numerics, error: Exception) -> Rate:
-    said = str(error).strip().splitlines()
-    return Rate(mode=mode, refused=f"{type(error).__name__}: {said[0] if said else ''}"[:MOST_SAID])
+    return Rate(mode=mode, refused=described(error).splitlines()[0][:MOST_SAID])
 
 
 def _rounds(

@@ -34,6 +34,11 @@ class NoiseLooks:
     taken: list[tuple[str, NoiseLook]] = field(default_factory=list)
     """By run id."""
 
+    def due(self, spec: RunSpec, step: int, num_microbatches: int) -> int:
+        """Passes of a look before update `step` of a run; 0: it is no step for one."""
+        passes_per_step = -(-spec.batch_sequences // spec.pass_sequences(num_microbatches))
+        return look_passes(spec.schedule.num_steps, passes_per_step).get(step, 0)
+
     def look(
         self, spec: RunSpec, step: int, module: Decoder, weights: Mapping[str, Tensor], store: TokenStore,
         num_microbatches: int,
@@ -48,14 +53,12 @@ class NoiseLooks:
             store: the corpus.
             num_microbatches: passes that its batches are split into, at least.
         """
-        num_sequences = spec.pass_sequences(num_microbatches)
-        passes_per_step = -(-spec.batch_sequences // num_sequences)
-        num_passes = look_passes(spec.schedule.num_steps, passes_per_step).get(step, 0)
-        if num_passes:
-            ids_NT = _next_ids(spec, step, num_passes * num_sequences, store)
+        if num_passes := self.due(spec, step, num_microbatches):
+            ids_NT = _next_ids(spec, step, num_passes * spec.pass_sequences(num_microbatches), store)
             found = gram(spec, module, weights, ids_NT, num_passes)
             if all(value < float("inf") for row in found for value in row):
-                self.taken.append((spec.id, NoiseLook(step=step, num_sequences=num_sequences, gram=found)))
+                look = NoiseLook(step=step, num_sequences=spec.pass_sequences(num_microbatches), gram=found)
+                self.taken.append((spec.id, look))
 
 
 def _next_ids(spec: RunSpec, step: int, num_sequences: int, store: TokenStore) -> Tensor:

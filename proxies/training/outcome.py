@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import platform
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -70,62 +68,35 @@ class RunProgress:
     pause_step: int | None = None
     """Where somebody wants to look at it before it goes on."""
 
-    @property
-    def paused(self) -> bool:
-        """Whether it is there; a run that went on from a later state is at once."""
-        return self.pause_step is not None and self.step >= self.pause_step
+    def goes_on(self, num_begun: int = 0) -> bool:
+        """Whether a step may begin while so many are not yet read: it is neither at its end nor where it is to pause.
+
+        A run that went on from a state beyond its pause is there at once.
+        """
+        step = self.step + num_begun
+        return step < self.spec.schedule.num_steps and (self.pause_step is None or step < self.pause_step)
 
     @property
     def finished(self) -> bool:
         """Whether every step of the schedule is done."""
         return self.step == self.spec.schedule.num_steps
 
-    def record(self, loss_nats: float, grad_norm: float) -> None:
-        """One more step done: its batch's loss before the update, and its gradient's norm before clipping."""
+    def record(self, loss_nats: float, grad_norm: float, diverged_above_nats: float) -> str:
+        """Take in one more step: its batch's loss before the update, and its gradient's norm before clipping.
+
+        Returns:
+            Why the run has diverged; empty if it has not. A step whose loss or gradient is not finite does not count:
+            its update was not made. Past the warmup, a loss `diverged_above_nats` over ln(vocabulary) is divergence.
+        """
+        if not (math.isfinite(loss_nats) and math.isfinite(grad_norm)):
+            return f"loss or gradient not finite at step {self.step + 1}"
         self.losses_nats.append(loss_nats)
         self.grad_norms.append(grad_norm)
         self.step += 1
-
-    def trouble(self, finite: bool, diverged_above_nats: float) -> str:
-        """Why the run has diverged, after a step whose loss and gradient were `finite` or not; empty if it has not."""
-        if not finite:
-            return f"loss or gradient not finite at step {self.step + 1}"
-        loss, ceiling = self.losses_nats[-1], math.log(self.spec.shape.vocab_size) + diverged_above_nats
-        if self.step > self.spec.schedule.warmup_steps + 1 and loss > ceiling:
-            return f"loss {loss:.6g} at step {self.step} is above {ceiling:.3f} nats, worse than a uniform guess"
+        ceiling = math.log(self.spec.shape.vocab_size) + diverged_above_nats
+        if self.step > self.spec.schedule.warmup_steps + 1 and loss_nats > ceiling:
+            return f"loss {loss_nats:.6g} at step {self.step} is above {ceiling:.3f} nats, worse than a uniform guess"
         return ""
-
-    def advance(
-        self, num_steps: int, seconds: float, step: Callable[[int], tuple[float, float]],
-        validate: Callable[[], float], *, diverged_above_nats: float, device: torch.device,
-    ) -> tuple[RunResult, Curve] | None:  # fmt: skip
-        """Train a run that has its engine to itself; its result and curve, if it ends.
-
-        Args:
-            num_steps: optimizer steps at most; none while it is paused.
-            seconds: after which none is begun.
-            step: makes the update of that number, unless its batch's loss in nats per token or its gradient's norm,
-                which it returns, is not finite.
-            validate: the loss in nats per token on the validation windows.
-            diverged_above_nats: see `trouble`.
-            device: where it trains.
-        """
-        until = time.monotonic() + seconds
-        for _ in range(num_steps):
-            if self.paused or time.monotonic() > until:
-                break
-            started = time.perf_counter()
-            loss_nats, grad_norm = step(self.step)
-            finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
-            if finite:
-                self.record(loss_nats, grad_norm)
-            reason = self.trouble(finite, diverged_above_nats)
-            done = not reason and self.finished
-            validation_nats = validate() if done else math.nan
-            self.seconds += time.perf_counter() - started
-            if reason or done:
-                return self.outcome(reason, validation_nats, device)
-        return None
 
     def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:
         """The result and the curve of a run that ends here: diverged for a `reason`, else finished."""

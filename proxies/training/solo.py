@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,14 @@ from proxies.model.optimizer import (
     moments_of,
     restore_moments,
     set_rates,
+    skips_on,
     torch_optimizer,
 )
 from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
+from proxies.training.step_loop import Ended, StepReport, default_steps_ahead, pinned, run_steps
 from proxies.training.torch_device import set_arithmetic
 from proxies.training.trainable_model import BuiltModel, DecoderModel, our_model
 
@@ -46,6 +48,9 @@ class _Trial:
     optimizer: torch.optim.Optimizer
     rates: tuple[ParameterNumbers, ...]
     """One per group of the optimizer."""
+    lost: Tensor | None = None
+    """float32 scalar, 1 from the first step whose loss or gradient was not finite: the optimizer then changes nothing.
+    None: it cannot be told so, and the host decides about every update."""
 
 
 class Solo:
@@ -58,6 +63,7 @@ class Solo:
         device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, for runs whose numerics ask for it.
         num_microbatches: least number of passes that a batch is split into: the same up to rounding.
+        steps_ahead: steps begun before a step's report is read (`proxies.training.step_loop`); None: one on a GPU.
 
     Attributes:
         noise: takes the gradient noise of the run, where somebody puts it there; a user's own model has none, for it
@@ -73,11 +79,14 @@ class Solo:
         device: torch.device | str | None = None,
         compile_backend: str = "inductor",
         num_microbatches: int = 1,
+        steps_ahead: int | None = None,
     ) -> None:
         self._store, self._diverged_above_nats, self._build = store, diverged_above_nats, build
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._compile_backend, self._num_microbatches = compile_backend, num_microbatches
+        self._steps_ahead = default_steps_ahead(self.device) if steps_ahead is None else steps_ahead
         self._trial: _Trial | None = None
+        self._lap_began = 0.0
         self.noise: NoiseLooks | None = None
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
@@ -107,9 +116,11 @@ class Solo:
         trial = _Trial(
             progress=RunProgress(spec, num_microbatches=self._num_microbatches),
             built=built,
-            optimizer=torch_optimizer(spec.optimizer, groups),
+            optimizer=torch_optimizer(spec.optimizer, groups, fused=self._steps_ahead > 0),
             rates=tuple(rates for rates, _ in groups),
         )
+        lost = torch.zeros((), dtype=torch.float32, device=self.device)
+        trial.lost = lost if skips_on(trial.optimizer, lost) else None
         if state is not None:
             trial.progress = self._restored(trial, state)
         self._trial = trial
@@ -210,36 +221,63 @@ class Solo:
         bfloat16 = trial.progress.spec.numerics.dtype == "bfloat16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
 
-    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[Ended]:
         """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
         the run ends.
         """
-        trial = self._trial
-        if trial is None:
+        if (trial := self._trial) is None:
             return []
-        ended = trial.progress.advance(
-            num_steps, seconds, partial(self._step, trial), partial(self._validation_loss, trial),
-            diverged_above_nats=self._diverged_above_nats, device=self.device,
-        )  # fmt: skip
-        if ended is None:
-            return []
-        self.evict(0)
-        return [(0, *ended)]
+        self._lap_began = time.perf_counter()
+        return run_steps(
+            num_steps,
+            seconds,
+            self._steps_ahead,
+            may_begin=trial.progress.goes_on,
+            alone=lambda ahead: self._looks(trial, trial.progress.step + ahead),
+            begin=lambda ahead: self._begin(trial, trial.progress.step + ahead),
+            settle=lambda report: self._settle(trial, report),
+        )
 
-    def _step(self, trial: _Trial, step: int) -> tuple[float, float]:
-        """Make update `step`, if its batch's loss in nats per token and gradient's norm, returned, are finite."""
+    def _looks(self, trial: _Trial, step: int) -> bool:
+        """Whether the gradient noise is looked at before update `step`."""
+        ours = isinstance(trial.built, DecoderModel)
+        return ours and self.noise is not None and self.noise.due(trial.progress.spec, step, self._num_microbatches) > 0
+
+    def _begin(self, trial: _Trial, step: int) -> StepReport:
+        """Make update `step`, if its batch's loss in nats per token and gradient's norm, reported, are finite."""
         if self.noise is not None and isinstance(trial.built, DecoderModel):
             module, spec = trial.built.module, trial.progress.spec
             self.noise.look(spec, step, module, dict(module.named_parameters()), self._store, self._num_microbatches)
         loss, norm = self._forward_backward(trial, step)
-        loss_nats, grad_norm = torch.stack([loss, norm.double()]).tolist()  # the step's one wait for the device
-        if math.isfinite(loss_nats) and math.isfinite(grad_norm):
+        values_2 = torch.stack([loss, norm.double()])
+        report = StepReport(values_2)
+        if trial.lost is not None:
+            torch.maximum(trial.lost, 1 - values_2.isfinite().all().float(), out=trial.lost)
             _update(trial, step, norm)
-        return loss_nats, grad_norm
+        elif all(map(math.isfinite, report.read())):
+            _update(trial, step, norm)
+        return report
+
+    def _settle(self, trial: _Trial, report: StepReport) -> list[Ended]:
+        """Read a step; the run's outcome, if it ends there."""
+        if self._trial is not trial:
+            return []  # it ended in the step before
+        run = trial.progress
+        loss_nats, grad_norm = report.read()
+        reason = run.record(loss_nats, grad_norm, self._diverged_above_nats)
+        done = not reason and run.finished
+        validation_nats = self._validation_loss(trial) if done else math.nan
+        began, self._lap_began = self._lap_began, time.perf_counter()
+        run.seconds += self._lap_began - began
+        if not (reason or done):
+            return []
+        self.evict(0)
+        return [(0, *run.outcome(reason, validation_nats, self.device))]
 
     def _forward_backward(self, trial: _Trial, step: int) -> tuple[Tensor, Tensor]:
         """The batch's loss in nats per token and its gradient's norm; the gradients are left in the parameters."""
-        ids_BT = batch_of(self._store, trial.progress.spec, step).to(self.device)
+        ids_BT = pinned(batch_of(self._store, trial.progress.spec, step), self.device)
+        ids_BT = ids_BT.to(self.device, non_blocking=True)
         trial.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part_BT in torch.split(ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)):

@@ -7,6 +7,7 @@ from proxy_cases import TINY, run_spec
 from torch import nn
 from torch.nn import functional
 
+from proxies.coordinates.activations import read_run
 from proxies.coordinates.coordinates import check_coordinates
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
@@ -48,7 +49,12 @@ def runs_of(store, *, widths=WIDTHS, depths=(), num_seeds=3, num_steps=4, bases=
 
 def check(store, *, level=0.9, build=None, **changes):
     axis = "depth" if changes.get("depths") else "width"
-    return check_coordinates(runs_of(store, **changes), store, axis=axis, level=level, build=build)
+    return checked(runs_of(store, **changes), store, axis=axis, level=level, build=build)
+
+
+def checked(runs, store, *, build=None, **options):
+    """The check, its runs read one after another in this process."""
+    return check_coordinates(runs, lambda probes: [read_run(probe, store, build) for probe in probes], **options)
 
 
 def flagged(found):

@@ -9,10 +9,11 @@ import torch
 from proxy_cases import TINY, run_spec
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from proxies.core.failures import classify, described
 from proxies.core.spec import Numerics
 from proxies.model.bank_adamw import BankAdamW
 from proxies.model.optimizer import BANK_OPTIMIZERS
-from proxies.training.bank import Bank
+from proxies.training.bank import NUM_WARMUPS, Bank, CudaGraph
 
 pytestmark = [  # what torch's own compiler calls
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
@@ -283,3 +284,21 @@ def test_a_step_on_a_gpu_waits_for_nothing(store, mode):
         bank._trained()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_memory_that_runs_out_in_a_recording_is_told_and_leaves_the_device_as_it_was():
+    """Planted: the recording alone, not the runs before it, asks for twice the device's memory."""
+    before, most, calls = torch.cuda.current_stream(), 2 * torch.cuda.mem_get_info()[1], []
+
+    def step():
+        calls.append(None)
+        return torch.ones(most if len(calls) > NUM_WARMUPS else 4, dtype=torch.uint8, device="cuda")[:4].sum()
+
+    with pytest.raises(RuntimeError) as error:
+        CudaGraph(step)
+    assert classify(error.value) == "out_of_memory" and "out of memory" in described(error.value)
+    assert torch.cuda.current_stream() == before
+    calls.clear()
+    most = 4
+    assert CudaGraph(step)().item() == 4

@@ -9,6 +9,7 @@ from planted import (
     BASE,
     WIDTHS,
     check,
+    checked,
     flagged,
     plain_factory,
     planted_table,
@@ -17,7 +18,7 @@ from planted import (
 from proxy_cases import run_spec
 
 from proxies.coordinates.activations import ActivationProbe, attention_logits
-from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
+from proxies.coordinates.coordinates import CoordinateCheck
 from proxies.coordinates.verdict import fitted
 from proxies.core import canon
 from proxies.core.rules import named
@@ -115,12 +116,12 @@ def test_a_run_that_leaves_the_finite_numbers_is_a_blow_up_and_located(store):
     wild = dataclasses.replace(runs[-1][0].hparams, learning_rate=1e30)
     runs[-1] = [dataclasses.replace(run, hparams=wild) for run in runs[-1]]
     told = []
-    found = check_coordinates(runs, store, progress=told.append)
+    found = checked(runs, store, progress=told.append)
     assert (found.outcome, found.not_finite_width, found.not_finite_depth) == ("blows_up", 128, 1)
     assert found.not_finite_step in (1, 2)
     assert found.mistakes[0].startswith("width 128 (1 layers, seed 0) became NaN or infinite at step ")
     assert told == [16, 32, 64] and all(len(layer.change) == 3 for layer in found.layers)
-    first = check_coordinates(runs[2:], store)
+    first = checked(runs[2:], store)
     assert (first.outcome, first.not_finite_width, first.layers) == ("blows_up", 128, ())
 
 

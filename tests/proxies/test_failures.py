@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxies.core import failures
-from proxies.core.failures import classify, crash_of, log_tail, oom_kills
+from proxies.core.failures import classify, crash_of, described, log_tail, oom_kills
 
 
 class OutOfMemoryError(RuntimeError):
@@ -36,6 +36,42 @@ ALLOCATOR = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: 
 )
 def test_an_error_has_its_cause(error, cause):
     assert classify(error) == cause
+
+
+INVALIDATED = "CUDA error: operation failed due to a previous error during capture\nSearch for `cudaError...` in https"
+
+
+class Recording:
+    """As torch's own: the end of a recording that failed raises, whatever was raised inside."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        raise self.error
+
+
+def chain(inner, outer):
+    try:
+        with Recording(outer):
+            raise inner
+    except Exception as error:
+        return error
+
+
+def test_memory_that_runs_out_in_a_recording_is_the_cause():
+    memory = OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand what torch advises")
+    found = chain(memory, RuntimeError(INVALIDATED))
+    assert (classify(found), described(found)) == ("out_of_memory", "CUDA out of memory. Tried to allocate 2 GiB")
+    found = chain(ValueError("no such shape"), RuntimeError(INVALIDATED))
+    assert (classify(found), described(found)) == ("error", f"RuntimeError: {INVALIDATED}")
+    assert classify(chain(memory, KeyError("rope"))) == "error", "what else fails meanwhile fails by itself"
+    hidden = chain(memory, RuntimeError("shapes differ"))
+    hidden.__suppress_context__ = True  # raised `from None`
+    assert classify(hidden) == "error"
 
 
 def test_a_log_ends_in_its_last_lines():

@@ -36,6 +36,14 @@ def test_it_is_the_network_bit_for_bit():
         assert permuted(indices, size, key).tolist() == [one_by_one(int(i), size, key) for i in indices]
 
 
+def test_near_indices_have_the_same_images_as_far_ones():
+    """Those of a step's sequences, which are looked up: within a block, over its end, at the end of the range."""
+    size, key = 1500, "7/3"
+    for indices in (range(8), range(505, 530), range(1490, 1500), [1499, 1100], range(0, 1500, 100), []):
+        found = permuted(np.array(indices, dtype=np.int64), size, key)
+        assert found.tolist() == [one_by_one(index, size, key) for index in indices]
+
+
 @settings(deadline=None, derandomize=True, database=None, max_examples=20)
 @given(st.integers(1, 600), st.integers(0, 2**31), st.integers(0, 50))
 def test_it_is_a_permutation_for_any_key(size, seed, epoch):

@@ -89,6 +89,8 @@ def test_the_order_of_a_single_source_is_of_seed_and_epoch_alone(small):
     batch = store.train_batch(seed=3, first_sequence=num_windows, num_sequences=num_windows, seq_len=seq_len)
     for row, window in zip(batch, permuted(np.arange(num_windows), num_windows, "3/1"), strict=True):
         assert np.array_equal(row, flat[window * seq_len : (window + 1) * seq_len + 1])
+    across = store.train_batch(seed=3, first_sequence=num_windows - 2, num_sequences=num_windows + 3, seq_len=seq_len)
+    assert (across[2 : 2 + num_windows] == batch).all(), "a batch over the end of an epoch, and into a third one"
 
 
 EXPORTED = ("__init__", "core/__init__", "core/canon", "core/checks",
