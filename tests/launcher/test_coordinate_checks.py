@@ -93,7 +93,7 @@ def test_an_error_in_the_users_model_names_their_line_here_too(case, tmp_path):
     factory, (probe, *_) = case
     spec = dataclasses.replace(probe.spec, factory=load("failing:build", tmp_path)[1])
     asked = canon.to_json(dataclasses.replace(probe, spec=spec))
-    report = carry_out(0, HostCall(bank_key="", num_slots=1, admit=(), max_steps=0, probe=asked), factory)
+    report = carry_out(0, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=asked), factory)
     assert report.cause == "user_code" and report.error.startswith("failing.py, line 21: `if self.calls > 5:")
 
 
