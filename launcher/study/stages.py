@@ -227,6 +227,11 @@ class Runner:
         if overrun:
             raise BudgetSpent(overrun)
 
+    def _begin(self, stage: str) -> None:
+        """A stage begins: how its runs compute is chosen first, so its specs are another study's from here on."""
+        self.reporter.begin(stage)
+        self.study = calibrate(self.study, self.ledger, stage, self._workers, self._check_stop)
+
     def _workers(self) -> Pool:
         """The pool, started if need be."""
         if self._pool is None:
@@ -267,8 +272,7 @@ class Runner:
             from launcher.study.coordinate_checks import refuse_failed
 
             refuse_failed(self.study, self.check())
-        self.reporter.begin("sweep")
-        self.study = calibrate(self.study, self.ledger, self._workers, self._check_stop)
+        self._begin("sweep")
         run_search(self.study, self.ledger, self.drive, bank_key)
         self._replay()
         return searched(self.study, self.ledger)
@@ -296,7 +300,7 @@ class Runner:
                 that a resumed study asks for the same runs.
         """
         self.sweep()
-        self.reporter.begin("transfer")
+        self._begin("transfer")
         self._transfer_runs()
         if spend:
             self._spend()
@@ -335,8 +339,8 @@ class Runner:
 
     def ladder(self) -> list[RunSpec]:
         """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
-        found = self.transfer()  # first: the study is another one once it is calibrated
-        self.reporter.begin("ladder")
+        found = self.transfer()
+        self._begin("ladder")
         specs = ladder_specs(self.study, found)
         results = self.ledger.results()
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]

@@ -18,7 +18,7 @@ from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.memory import give_back_memory
 from sweeps.run.pool import Finished, HostAnswer, HostCall
-from sweeps.store.sites import RESUMED, WHERE, site
+from sweeps.store.sites import DEVICE, RESUMED, WHERE, gpu_name, site
 
 if TYPE_CHECKING:
     from launcher.workers.resumable import ResumableRuns
@@ -78,6 +78,8 @@ class HostFactory:
     """Longest time of one run of a command."""
     gpu_share: float = 0.0
     """GPUs of each worker; with less than one, none may take more than its share of the memory."""
+    own_trainer: bool = False
+    """The user's own command trains, in processes of its own."""
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
     """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
 
@@ -105,7 +107,7 @@ class WorkerHost:
         """
         if call.probe is not None:
             if call.probe == WHERE:
-                return HostAnswer(answer=cast(dict[str, Json], site()))
+                return HostAnswer(answer=cast(dict[str, Json], {**site(), DEVICE: self._device()}))
             return HostAnswer(answer=self._measured(call.probe))
         specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
         if call.bank_key != self._key or self._engine is None:
@@ -132,6 +134,14 @@ class WorkerHost:
             paused=() if own is None else tuple(self._told(*each) for each in own.paused()),
             notes=() if own is None else own.take_notes(),
         )
+
+    def _device(self) -> str:
+        """The name of what trains here, as our engines record it; torch is loaded where it will train anyway."""
+        if self._where.own_trainer or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            return gpu_name()
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
     def _drop(self) -> None:
         """Free what the engine holds before the next one takes its own.
@@ -162,6 +172,7 @@ class WorkerHost:
         """An outcome as it travels, with where it was made."""
         begun = 0 if result.status == "pruned" else self._begun.get(result.id, 0)  # its first steps are as any's
         here = site() | ({RESUMED: str(begun)} if begun else {})
+        here |= {DEVICE: self._device()} if DEVICE not in result.environment else {}  # a command's does not tell
         placed = dataclasses.replace(result, environment={**result.environment, **here})
         return Finished(
             slot=slot,
