@@ -22,6 +22,7 @@ from launcher.plan.calibration_records import (
     ModeTiming,
     PlannedWork,
     WorkerKind,
+    mean_rate,
     mode_name,
 )
 from proxies.core.spec import Numerics
@@ -130,15 +131,12 @@ class Bench:
         by_kind, plain = self.by_kind(mode), self.by_kind(self.plain)
         workers = [by_kind[kind] for kind in work.kinds]
         share = [plain[kind].trial_steps_per_second for kind in work.kinds]
+        rate, low, high = mean_rate(workers)
         first = max(timing.first_seconds for timing in workers)
         again = max(timing.again_seconds for timing in workers)
         return ModeTiming(
             mode=mode,
-            trial_steps_per_second=statistics.fmean(timing.trial_steps_per_second for timing in workers),
-            interval=(
-                statistics.fmean(timing.interval[0] for timing in workers),
-                statistics.fmean(timing.interval[1] for timing in workers),
-            ),
+            trial_steps_per_second=rate, interval=(low, high),
             ratio=statistics.fmean([timing.ratio for timing in workers], share),
             least_ratio=statistics.fmean([timing.least_ratio for timing in workers], share),
             first_seconds=first, again_seconds=again, peak_bytes=max(timing.peak_bytes for timing in workers),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -90,6 +91,13 @@ class KindTiming:
     again_seconds: float
     peak_bytes: int
     """The most that any of them held."""
+
+
+def mean_rate(workers: Sequence[KindTiming]) -> tuple[float, float, float]:
+    """Trial-steps a second of the mean of these workers, with the ends of its interval: (rate, low, high)."""
+    each = [(worker.trial_steps_per_second, *worker.interval) for worker in workers]
+    rate, low, high = (statistics.fmean(values) for values in zip(*each, strict=True))
+    return rate, low, high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,7 +89,7 @@ def carried_out(
     """
     crew = Crew(pool, lambda spec: spec.numerics.num_slots, AdaptiveTimeouts(hang_seconds), clock)
     held = Attempt(
-        spec=spec, run_id=spec.id, standing=RetryStatus(num_microbatches=num_microbatches), again=True,
+        spec=spec, run_id=spec.id, standing=RetryStatus(num_microbatches={"": num_microbatches}), again=True,
         bank_key=f"{bank_key}/{num_microbatches}/again",
     )  # fmt: skip
     num_lost = 0

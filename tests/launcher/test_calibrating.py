@@ -9,13 +9,15 @@ from tiny_study import ask, forerun, plan_with, write_corpus
 
 from launcher.calibration import procedure
 from launcher.calibration.procedure import calibrate, calibrated, calibrations, groups_of
-from launcher.study.stages import InterruptedStudyError
+from launcher.calibration.study_cost import speeds_of
+from launcher.plan.calibration_records import WorkerKind
+from launcher.study.stages import InterruptedStudyError, Runner
 from launcher.study.study_folder import open_ledger, plan_study, recorded
 from proxies.core import canon
 from proxies.core.spec import Numerics
 from proxies.training.calibration import CalibrationProbe
 from sweeps.run.pool import Report
-from sweeps.store.errors import RunsFail
+from sweeps.store.errors import ClusterUnfit, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
 from sweeps.store.sites import WHERE
 
@@ -170,6 +172,50 @@ def test_a_mode_that_one_kind_does_not_survive_is_refused_for_all(study):
 def test_a_run_that_one_kind_cannot_train_is_told_of_that_kind(study):
     with pytest.raises(RunsFail, match=f"no worker with {A100} could train a run of width 8: worker lost"):
         run(study, TwoKinds(failing=lambda worker, modes: worker == 0), stages=["sweep"])
+
+
+def test_an_estimate_counts_each_kind_by_its_rate_and_price(study, folder):
+    run(study, TwoKinds(), stages=["sweep"])
+    run(study, TwoKinds(kinds=(H100, H100, A100)), stages=["transfer"])
+    options = ("--study", study.study_dir, "--set", "cluster.worker_gpus=1.0", "--set", "cluster.num_workers=3",
+               "--set", "cluster.usd_per_device_hour_by_kind={A100=1.0, H100=2.0}")  # fmt: skip
+    code, body = ask("estimate", folder / "plan.toml", *options)
+    assert code == 0
+    told = {one["kind"]: (one["num_workers"], one["gpu_hours"]["value"], one["usd"]["value"]) for one in body["kinds"]}
+    hours = body["total"]["gpu_hours"]["value"]
+    assert told == {A100: (1, pytest.approx(hours / 3), pytest.approx(hours / 3)),
+                    H100: (2, pytest.approx(hours * 2 / 3), pytest.approx(hours * 4 / 3))}  # fmt: skip
+    assert body["total"]["usd"]["value"] == pytest.approx(hours * 5 / 3)
+    assert "3 shapes are open until their stage begins" in body["worker_flops"]["source"], "the ladder's"
+    assert f"{H100}" in forerun("estimate", folder / "plan.toml", *options)[1]
+
+
+def test_a_kinds_speed_is_not_taken_for_anothers(study):
+    """The search was measured on both; of its record, the H100 that is left has its own rate, not the mean."""
+    run(study, TwoKinds(), stages=["sweep"])
+    mixed = calibrations(Ledger.read(study.study_dir))
+    run(study, TwoKinds(kinds=(H100,)), stages=["transfer"])
+    found = calibrations(Ledger.read(study.study_dir))
+    rate = {each.kind: each.trial_steps_per_second for each in found[0].figure.by_kind}
+    spec = study.trial(study.space.lowest)
+    step_flops = spec.flops / spec.schedule.num_steps
+    assert speeds_of(found, study, "").of(spec).value == pytest.approx(rate[H100] * step_flops)
+    assert speeds_of(mixed, study, "").of(spec).value < 0.8 * rate[H100] * step_flops
+    other = [dataclasses.replace(mixed[0], asked=found[1].asked), found[0]]
+    alone = [dataclasses.replace(one, kinds=(WorkerKind(kind="new", num_workers=1, free_bytes=0),)) for one in other]
+    assert speeds_of(alone, study, "").measured == (), "a kind that measured none of it"
+
+
+def test_a_cap_in_dollars_needs_the_price_of_every_kind(study, folder, monkeypatch):
+    plan = plan_study(
+        folder / "plan.toml",
+        study.study_dir,
+        ("cluster.max_usd=5.0", "cluster.usd_per_device_hour_by_kind={A100=1.0}", "proxy.num_slots=1"),
+    )
+    monkeypatch.setattr("launcher.study.stages.start_pool", lambda *_: TwoKinds())
+    said = f"max_usd = 5: no price is known of {H100}: add it to"
+    with open_ledger(plan) as ledger, pytest.raises(ClusterUnfit, match=said):
+        Runner(plan, ledger, None).sweep()
 
 
 def test_a_stop_keeps_what_is_recorded_and_the_rest_is_measured_later(study):
