@@ -83,7 +83,8 @@ def drive(
     """
     crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise, kinds=kinds)
     driver = Driver(source, ledger, study_dir, crew, Backlog(num_slots_for), bank_key_for,
-                    steps_per_call=steps_per_call, max_attempts=max_attempts, should_stop=should_stop, refusal=refusal)  # fmt: skip
+                    steps_per_call=steps_per_call, max_attempts=max_attempts, should_stop=should_stop,
+                    refusal=refusal)  # fmt: skip
     drop_stale_checkpoints(study_dir, driver.settled)
     while not should_stop():
         driver.pull()
