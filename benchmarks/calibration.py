@@ -35,6 +35,7 @@ from launcher.plan.calibration_records import Calibration, PlannedWork, mode_nam
 from launcher.plan.study import Study
 from launcher.study.pools import start_pool
 from launcher.study.study_folder import plan_study
+from sweeps.run.kinds import kinds_of
 
 NUM_TIMES, WIDTHS, BATCHES = 20, (32, 64, 128, 256), (128, 1024)
 """Batches in tokens: two sequences of 64, where launching costs most, and the plan's own."""
@@ -97,8 +98,9 @@ def measured(study: Study, times: int) -> dict[str, Any]:
 def one(study: Study, pool: Any) -> Calibration:
     """One calibration, as `launcher.calibration.procedure` makes it for a group with a minute of work or so."""
     group = next(group for group in groups_of(study) if group.asked.part == "proxy")
-    work = PlannedWork(num_workers=pool.num_workers, phases=group.phases)
-    bench = Bench(group.asked.given, asking(study, group.example, pool, 2.0, lambda: None))
+    kinds = kinds_of(pool, lambda: None)
+    work = PlannedWork(kinds=kinds, phases=group.phases)
+    bench = Bench(group.asked.given, asking(study, group.example, pool, kinds, 2.0, lambda: None))
     return choose(group.asked, work, bench)
 
 

@@ -199,7 +199,7 @@ def processes(settings: Settings, case: Case, corpus: Path, number: int) -> dict
 def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
     """Everything that was measured of a case."""
     plain, spec, bench = settings.plain, case.spec, case.bench
-    work = PlannedWork(num_workers=1, phases=((settings.num_trials, (TRIAL_STEPS,) * settings.num_trials),))
+    work = PlannedWork(kinds=("",), phases=((settings.num_trials, (TRIAL_STEPS,) * settings.num_trials),))
     asked = ModeRequest(
         part="proxy", shape=spec.shape, batch_tokens=spec.batch_tokens, given=plain, open=("num_slots", "compiled")
     )

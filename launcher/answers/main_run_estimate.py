@@ -24,10 +24,12 @@ def estimate_text(body: dict[str, Any], *, gpus: bool, full: bool, here: bool = 
     """
     main = body["main_run"]
     parts = [_first(body, gpus=gpus, here=here)]
+    kinds = _kinds(body) if gpus else ""
     if full:
-        return "\n\n".join([*parts, *(_stages(body) if "stages" in body else []), _main(main)])
+        stages = [*_stages(body), *filter(None, [kinds])] if "stages" in body else []
+        return "\n\n".join([*parts, *stages, _main(main)])
     if "stages" in body:
-        parts.append(_short_stages(body, gpus=gpus))
+        parts += [_short_stages(body, gpus=gpus), kinds]
     return "\n\n".join(filter(None, [*parts, "\n".join(_short_main(body, gpus=gpus))]))
 
 
@@ -73,6 +75,16 @@ def _short_stages(body: dict[str, Any], *, gpus: bool) -> str:
     ]  # fmt: skip
     more = ("or GPU-hours", "USD of these") if gpus else ()
     return table(("stage", "runs", f"time on {counted(num, 'worker')}", "share of main run", *more), rows)
+
+
+def _kinds(body: dict[str, Any]) -> str:
+    """What the workers of each kind take, where there are several."""
+    rows = [
+        (one["kind"], str(one["num_workers"]), _span(one["gpu_hours"], 2),
+         "-" if one["usd"] is None else _span(one["usd"], 2))
+        for one in body.get("kinds", ())
+    ]  # fmt: skip
+    return table(("all runs by kind", "workers", "GPU-hours", "USD"), rows) if len(rows) > 1 else ""
 
 
 def _short_main(body: dict[str, Any], *, gpus: bool) -> list[str]:

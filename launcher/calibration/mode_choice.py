@@ -2,6 +2,8 @@
 
 A mode is judged by the seconds that the planned runs would take with it: building, compiling, and every bank's steps,
 an empty slot's too. So what pays only in a long search is taken only there, and slots that nothing would fill never.
+Where workers are of several kinds of device, one mode is chosen for all of them, since a run's numbers depend on it:
+each kind counts with its own rate, and the mode has to train, and fit in memory, on each.
 """
 
 from __future__ import annotations
@@ -12,7 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from launcher.base.talk import duration
-from launcher.plan.calibration_records import MOST_SLOTS, Calibration, ModeRequest, ModeTiming, PlannedWork, mode_name
+from launcher.plan.calibration_records import (
+    MOST_SLOTS,
+    Calibration,
+    KindTiming,
+    ModeRequest,
+    ModeTiming,
+    PlannedWork,
+    WorkerKind,
+    mean_rate,
+    mode_name,
+)
 from proxies.core.spec import Numerics
 from proxies.training.calibration import MARGIN, STEP, Answer, Rate, surely
 
@@ -25,83 +37,111 @@ COMPILE_SHARE = 0.1
 
 
 Ask = Callable[[tuple[Numerics, ...]], Sequence[Answer]]
-"""Has every worker measure these modes at once; their answers. None: nobody survived it."""
+"""Has every worker measure these modes at once; their answers. None: a kind of worker did not survive it."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Measured:
-    ratios: list[float] = field(default_factory=list)
-    rates: list[Rate] = field(default_factory=list)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    """By kind of worker, as `rates`."""
+    rates: dict[str, list[Rate]] = field(default_factory=dict)
     refused: str = ""
 
 
 class Bench:
-    """What has been measured so far of one shape and batch; a mode is asked for once."""
+    """What has been measured so far of one shape and batch, by kind of worker; a mode is asked for once."""
 
-    def __init__(self, plain: Numerics, ask: Ask) -> None:
-        """`plain`: the mode that all others are compared with."""
+    def __init__(self, plain: Numerics, ask: Ask, found: Calibration | None = None) -> None:
+        """`plain`: the mode that all others are compared with. `found`: what the same workers measured before."""
         self.plain, self._ask = plain, ask
         self._seen: dict[Numerics, _Measured] = {}
-        self.device = ""
-        self.free_bytes = 0
+        self._known = {figure.mode: figure for figure in (found.figures if found else ())}
+        self.device = found.device if found else ""
+        self.free_bytes = {kind.kind: kind.free_bytes for kind in (found.kinds if found else ())}
 
     @property
     def modes(self) -> tuple[Numerics, ...]:
         """Measured, or refused."""
-        return tuple(self._seen)
+        return tuple(dict.fromkeys((*self._known, *self._seen)))
 
     def measure(self, *modes: Numerics) -> None:
         """See to it that the last of the modes is measured, beside the plain one and the others."""
-        if modes[-1] in self._seen:
+        if modes[-1] in self.modes:
             return
         asked = tuple(dict.fromkeys((self.plain, *modes)))
         answers = self._ask(asked)
         if not answers:
-            self._seen.setdefault(modes[-1], _Measured()).refused = "no worker survived it"
+            self._seen.setdefault(modes[-1], _Measured()).refused = "no worker survived it, or none of some kind"
             return
         self.device = answers[0].device
-        self.free_bytes = min(answer.free_bytes for answer in answers)
         for answer in answers:
+            kind = answer.kind
+            self.free_bytes[kind] = min(self.free_bytes.get(kind, answer.free_bytes), answer.free_bytes)
             plain = answer.rates[0].trial_steps_per_second
             for rate in answer.rates:
                 seen = self._seen.setdefault(rate.mode, _Measured())
                 seen.refused = seen.refused or rate.refused
-                seen.rates.append(rate)
-                seen.ratios += [a / b for a, b in zip(rate.trial_steps_per_second, plain, strict=False)]
+                seen.rates.setdefault(kind, []).append(rate)
+                ratios = [a / b for a, b in zip(rate.trial_steps_per_second, plain, strict=False)]
+                seen.ratios.setdefault(kind, []).extend(ratios)
 
     def refused(self, mode: Numerics) -> str:
-        """Why a mode does not train, or is not known."""
+        """Why a mode does not train on every kind, or is not known."""
+        if mode in self._known:
+            return self._known[mode].refused
         seen = self._seen.get(mode)
         return "not measured" if seen is None else seen.refused
 
-    def ratio(self, mode: Numerics) -> float:
-        """The mode's rate over the plain one's: the median of the rounds."""
-        return statistics.median(self._seen[mode].ratios)
+    def by_kind(self, mode: Numerics) -> dict[str, KindTiming]:
+        """What was measured of a mode that trains."""
+        if mode in self._known:
+            return {timing.kind: timing for timing in self._known[mode].by_kind}
+        plain = None if mode == self.plain else self.by_kind(self.plain)
+        return {kind: self._timing(mode, kind, plain[kind] if plain else None) for kind in self._seen[mode].rates}
 
-    def peak_bytes(self, mode: Numerics) -> int:
-        """The most that any worker held."""
-        return max((rate.peak_bytes for rate in self._seen[mode].rates), default=0)
+    def _timing(self, mode: Numerics, kind: str, plain: KindTiming | None) -> KindTiming:
+        """Rates of one mode vary from minute to minute: only its ratio to the plain one counts."""
+        rates, ratios = self._seen[mode].rates[kind], self._seen[mode].ratios[kind]
+        own = [each for one in rates for each in one.trial_steps_per_second]
+        ratio = statistics.median(ratios)
+        rate = statistics.median(own) if plain is None else plain.trial_steps_per_second * ratio
+        low, _, high = statistics.quantiles(own, n=4, method="inclusive") if len(own) > 1 else own * 3
+        return KindTiming(
+            kind=kind, trial_steps_per_second=rate, interval=(min(low, rate), max(high, rate)), ratio=ratio,
+            least_ratio=surely(ratios), first_seconds=statistics.median(one.first_seconds for one in rates),
+            again_seconds=statistics.median(one.again_seconds for one in rates),
+            peak_bytes=max(one.peak_bytes for one in rates),
+        )  # fmt: skip
+
+    def bank_seconds(self, mode: Numerics, work: PlannedWork, num_slots: int | None = None) -> float:
+        """Seconds of all banks' steps; `num_slots`: as if a step took no longer with so many."""
+        timings = self.by_kind(mode)
+        rates = [timings[kind].trial_steps_per_second for kind in work.kinds]
+        fastest = max(rates)
+        steps = work.bank_steps(num_slots or mode.num_slots, [fastest / rate for rate in rates])
+        return steps * mode.num_slots / fastest
 
     def figure(self, mode: Numerics, work: PlannedWork) -> ModeTiming:
         """Everything about a mode that was asked for."""
-        seen, refused = self._seen[mode], self.refused(mode)
-        if refused:
+        if refused := self.refused(mode):
             return ModeTiming(
                 mode=mode, trial_steps_per_second=0.0, interval=(0.0, 0.0), ratio=0.0, least_ratio=0.0,
                 first_seconds=0.0, again_seconds=0.0, peak_bytes=0, planned_seconds=0.0, refused=refused,
             )  # fmt: skip
-        plain = [rate for one in self._seen[self.plain].rates for rate in one.trial_steps_per_second]
-        rate, ratio = statistics.median(plain) * self.ratio(mode), self.ratio(mode)
-        own = [each for one in seen.rates for each in one.trial_steps_per_second]
-        low, _, high = statistics.quantiles(own, n=4, method="inclusive") if len(own) > 1 else own * 3
-        first = statistics.median(each.first_seconds for each in seen.rates)
-        again = statistics.median(each.again_seconds for each in seen.rates)
+        by_kind, plain = self.by_kind(mode), self.by_kind(self.plain)
+        workers = [by_kind[kind] for kind in work.kinds]
+        share = [plain[kind].trial_steps_per_second for kind in work.kinds]
+        rate, low, high = mean_rate(workers)
+        first = max(timing.first_seconds for timing in workers)
+        again = max(timing.again_seconds for timing in workers)
         return ModeTiming(
-            mode=mode, trial_steps_per_second=rate, interval=(min(low, rate), max(high, rate)), ratio=ratio,
-            least_ratio=surely(seen.ratios), first_seconds=first, again_seconds=again,
-            peak_bytes=self.peak_bytes(mode),
-            planned_seconds=first + again * (work.runs_per_worker - 1)
-            + work.bank_steps(mode.num_slots) * mode.num_slots / rate,
+            mode=mode,
+            trial_steps_per_second=rate, interval=(low, high),
+            ratio=statistics.fmean([timing.ratio for timing in workers], share),
+            least_ratio=statistics.fmean([timing.least_ratio for timing in workers], share),
+            first_seconds=first, again_seconds=again, peak_bytes=max(timing.peak_bytes for timing in workers),
+            planned_seconds=first + again * (work.runs_per_worker - 1) + self.bank_seconds(mode, work),
+            by_kind=tuple(by_kind[kind] for kind in dict.fromkeys(work.kinds)),
         )  # fmt: skip
 
 
@@ -123,9 +163,13 @@ def choose(asked: ModeRequest, work: PlannedWork, bench: Bench, most_threads: in
     if several and best.num_slots > 1 and bench.device == "cuda":
         best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
     figures = tuple(bench.figure(mode, work) for mode in bench.modes)
+    kinds = tuple(
+        WorkerKind(kind=kind, num_workers=work.kinds.count(kind), free_bytes=bench.free_bytes[kind])
+        for kind in dict.fromkeys(work.kinds)
+    )
     return Calibration(
         asked=asked, chosen=best, why=rule.why(best), device=bench.device,
-        num_workers=work.num_workers, figures=figures,
+        num_workers=work.num_workers, figures=figures, kinds=kinds,
     )  # fmt: skip
 
 
@@ -167,24 +211,27 @@ class _Rule:
         if self._bench.refused(mode):
             return False
         figure = self._bench.figure(mode, self._work)
-        steps = self._work.bank_steps(mode.num_slots) * mode.num_slots / figure.trial_steps_per_second
-        slower = steps * (figure.ratio / figure.least_ratio - 1)
+        slower = self._bench.bank_seconds(mode, self._work) * (figure.ratio / figure.least_ratio - 1)
         return (figure.planned_seconds + slower) * (1 + by) < self._seconds(than)
 
     def _may_pay(self, best: Numerics, wider: Numerics, start: Numerics) -> bool:
         """Whether it would if a bank's step took no longer with twice the slots."""
-        shorter = self._work.bank_steps(wider.num_slots) / self._work.bank_steps(best.num_slots)
-        optimistic = shorter * self._seconds(best)
+        shorter = self._bench.bank_seconds(best, self._work, wider.num_slots)
+        optimistic = shorter / self._bench.bank_seconds(best, self._work) * self._seconds(best)
         return optimistic * (1 + STEP) < self._seconds(best) and optimistic * (1 + MARGIN) < self._seconds(start)
 
     def _fits(self, best: Numerics) -> bool:
-        """Whether the memory of twice the slots, by what these and half of them held, is there."""
-        held, free = self._bench.peak_bytes(best), self._bench.free_bytes
+        """Whether every kind of worker has the memory of twice the slots, by what these and half of them held there."""
         narrower = dataclasses.replace(best, num_slots=max(1, best.num_slots // 2))
         known = best.num_slots > 2 and not self._bench.refused(narrower)
-        slope = held - self._bench.peak_bytes(narrower) if known else held / 2
-        needed = held + 2 * max(0.0, slope)
-        return not free or needed <= free
+        held = self._bench.by_kind(best)
+        before = self._bench.by_kind(narrower) if known else {}
+        for kind, free in self._bench.free_bytes.items():
+            most = held[kind].peak_bytes
+            slope = most - before[kind].peak_bytes if known else most / 2
+            if free and most + 2 * max(0.0, slope) > free:
+                return False
+        return True
 
     def tried(self, best: Numerics, change: dict[str, object]) -> Numerics:
         """The mode with a change, if that is clearly faster; else as it is."""
@@ -208,6 +255,6 @@ class _Rule:
         if best == plain:
             return "nothing is clearly faster by a tenth" if len(self._bench.modes) > 1 else ""
         return (
-            f"{self._bench.ratio(best):.2f} times as fast as {mode_name(plain, plain)}, "
+            f"{self._bench.figure(best, self._work).ratio:.2f} times as fast as {mode_name(plain, plain)}, "
             f"{duration(self._seconds(best))} of planned work in place of {duration(self._seconds(plain))}"
         )

@@ -1,17 +1,19 @@
 """The calibration of a study: for every shape and batch of its plan, workers measure, a rule chooses, the ledger keeps.
 
-What is recorded is never measured again: it is part of which runs the study asks for. No torch.
+A shape is measured when the first stage begins that runs it, for the work of all stages. What is recorded is never
+measured again: it is part of which runs the study asks for. No torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.base.talk import duration, say
+from launcher.base.talk import counted, duration, say
 from launcher.calibration.mode_choice import Ask, Bench, choose
 from launcher.calibration.study_cost import runs_of
 from launcher.plan.calibration_records import (
@@ -29,6 +31,7 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.training.calibration import Answer, CalibrationProbe
 from scaling_fits.allocation.shapes import WidthCount
+from sweeps.run.kinds import kinds_of, kinds_text
 from sweeps.run.pool import HostCall, Pool
 from sweeps.store.errors import LedgerCorrupt, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
@@ -63,7 +66,9 @@ class Group:
     asked: ModeRequest
     example: RunSpec
     phases: tuple[tuple[int, tuple[int, ...]], ...]
-    """See `launcher.plan.calibration_records.PlannedWork`."""
+    """Of all stages: see `launcher.plan.calibration_records.PlannedWork`."""
+    stages: tuple[str, ...]
+    """That run some of it, in order."""
 
     @property
     def step_flops(self) -> float:
@@ -77,7 +82,11 @@ class Group:
 
 
 def groups_of(study: Study) -> list[Group]:
-    """Every group of the plan's stages, smaller models first; checks, which run alone, are in none."""
+    """Every group of the plan's stages, smaller models first; checks, which run alone, are in none.
+
+    They are the plan's alone, whatever was chosen already: so no choice depends on which verb came first.
+    """
+    study = dataclasses.replace(study, chosen={})
     stages: dict[tuple[Part, Shape, int], dict[str, list[RunSpec]]] = {}
     seen: set[str] = set()
     for stage in runs_of(study):
@@ -96,6 +105,7 @@ def groups_of(study: Study) -> list[Group]:
                 (most.get(name, len(runs)), tuple(run.schedule.num_steps for run in runs))
                 for name, runs in by_stage.items()
             ),
+            stages=tuple(by_stage),
         )
         for of, by_stage in stages.items()
     ]  # fmt: skip
@@ -118,12 +128,15 @@ def calibrated(study: Study, ledger: Ledger) -> Study:
     return dataclasses.replace(study, chosen=chosen, counts=counts)
 
 
-def calibrate(study: Study, ledger: Ledger, workers: Callable[[], Pool], check_stop: Callable[[], None]) -> Study:
-    """Choose, and record, what the study's plan leaves open and its ledger lacks; the study with it.
+def calibrate(
+    study: Study, ledger: Ledger, stage: str, workers: Callable[[], Pool], check_stop: Callable[[], None]
+) -> Study:  # fmt: skip
+    """Choose, and record, what the plan leaves open of a stage's runs and the ledger lacks; the study with it.
 
     Args:
         study: as its ledger has it.
         ledger: open for writing.
+        stage: that begins; what only others run stays open.
         workers: the pool, idle; asked for only where there is something to choose.
         check_stop: raises what ends the work; what was recorded stands.
 
@@ -134,8 +147,11 @@ def calibrate(study: Study, ledger: Ledger, workers: Callable[[], Pool], check_s
     if not (study.plan.choices("proxy") or study.plan.choices("ladder")):
         return study
     done = {record.key for record in ledger.records(CALIBRATION)}
-    if missing := [group for group in groups_of(study) if group.asked.open and group.asked.key not in done]:
-        for found in _choices(study, missing, workers(), check_stop):
+    open_ = [group for group in groups_of(study) if group.asked.open and group.asked.key not in done]
+    if missing := [group for group in open_ if stage in group.stages]:
+        if later := len(open_) - len(missing):
+            say(f"calibration: shapes of other stages stay open ({later}) until these begin")
+        for found in _choices(study, missing, calibrations(ledger), workers(), check_stop):
             check_stop()
             ledger.append(CALIBRATION, found.asked.key, found)
             why = f": {found.why}" if found.why else ""
@@ -149,41 +165,57 @@ def _of(asked: ModeRequest) -> str:
 
 
 def _choices(
-    study: Study, groups: Sequence[Group], pool: Pool, check_stop: Callable[[], None]
+    study: Study, groups: Sequence[Group], before: Sequence[Calibration], pool: Pool, check_stop: Callable[[], None]
 ) -> Iterator[Calibration]:  # fmt: skip
-    """The choice for each group in turn; what one measured, a later one of the same runs need not."""
+    """The choice for each group in turn; what was measured on such workers of the same runs, as part of another group,
+    now or `before`, is not measured again.
+    """
+    kinds = kinds_of(pool, check_stop)
+    if len(set(kinds)) > 1:
+        say(f"calibration: workers: {kinds_text(kinds)}; one choice for all, by the rate and the memory of each kind")
 
     def unmeasured(asked: ModeRequest, why: str) -> Calibration:
         return Calibration(
             asked=asked, chosen=asked.given, why=f"not measured: {why}", device="", num_workers=pool.num_workers
         )
 
+    found = {
+        _alike(one.asked): one
+        for one in before
+        if one.figures and {each.kind: each.num_workers for each in one.kinds} == Counter(kinds)
+    }
     benches: dict[str, Bench] = {}
     threads = max(1, int(study.plan.cluster.worker_cpus))
     for group in groups:
-        asked, work = group.asked, PlannedWork(num_workers=pool.num_workers, phases=group.phases)
+        asked, work = group.asked, PlannedWork(kinds=kinds, phases=group.phases)
         seconds = group.flops / FAST_FLOPS / pool.num_workers
-        same = canon.content_id([asked.shape, asked.batch_tokens, asked.given])
-        if seconds < LEAST_SECONDS and same not in benches:
+        alike = _alike(asked)
+        if seconds < LEAST_SECONDS and alike not in benches and alike not in found:
             yield unmeasured(
                 asked, f"the planned runs are some {duration(max(1.0, seconds))} of work for these workers"
             )
         else:
             share = min(MOST_PROBE_SECONDS, max(LEAST_PROBE_SECONDS, PROBE_SHARE * seconds))
-            if same not in benches:
-                workers = f"{pool.num_workers} worker{'s' if pool.num_workers > 1 else ''}"
-                say(f"calibration: {_of(asked)}: measuring on {workers}")
-                benches[same] = Bench(asked.given, asking(study, group.example, pool, share, check_stop))
+            if alike not in benches:
+                if alike not in found:
+                    say(f"calibration: {_of(asked)}: measuring on {counted(pool.num_workers, 'worker')}")
+                ask = asking(study, group.example, pool, kinds, share, check_stop)
+                benches[alike] = Bench(asked.given, ask, found.get(alike))
             try:
-                yield choose(asked, work, benches[same], threads)
+                yield choose(asked, work, benches[alike], threads)
             except UnmeasurableError as error:  # when it is run, its batches may be split, and nobody waits for it
                 yield unmeasured(asked, f"one run alone was too much to try ({error})")
 
 
+def _alike(asked: ModeRequest) -> str:
+    """Names what is measured: groups of two parts of the plan may share it."""
+    return canon.content_id([asked.shape, asked.batch_tokens, asked.given])
+
+
 def asking(
-    study: Study, example: RunSpec, pool: Pool, seconds: float, check_stop: Callable[[], None]
+    study: Study, example: RunSpec, pool: Pool, kinds: Sequence[str], seconds: float, check_stop: Callable[[], None]
 ) -> Ask:  # fmt: skip
-    """What has all workers of an idle pool measure modes at once."""
+    """What has all workers of an idle pool measure modes at once; `kinds`: by worker, that of its device."""
     cluster = study.plan.cluster
 
     def ask(modes: tuple[Numerics, ...]) -> Sequence[Answer]:
@@ -191,44 +223,48 @@ def asking(
             spec=example, modes=modes, seconds=seconds, worker_cpus=cluster.worker_cpus,
             worker_gpus=cluster.worker_gpus, most_bytes=int(MEMORY_SHARE * cluster.worker_memory_gib * 2**30),
         )  # fmt: skip
-        answers, errors = _asked(pool, probe, check_stop)
-        if not answers and len(modes) == 1:
-            if all(cause in _TOO_MUCH for cause, _ in errors):
-                raise UnmeasurableError(errors[-1][1])
+        answers, errors = _asked(pool, probe, kinds, check_stop)
+        silent = set(kinds) - {answer.kind for answer in answers}  # a mode is for every kind
+        if silent and len(modes) == 1:
+            theirs = [(cause, problem) for kind, cause, problem in errors if kind in silent]
+            if all(cause in _TOO_MUCH for cause, _ in theirs):
+                raise UnmeasurableError(theirs[-1][1])
+            of = f" with {' or '.join(sorted(silent))}" if len(set(kinds)) > 1 else ""
             raise RunsFail(
-                f"calibration: no worker could train a run of width {example.shape.width}: {errors[-1][1]}. Fix that, "
-                "then run the same command again"
+                f"calibration: no worker{of} could train a run of width {example.shape.width}: {theirs[-1][1]}. Fix "
+                "that, then run the same command again"
             )
-        return answers
+        return [] if silent else answers
 
     return ask
 
 
 def _asked(
-    pool: Pool, probe: CalibrationProbe, check_stop: Callable[[], None]
-) -> tuple[list[Answer], list[tuple[Cause, str]]]:
-    """The answers of those workers that give one, and why others do not; these are started anew."""
+    pool: Pool, probe: CalibrationProbe, kinds: Sequence[str], check_stop: Callable[[], None]
+) -> tuple[list[Answer], list[tuple[str, Cause, str]]]:
+    """The answers of those workers that give one, and why others do not, with their kinds; these are started anew."""
     call = HostCall(
         bank_key="", num_slots=1, admit=(), seconds=0, probe=cast(dict[str, canon.Json], canon.to_json(probe))
     )  # fmt: skip
     for worker in range(pool.num_workers):
         pool.start(worker, call)
-    busy, answers, errors = set(range(pool.num_workers)), list[Answer](), list[tuple[Cause, str]]()
+    busy, answers, errors = set(range(pool.num_workers)), list[Answer](), list[tuple[str, Cause, str]]()
     until = time.monotonic() + SILENT_SECONDS + 10 * probe.seconds
     while busy:
         for report in pool.wait(POLL_SECONDS):
             busy.discard(report.worker)
+            kind = kinds[report.worker]
             if report.error is None and report.answer is not None:
-                answers.append(canon.decode(Answer, report.answer))
+                answers.append(dataclasses.replace(canon.decode(Answer, report.answer), kind=kind))
             else:
                 problem = report.error or "it did not answer"
-                errors.append((report.cause, problem))
+                errors.append((kind, report.cause, problem))
                 say(f"calibration: worker {report.worker}: {problem}; it is restarted")
                 pool.restart(report.worker)
         check_stop()
         if busy and time.monotonic() > until:
-            errors.append(("hung", f"no answer in {duration(SILENT_SECONDS)}"))
             for worker in busy:
+                errors.append((kinds[worker], "hung", f"no answer in {duration(SILENT_SECONDS)}"))
                 pool.restart(worker)
             break
     return answers, errors

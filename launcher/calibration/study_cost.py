@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.estimates.layout import planned_parallelism
@@ -14,9 +14,10 @@ from launcher.experiments.conventions import num_tie_runs
 from launcher.experiments.ladder import ladder_runs, stage_specs
 from launcher.experiments.sweep_grids import first_runs, warmup_runs
 from launcher.experiments.transferred_values import target_guess
-from launcher.plan.calibration_records import Calibration, ModeRequest, Part
+from launcher.plan.calibration_records import Calibration, ModeRequest, Part, WorkerKind, mean_rate
 from launcher.plan.study import Study
 from proxies.core.branches import own_flops
+from proxies.core.canon import Json
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.muon import optimizer_flops
@@ -41,8 +42,8 @@ class Speeds:
 
     measured: tuple[tuple[ModeRequest, Span], ...] = ()
     source: str = ""
-    num_workers: int = 0
-    """Workers of the study that was calibrated, measuring at once; 0: not known."""
+    kinds: tuple[WorkerKind, ...] = ()
+    """Workers of the study that was calibrated, measuring at once; empty: not known."""
     assumed: Span = WORKER_FLOPS
     """Where nothing was measured."""
 
@@ -61,6 +62,11 @@ class Speeds:
         return min(self.measured, key=lambda each: far(each[0]))[1]
 
     @property
+    def num_workers(self) -> int:
+        """Of all kinds; 0: not known."""
+        return sum(kind.num_workers for kind in self.kinds)
+
+    @property
     def over_all(self) -> Span:
         """The lowest, the middle, the highest, with where they are from."""
         if not self.measured:
@@ -70,19 +76,25 @@ class Speeds:
         return Span(value=spans[len(spans) // 2].value, low=low, high=high, source=self.source)
 
 
-def speeds_of(found: Iterable[Calibration], study: Study, source: str, num_workers: int = 0) -> Speeds:
-    """Those that calibrations measured of what they chose, and that this study asks for; none: as assumed."""
+def speeds_of(found: Sequence[Calibration], study: Study, source: str) -> Speeds:
+    """Those that calibrations measured of what they chose, and that this study asks for; none: as assumed.
+
+    Of workers as the last calibration had them: what one did not measure of each of their kinds is left out, for no
+    kind's speed is another's.
+    """
+    kinds = next((one.kinds for one in reversed(found) if one.kinds), ())
     measured = []
     for one in found:
         figure, asked = one.figure, one.asked
         if figure is None or figure.refused or study.asked(asked.part, asked.shape, asked.batch_tokens) != asked:
             continue
-        flops = _step_flops(asked)
-        low, high = figure.interval
-        rate = figure.trial_steps_per_second
-        measured.append((asked, Span(value=rate * flops, low=low * flops, high=high * flops)))
+        by_kind = {timing.kind: timing for timing in figure.by_kind}
+        if by_kind.keys() >= {kind.kind for kind in kinds}:
+            flops = _step_flops(asked)
+            rate, low, high = mean_rate([by_kind[kind.kind] for kind in kinds for _ in range(kind.num_workers)])
+            measured.append((asked, Span(value=rate * flops, low=low * flops, high=high * flops)))
     source = f"a second, of a worker: {source}"
-    return Speeds(measured=tuple(measured), source=source, num_workers=num_workers if measured else 0)
+    return Speeds(measured=tuple(measured), source=source, kinds=kinds if measured else ())
 
 
 def _step_flops(asked: ModeRequest) -> float:
@@ -208,6 +220,46 @@ def wall_hours(stages: Iterable[StageCost], num_workers: int) -> Span:
         f"{RUN_SECONDS.value:g} s a run, {START_SECONDS.value:g} s for Ray's start, {AFTER_SECONDS.value:g} s for fits "
         "and the report; the upper end: all extensions, on a machine that does other work too",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindCost:
+    """The part of a study's GPU-hours that workers of one kind take."""
+
+    kind: str
+    """Empty where the kinds are not known."""
+    num_workers: int
+    gpu_hours: Span
+    usd: Span | None
+    """None: no price is known."""
+
+    def told(self) -> dict[str, Json]:
+        """As verbs print it."""
+        usd = None if self.usd is None else self.usd.told()
+        return {"kind": self.kind, "num_workers": self.num_workers, "gpu_hours": self.gpu_hours.told(), "usd": usd}
+
+
+def kind_costs(
+    on_gpu: Span, kinds: Sequence[WorkerKind], price: Callable[[str], Span | None]
+) -> list[KindCost]:  # fmt: skip
+    """GPU-hours of all workers by kind, none idle: every worker is held as long as the others. No kinds: one.
+
+    `price`: dollars for an hour of a GPU of a kind.
+    """
+    every = kinds or (WorkerKind(kind="", num_workers=1, free_bytes=0),)
+    total = sum(kind.num_workers for kind in every)
+    found = []
+    for each in every:
+        hours, usd = on_gpu.scaled(each.num_workers / total), price(each.kind)
+        paid = None if usd is None else hours.times(usd)
+        found.append(KindCost(kind=each.kind, num_workers=each.num_workers, gpu_hours=hours, usd=paid))
+    return found
+
+
+def dollars(costs: Sequence[KindCost]) -> Span | None:
+    """Of all kinds; None where one's price is not known."""
+    known = [cost.usd for cost in costs if cost.usd is not None]
+    return added(known) if len(known) == len(costs) else None
 
 
 def worker_speed(study: Study, gpu: str, peak_flops: float) -> Speeds:

@@ -22,6 +22,7 @@ _UNITS = {
     "tokens": "tokens", "flops": "FLOPs", "nats": "nats per token", "usd": "US dollars", "seconds": "seconds",
     "hours": "hours", "gib": "GiB", "octaves": "powers of 2", "steps": "optimizer steps", "fraction": "share, 0 to 1",
     "share": "share, 0 to 1", "usd_per_device_hour": "US dollars an hour",
+    "usd_per_device_hour_by_kind": "US dollars an hour",
 }  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from proxies.core import canon
@@ -38,18 +40,32 @@ class ModeRequest:
 class PlannedWork:
     """The runs a choice is for."""
 
-    num_workers: int
+    kinds: tuple[str, ...]
+    """Of every worker, in the order in which they are given work (`sweeps.run.kinds`)."""
     phases: tuple[tuple[int, tuple[int, ...]], ...]
     """One after the other: the most runs in flight, and the steps of each run in its order."""
 
-    def bank_steps(self, num_slots: int) -> int:
-        """Steps that the busiest worker's banks of so many slots take, each run in the first slot that is free."""
-        total = 0
+    @property
+    def num_workers(self) -> int:
+        """Of all kinds."""
+        return len(self.kinds)
+
+    def bank_steps(self, num_slots: int, slowness: Sequence[float]) -> float:
+        """Steps of banks of so many slots until all runs have ended, each run in the first slot that is free.
+
+        Args:
+            num_slots: of one worker.
+            slowness: by worker, the seconds of its step in those of the fastest worker's, which is what is counted.
+        """
+        total = 0.0
         for most, runs in self.phases:
-            slots = [0] * max(1, min(most, self.num_workers * num_slots))
+            slots = [(0.0, index, slow) for index, slow in enumerate(slowness) for _ in range(num_slots)][
+                : max(1, most)
+            ]
             for steps in runs:
-                heapq.heapreplace(slots, slots[0] + steps)
-            total += max(slots)
+                ends, index, slow = slots[0]
+                heapq.heapreplace(slots, (ends + slow * steps, index, slow))
+            total += max(slots)[0]
         return total
 
     @property
@@ -59,12 +75,12 @@ class PlannedWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModeTiming:
-    """What was measured of a mode, over all workers, and what the planned runs would take with it."""
+class KindTiming:
+    """What workers of one kind measured of a mode."""
 
-    mode: Numerics
+    kind: str
     trial_steps_per_second: float
-    """One worker's rate while all were measuring; 0: the mode was refused."""
+    """One worker's rate while all were measuring."""
     interval: tuple[float, float]
     """The range of the middle half of the rounds."""
     ratio: float
@@ -74,8 +90,45 @@ class ModeTiming:
     first_seconds: float
     again_seconds: float
     peak_bytes: int
+    """The most that any of them held."""
+
+
+def mean_rate(workers: Sequence[KindTiming]) -> tuple[float, float, float]:
+    """Trial-steps a second of the mean of these workers, with the ends of its interval: (rate, low, high)."""
+    each = [(worker.trial_steps_per_second, *worker.interval) for worker in workers]
+    rate, low, high = (statistics.fmean(values) for values in zip(*each, strict=True))
+    return rate, low, high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModeTiming:
+    """What was measured of a mode, the mean over all workers, and what the planned runs would take with it."""
+
+    mode: Numerics
+    trial_steps_per_second: float
+    """0: the mode was refused."""
+    interval: tuple[float, float]
+    ratio: float
+    least_ratio: float
+    first_seconds: float
+    again_seconds: float
+    """These two, and `peak_bytes`: of the kind with the most."""
+    peak_bytes: int
     planned_seconds: float
     refused: str = ""
+    by_kind: tuple[KindTiming, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
+    """Empty in a record of before there were kinds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerKind:
+    """Workers whose devices are alike."""
+
+    kind: str
+    """The device's name."""
+    num_workers: int
+    free_bytes: int
+    """The least that one of them had for itself; 0 where nobody can tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +142,8 @@ class Calibration:
     """Empty where nothing was measured."""
     num_workers: int
     figures: tuple[ModeTiming, ...] = ()
+    kinds: tuple[WorkerKind, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
+    """Of the workers; empty where nothing was measured."""
 
     @property
     def figure(self) -> ModeTiming | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -88,12 +90,18 @@ class ClusterSection(Section):
     max_flops: Cap = Field(0.0, description="Most training FLOPs of all proxies; 0: no limit.")
     max_hours: Cap = Field(0.0, description="Most hours with a driver running; 0: no limit.")
     max_device_hours: Cap = Field(0.0, description="Most device-hours: those hours times devices; 0: no limit.")
-    max_usd: Cap = Field(0.0, description="Most dollars, at usd_per_device_hour; 0: no limit.")
+    max_usd: Cap = Field(0.0, description="Most dollars, at the prices below; 0: no limit.")
     usd_per_device_hour: Cap = Field(0.0, description="Price of a device-hour in dollars; 0: unknown.")
+    usd_per_device_hour_by_kind: dict[Annotated[str, Field(min_length=1)], Cap] = Field(
+        {},
+        description='The same of devices whose name holds a word, such as { A100 = 1.5, "H100" = 2.5 }; of two that '
+        "fit, the longer one; others cost usd_per_device_hour.",
+    )
 
-    def num_devices(self, num_workers: int) -> float:
-        """Devices of so many workers: GPUs, or cores where they have none."""
-        return num_workers * (self.worker_gpus or self.worker_cpus)
+    def num_devices(self, kinds: Sequence[str]) -> dict[str, float]:
+        """Devices of workers with such devices, by kind: GPUs, or cores where they have none."""
+        each = self.worker_gpus or self.worker_cpus
+        return {kind: number * each for kind, number in Counter(kinds).items()}
 
     @property
     def caps(self) -> BudgetCaps:
@@ -105,6 +113,7 @@ class ClusterSection(Section):
             device_hours=self.max_device_hours or None,
             usd=self.max_usd or None,
             usd_per_device_hour=self.usd_per_device_hour or None,
+            usd_per_device_hour_by_kind=self.usd_per_device_hour_by_kind,
         )
 
 

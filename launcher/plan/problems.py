@@ -233,8 +233,8 @@ def _data_problems(plan: Plan) -> Iterator[str]:
 def _cluster_problems(cluster: ClusterSection) -> Iterator[str]:
     if cluster.address and cluster.backend != "ray":
         yield f'cluster.address = {cluster.address!r} needs cluster.backend = "ray"'
-    if cluster.max_usd and not cluster.usd_per_device_hour:
-        yield f"cluster.max_usd = {cluster.max_usd}: needs cluster.usd_per_device_hour"
+    if cluster.max_usd and not (cluster.usd_per_device_hour or cluster.usd_per_device_hour_by_kind):
+        yield f"cluster.max_usd = {cluster.max_usd}: needs cluster.usd_per_device_hour, or usd_per_device_hour_by_kind"
 
 
 def _transfer_problems(plan: Plan) -> Iterator[str]:

@@ -16,6 +16,7 @@ from launcher.study.gates import open_gates
 from launcher.study.next_runs import deciding_command
 from launcher.views.numbers import Body
 from launcher.views.study_status import spent_now
+from sweeps.run.budget import KindSpent
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import DriverState
 
@@ -32,7 +33,9 @@ class About:
     device_hours: float
     """Of all drivers, one at work included."""
     usd: float | None
-    """None: no price is known (`cluster.usd_per_device_hour`)."""
+    """None: some price is not known (`cluster.usd_per_device_hour`)."""
+    by_kind: tuple[KindSpent, ...] = ()
+    """The same by kind of device."""
     lacking: tuple[str, ...]
     """Gates that cannot tell for lack of the same runs: people read one line about them."""
 
@@ -51,7 +54,7 @@ def about(
         live: the driver's last look, read before the ledger was.
         at_work: another process drives this study now.
     """
-    cost = spent_now(ledger, live, study.plan.cluster.usd_per_device_hour or None)
+    cost = spent_now(ledger, live, study.plan.cluster.caps)
     folder = study.study_dir.resolve()
     return About(
         name=f"{folder.parent.name}/{folder.name}" if folder.name == "study" else folder.name,  # the usual name
@@ -59,6 +62,7 @@ def about(
         next_command=next_command(body, after, study.study_dir, at_work=at_work),
         device_hours=cost.device_hours,
         usd=cost.usd,
+        by_kind=cost.by_kind,
         lacking=tuple(after["gates"]) if after else (),
     )
 

@@ -143,7 +143,7 @@ def _added(study: Study, ledger: Ledger, moved: Transferred, sets: dict[str, int
 def _taking(
     study: Study, ledger: Ledger, gates: list[str], sets: dict[str, int], flops: Iterable[float]
 ) -> dict[str, Json]:
-    every, so_far = list(flops), spent(ledger, study.plan.cluster.caps.usd_per_device_hour)
+    every, so_far = list(flops), spent(ledger, study.plan.cluster.caps)
     share = sum(every) / so_far.flops if so_far.flops else 0.0
     seconds = 3600.0 * so_far.hours  # of drivers that have ended; before, as if no worker had been idle
     seconds = seconds or sum(result.seconds for result in ledger.own_results()) / num_workers(study)

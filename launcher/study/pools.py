@@ -110,6 +110,7 @@ def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
         study_dir=str(study.study_dir.resolve()),
         timeout_seconds=plan.proxy.timeout_seconds,
         gpu_share=cluster.worker_gpus,
+        own_trainer=plan.command is not None,
     )
     if cluster.backend == "inline":
         return InlinePool(factory)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -40,9 +40,10 @@ from proxies.core.branches import own_flops
 from proxies.core.spec import RunSpec
 from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven
 from sweeps.run.driver import GRACE_SECONDS, drive
+from sweeps.run.kinds import kinds_of, kinds_text
 from sweeps.run.pool import Pool
 from sweeps.search.source import RunSource, StaticSource
-from sweeps.store.errors import BudgetSpent, SweepError
+from sweeps.store.errors import BudgetSpent, ClusterUnfit, SweepError
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import DriverProgress, DriverState, RunningRun, StudyState, read_live, write_live
 from sweeps.store.lock import born
@@ -54,15 +55,14 @@ LOOK_SECONDS = 1.0
 class Accounts:
     """Opened once there are devices to pay for."""
 
-    def __init__(self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: float) -> None:
-        """Take over what a killed driver had spent, as its last look tells; then count our own."""
+    def __init__(self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: Mapping[str, float]) -> None:
+        """Take over what a killed driver had spent, as its last look tells; then count our own devices, by kind."""
         self._study_dir, self._ledger = study_dir, ledger
         self._driver = len(ledger.records("driver")) - 1
         last = read_live(study_dir)
         if last is not None and last.driver < self._driver:
-            record_driven(ledger, last.driver, last.stretch, last.seconds, last.device_seconds)
+            record_driven(ledger, last.driver, last.stretch, last.seconds, last.by_kind)
         self.budget = StudyBudget(caps, ledger, num_devices=num_devices)
-        self._num_devices = num_devices
         self._stretch = 0
         self._looked = -LOOK_SECONDS
 
@@ -75,7 +75,7 @@ class Accounts:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        seconds = self.budget.seconds
+        by_kind = self.budget.device_seconds
         write_live(
             self._study_dir,
             DriverState(
@@ -85,8 +85,9 @@ class Accounts:
                 host=socket.gethostname(),
                 stage=stage,
                 stretch=self._stretch,
-                seconds=seconds,
-                device_seconds=seconds * self._num_devices,
+                seconds=self.budget.seconds,
+                device_seconds=sum(by_kind.values()),
+                by_kind=by_kind,
                 left_seconds=left_seconds,
                 study=state(),
                 num_queued=num_queued,
@@ -130,6 +131,7 @@ class Runner:
         self.study, self.ledger = calibrated(study, ledger), ledger
         self.reporter = reporter or Reporter(self.study, ledger)
         self._pool: Pool | None = None
+        self._kinds: tuple[str, ...] = ()  # by worker, that of its device
         self._accounts: Accounts | None = None
         self._stopping = False
 
@@ -175,7 +177,7 @@ class Runner:
         """
         cluster, overrun = self.study.plan.cluster, ""
         pool = self._workers()
-        accounts = self._opened_accounts(pool)
+        accounts = self._opened_accounts()
         budget, reporter = accounts.budget, self.reporter
 
         def should_stop() -> bool:
@@ -211,6 +213,7 @@ class Runner:
                 bank_key_for=bank_key,
                 max_attempts=cluster.max_attempts,
                 noise=noise,
+                kinds=self._kinds,
                 progress=progress,
                 should_stop=should_stop,
                 refusal=budget.refusal,
@@ -222,18 +225,31 @@ class Runner:
         if overrun:
             raise BudgetSpent(overrun)
 
+    def _begin(self, stage: str) -> None:
+        """A stage begins: how its runs compute is chosen first, so its specs are another study's from here on."""
+        self.reporter.begin(stage)
+        self.study = calibrate(self.study, self.ledger, stage, self._workers, self._check_stop)
+
     def _workers(self) -> Pool:
         """The pool, started if need be."""
         if self._pool is None:
             self._pool = start_pool(self.study, self._check_stop)
+            self._kinds = kinds_of(self._pool, self._check_stop)
+            if set(self._kinds) != {"cpu"}:
+                say(f"workers: {kinds_text(self._kinds)}")
         return self._pool
 
-    def _opened_accounts(self, pool: Pool) -> Accounts:
-        """What these workers' time is written down in."""
+    def _opened_accounts(self) -> Accounts:
+        """What the workers' time is written down in; they are started. Raises ClusterUnfit."""
         if self._accounts is None:
             cluster = self.study.plan.cluster
-            num_devices = cluster.num_devices(pool.num_workers)
-            self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, num_devices)
+            if unpriced := [kind for kind in set(self._kinds) if cluster.max_usd and cluster.caps.price(kind) is None]:
+                names = ", ".join(kind or "a device that did not tell its name" for kind in sorted(unpriced))
+                raise ClusterUnfit(
+                    f"cluster.max_usd = {cluster.max_usd:g}: no price is known of {names}: add it to "
+                    "cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour for all others"
+                )
+            self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, cluster.num_devices(self._kinds))
         return self._accounts
 
     def _check_stop(self) -> None:
@@ -262,8 +278,7 @@ class Runner:
             from launcher.study.coordinate_checks import refuse_failed
 
             refuse_failed(self.study, self.check())
-        self.reporter.begin("sweep")
-        self.study = calibrate(self.study, self.ledger, self._workers, self._check_stop)
+        self._begin("sweep")
         run_search(self.study, self.ledger, self.drive, bank_key)
         self._replay()
         return searched(self.study, self.ledger)
@@ -273,7 +288,8 @@ class Runner:
 
         def check() -> None:
             self._check_stop()
-            if said := self._opened_accounts(self._workers()).budget.overrun():
+            self._workers()
+            if said := self._opened_accounts().budget.overrun():
                 raise BudgetSpent(said)
 
         num_records = len(self.ledger.records())
@@ -291,7 +307,7 @@ class Runner:
                 that a resumed study asks for the same runs.
         """
         self.sweep()
-        self.reporter.begin("transfer")
+        self._begin("transfer")
         self._transfer_runs()
         if spend:
             self._spend()
@@ -330,8 +346,8 @@ class Runner:
 
     def ladder(self) -> list[RunSpec]:
         """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
-        found = self.transfer()  # first: the study is another one once it is calibrated
-        self.reporter.begin("ladder")
+        found = self.transfer()
+        self._begin("ladder")
         specs = ladder_specs(self.study, found)
         results = self.ledger.results()
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]

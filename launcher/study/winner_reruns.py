@@ -19,7 +19,8 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
-from sweeps.run.reruns import carried_out, compare, where
+from sweeps.run.kinds import where
+from sweeps.run.reruns import carried_out, compare
 from sweeps.store.errors import PoolDead, SweepError
 from sweeps.store.sites import HOST, PROCESS
 

@@ -116,7 +116,7 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
 
 def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
     """How fast proxies train: as a study's calibration recorded it, or as assumed."""
-    from launcher.calibration.procedure import calibrations
+    from launcher.calibration.procedure import calibrations, groups_of
     from launcher.calibration.study_cost import Speeds, speeds_of
     from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -125,31 +125,49 @@ def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
     found = () if folder is None else calibrations(Ledger.read(folder))
     if not found:
         return Speeds()
-    return speeds_of(found, study, f"as calibrated in {folder}, with all its workers at once", found[-1].num_workers)
+    source, asked = f"as calibrated in {folder}, with all its workers at once", {one.asked.key for one in found}
+    if num_open := sum(bool(group.asked.open) and group.asked.key not in asked for group in groups_of(study)):
+        source += f"; {num_open} shapes are open until their stage begins: the nearest one's speed stands for theirs"
+    return speeds_of(found, study, source)
 
 
 def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
-    from launcher.calibration.study_cost import num_workers, stages_of, total_of, wall_hours, worker_speed
+    from launcher.calibration.study_cost import (
+        dollars,
+        kind_costs,
+        num_workers,
+        stages_of,
+        total_of,
+        wall_hours,
+        worker_speed,
+    )
+    from launcher.estimates.machine import exactly
     from launcher.estimates.utilization import PROXY_MFU
     from launcher.study.gates import data_warning
     from proxies.core.flops import count_params
 
-    machine, gpus = main.machine, study.plan.cluster.worker_gpus
+    machine, gpus, caps = main.machine, study.plan.cluster.worker_gpus, study.plan.cluster.caps
     measured_gpus = gpus if speeds.measured else 0.0
     if not speeds.measured and gpus:
         speeds = worker_speed(study, machine.name, machine.peak_flops)
     workers = num_workers(study, speeds.num_workers)
     each = stages_of(study, speeds)
+    kinds = speeds.kinds if measured_gpus else ()
+
+    def price(kind: str) -> Span | None:
+        """Of the study's own GPUs as its cluster has it; else of the main run's."""
+        usd = caps.price(kind) if kinds else None
+        return machine.price_usd if usd is None else exactly(usd)
 
     def told(stage: StageCost) -> dict[str, Json]:
         on_gpu = stage.gpu_hours(machine.peak_flops, measured_gpus)
-        usd = None if machine.price_usd is None else on_gpu.times(machine.price_usd).told()
+        usd = dollars(kind_costs(on_gpu, kinds, price))
         return {
             "stage": stage.name, "num_runs": list(stage.num_runs), "flops": stage.flops.told(),
             "core_hours": stage.core_hours.told(), "hours": stage.hours(workers).told(),
-            "gpu_hours": on_gpu.told(), "usd": usd, "disk_bytes": stage.disk_bytes.told(),
-            "share_of_main_run": stage.flops.value / main.run.flops["causal"],
+            "gpu_hours": on_gpu.told(), "usd": None if usd is None else usd.told(),
+            "disk_bytes": stage.disk_bytes.told(), "share_of_main_run": stage.flops.value / main.run.flops["causal"],
         }  # fmt: skip
 
     share, params = PROXY_MFU, count_params(main.run.shape).total
@@ -157,8 +175,8 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         share = replace(speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source)
     total = total_of(each)
     on_gpu = total.gpu_hours(machine.peak_flops, measured_gpus)
-    usd = None if machine.price_usd is None else on_gpu.times(machine.price_usd)
-    spans = {"dollars": usd, "GPU-hours": on_gpu, "hours": total.hours(workers)}
+    costs = kind_costs(on_gpu, kinds, price)
+    spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
         "wall_hours": wall_hours(each, workers).told(),
@@ -167,6 +185,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
             *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),
         ],
         "pruner": study.plan.search.pruner, "num_workers": workers,
+        "kinds": [cost.told() for cost in costs if kinds],
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
         "main_run_from": f"a guess until the ladder is fitted: {main.run.num_tokens / params:.3g} tokens a parameter, "
         f"as near to 20 as the budget and target.width_multiple = {study.plan.target.width_multiple} allow",

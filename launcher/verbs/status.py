@@ -158,4 +158,10 @@ def _spent_text(body: dict[str, Any], share: str) -> str:
         f"{of(spent['device_hours'], caps['device_hours'])} device-hours",
     ]
     parts += [f"{of(spent['usd'], caps['usd'])} dollars"] if spent["usd"] is not None else []
+    if len(spent["by_kind"]) > 1:
+        parts += [
+            f"of these {each['kind'] or 'not recorded'} {each['device_hours']:.4g} device-hours"
+            + ("" if each["usd"] is None else f", {each['usd']:.4g} dollars")
+            for each in spent["by_kind"]
+        ]
     return "spent: " + "; ".join(parts)

@@ -11,7 +11,7 @@ from launcher.plan.plan import Plan
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import Run, Status
-from sweeps.run.budget import Spent, is_driven, spent
+from sweeps.run.budget import BudgetCaps, Spent, is_driven, spent
 from sweeps.run.lost_runs import LOST
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import DriverState
@@ -39,7 +39,7 @@ def now_body(study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Pl
         "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
         "at_work": held,
         "driver": None if live is None else _driver(live, held),
-        "spent": canon.to_json(spent_now(ledger, live, caps.usd_per_device_hour)),
+        "spent": canon.to_json(spent_now(ledger, live, caps)),
         "caps": canon.to_json(caps),
         "target_flops": plan.target.budget_flops,
     }
@@ -74,8 +74,8 @@ def _driver(live: DriverState, held: bool | None) -> dict[str, Json]:
     return {**cast(dict[str, Json], canon.to_json(live)), "at_work": held is not False and live.at_work}
 
 
-def spent_now(ledger: Ledger, live: DriverState | None, usd_per_device_hour: float | None) -> Spent:
+def spent_now(ledger: Ledger, live: DriverState | None, caps: BudgetCaps) -> Spent:
     """The ledger's count, with the hours of a driver that has not recorded its own yet; arguments as `now_body`'s."""
     if live is None or is_driven(ledger, live.driver, live.stretch):
-        return spent(ledger, usd_per_device_hour)
-    return spent(ledger, usd_per_device_hour, more=(live.seconds, live.device_seconds))
+        return spent(ledger, caps)
+    return spent(ledger, caps, more=(live.seconds, live.by_kind))

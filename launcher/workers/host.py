@@ -20,7 +20,7 @@ from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.memory import give_back_memory
 from sweeps.run.pool import Finished, HostAnswer, HostCall
-from sweeps.store.sites import RESUMED, site
+from sweeps.store.sites import DEVICE, RESUMED, gpu_name, site
 
 if TYPE_CHECKING:
     from launcher.workers.resumable import ResumableRuns
@@ -86,6 +86,8 @@ class HostFactory:
     """Longest time of one run of a command."""
     gpu_share: float = 0.0
     """GPUs of each worker; with less than one, none may take more than its share of the memory."""
+    own_trainer: bool = False
+    """The user's own command trains, in processes of its own."""
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
     """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
 
@@ -153,6 +155,14 @@ class WorkerHost:
             own.pause(call.hold, call.trunks)
             own.measure_noise(call.noise)
 
+    def _device(self) -> str:
+        """The name of what trains here, as our engines record it; torch is loaded where it will train anyway."""
+        if self._where.own_trainer or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            return gpu_name()
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
     def _drop(self) -> None:
         """Free what the engine holds before the next one takes its own.
 
@@ -182,6 +192,7 @@ class WorkerHost:
         """An outcome as it travels, with where it was made."""
         begun = 0 if result.status == "pruned" else self._begun.get(result.id, 0)  # its first steps are as any's
         here = site() | ({RESUMED: str(begun)} if begun else {})
+        here |= {DEVICE: self._device()} if DEVICE not in result.environment else {}  # a command's does not tell
         placed = dataclasses.replace(result, environment={**result.environment, **here})
         return Finished(
             slot=slot,
@@ -263,8 +274,10 @@ class WorkerHost:
 
 
 _PROBES: dict[str, Callable[[WorkerHost, dict[str, Json]], object]] = {
-    "where": lambda host, asked: site(), "modes": WorkerHost._measured, "axis": WorkerHost._read,
-}  # fmt: skip
+    "where": lambda host, asked: {**site(), DEVICE: host._device()},
+    "modes": WorkerHost._measured,
+    "axis": WorkerHost._read,
+}
 """What answers a probe, by a key that its kind alone has (`WHERE`, `CalibrationProbe`, `CoordinateProbe`)."""
 
 

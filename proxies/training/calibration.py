@@ -86,6 +86,8 @@ class Answer:
     """`cpu` or `cuda`."""
     free_bytes: int
     """Of the device's memory before anything was built; 0 where nobody can tell."""
+    kind: str = ""
+    """The device's name, set by who asked."""
 
 
 class Engine(Protocol):

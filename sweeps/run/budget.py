@@ -7,10 +7,12 @@ known only as they pass: at the cap the driver saves what is in flight and stops
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from sweeps.run.kinds import price_of
 from sweeps.store.ledger import DRIVEN, Ledger
 
 _HOUR_SECONDS = 3600.0
@@ -30,6 +32,21 @@ class BudgetCaps:
     """The same times the devices held."""
     usd: float | None = None
     usd_per_device_hour: float | None = None
+    usd_per_device_hour_by_kind: dict[str, float] = field(default_factory=dict)
+
+    def price(self, kind: str) -> float | None:
+        """Dollars for an hour of a device of that kind; None: not known."""
+        return price_of(kind, self.usd_per_device_hour_by_kind, self.usd_per_device_hour)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindSpent:
+    """What devices of one kind were held for."""
+
+    kind: str
+    """Empty: not recorded, or a worker that did not answer."""
+    device_hours: float
+    usd: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,16 +58,19 @@ class Spent:
     hours: float
     device_hours: float
     usd: float | None
-    """None where no price is known."""
+    """None where the price of some kind is not known."""
+    by_kind: tuple[KindSpent, ...]
+    """The device-hours and dollars again, the most first."""
 
 
 class StudyBudget:
     """What one driver may still spend. Lost executions are in the hours, not in the FLOPs."""
 
     def __init__(
-        self, caps: BudgetCaps, ledger: Ledger, *, num_devices: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`num_devices`: held while this driver works, fractions counted. `clock`: monotonic seconds."""
+        self, caps: BudgetCaps, ledger: Ledger, *, num_devices: Mapping[str, float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`num_devices`: by kind, held while this driver works, fractions counted. `clock`: monotonic seconds."""
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
         self._started = clock()
         self._num_runs, self._flops = 0, 0.0
@@ -61,17 +81,24 @@ class StudyBudget:
         """Seconds since this driver began, or last wrote down what it took."""
         return self._clock() - self._started
 
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        """The same times the devices, by kind."""
+        seconds = self.seconds
+        return {kind: seconds * number for kind, number in self._num_devices.items()}
+
     def write_down(self, driver: int, stretch: int) -> None:
         """Record what this driver has taken since it last did. Raises what `Ledger.append` raises."""
-        seconds, self._started = self.seconds, self._clock()
-        record_driven(self._ledger, driver, stretch, seconds, seconds * self._num_devices)
+        now = self._clock()
+        seconds, self._started = now - self._started, now
+        by_kind = {kind: seconds * number for kind, number in self._num_devices.items()}
+        record_driven(self._ledger, driver, stretch, seconds, by_kind)
         self._driven = _driven(self._ledger)
 
     def spent(self) -> Spent:
         """Everything up to now, this driver's share included."""
         self._count()
-        more = (self.seconds, self.seconds * self._num_devices)
-        return _spent(self._num_runs, self._flops, self._driven, more, self.caps.usd_per_device_hour)
+        return _spent(self._num_runs, self._flops, self._driven, (self.seconds, self.device_seconds), self.caps)
 
     def refusal(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
         """Why a run of so many FLOPs may not start beside those `in_flight`, by theirs; empty if it may."""
@@ -108,22 +135,32 @@ class StudyBudget:
             self._num_runs = len(results)
 
 
-def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
+Held = tuple[float, Mapping[str, float]]
+"""Seconds, and device-seconds by kind."""
+
+
+def spent(ledger: Ledger, caps: BudgetCaps, more: Held = (0.0, {})) -> Spent:
     """What the records say: the hours are those of drivers that have ended.
 
     Args:
         ledger: as just read.
-        usd_per_device_hour: the price; None: dollars are not known.
-        more: seconds and device-seconds of a driver that has recorded none yet.
+        caps: have the prices.
+        more: of a driver that has recorded none yet.
     """
     own = [result.flops for result in ledger.own_results()]
-    return _spent(len(own), sum(own), _driven(ledger), more, usd_per_device_hour)
+    return _spent(len(own), sum(own), _driven(ledger), more, caps)
 
 
-def record_driven(ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: float) -> None:
-    """Add the `driven` record of a stretch of a driver's work, once. Raises what `Ledger.append` raises."""
+def record_driven(
+    ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: Mapping[str, float]
+) -> None:  # fmt: skip
+    """Add the `driven` record of a stretch of a driver's work, once; `device_seconds` by kind of device.
+
+    Raises what `Ledger.append` raises.
+    """
     if not is_driven(ledger, driver, stretch):
-        ledger.append(DRIVEN, f"{driver}/{stretch}", {"seconds": seconds, "device_seconds": device_seconds})
+        body = {"seconds": seconds, "device_seconds": sum(device_seconds.values()), "by_kind": dict(device_seconds)}
+        ledger.append(DRIVEN, f"{driver}/{stretch}", body)
 
 
 def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
@@ -131,18 +168,29 @@ def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
     return ledger.find(DRIVEN, f"{driver}/{stretch}") is not None
 
 
-def _driven(ledger: Ledger) -> tuple[float, float]:
-    """Seconds and device-seconds of the drivers that have ended."""
-    bodies = [cast(dict[str, float], record.body) for record in ledger.records(DRIVEN)]
-    return sum(body["seconds"] for body in bodies), sum(body["device_seconds"] for body in bodies)
+def _driven(ledger: Ledger) -> Held:
+    """Of the drivers that have ended."""
+    bodies: list[Any] = [record.body for record in ledger.records(DRIVEN)]
+    held = Counter[str]()
+    for body in bodies:
+        held.update(body.get("by_kind", {"": body["device_seconds"]}))  # records of before there were kinds
+    return sum(body["seconds"] for body in bodies), held
 
 
-def _spent(
-    num_runs: int, flops: float, driven: tuple[float, float], more: tuple[float, float], price: float | None
-) -> Spent:
-    hours, device_hours = ((held + new) / _HOUR_SECONDS for held, new in zip(driven, more, strict=True))
-    usd = None if price is None else device_hours * price
-    return Spent(num_runs=num_runs, flops=flops, hours=hours, device_hours=device_hours, usd=usd)
+def _spent(num_runs: int, flops: float, driven: Held, more: Held, caps: BudgetCaps) -> Spent:
+    held = Counter[str](driven[1])
+    held.update(more[1])
+    by_kind = []
+    for kind, seconds in held.most_common():
+        hours, price = seconds / _HOUR_SECONDS, caps.price(kind)
+        by_kind.append(KindSpent(kind=kind, device_hours=hours, usd=None if price is None else hours * price))
+    priced = [each.usd for each in by_kind if each.usd is not None]
+    known = len(priced) == len(by_kind) and (by_kind or caps.usd_per_device_hour is not None)
+    return Spent(
+        num_runs=num_runs, flops=flops, hours=(driven[0] + more[0]) / _HOUR_SECONDS,
+        device_hours=sum(each.device_hours for each in by_kind), usd=sum(priced) if known else None,
+        by_kind=tuple(by_kind),
+    )  # fmt: skip
 
 
 def _reached(key: str, cap: float, why: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -88,9 +88,10 @@ class Crew:
 
     def __init__(
         self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: AdaptiveTimeouts,
-        clock: Callable[[], float], *, noise: bool = False,
+        clock: Callable[[], float], *, noise: bool = False, kinds: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Arguments as in `sweeps.run.driver`."""
+        self.kinds = tuple(kinds) or ("",) * pool.num_workers
         self._pool, self._num_slots_for, self._leases, self._clock = pool, num_slots_for, leases, clock
         self._noise = noise
         self.workers = [Worker() for _ in range(pool.num_workers)]
@@ -153,7 +154,7 @@ class Crew:
                 (slot, cast(dict[str, canon.Json], canon.to_json(held.spec))) for slot, held in admitted.items()
             ),
             seconds=seconds,
-            num_microbatches=some.standing.num_microbatches,
+            num_microbatches=some.standing.num_microbatches.get(self.kinds[index], 1),
             save=not seconds,
             hold={slot: held.pause_step for slot, held in worker.slots.items()},
             trunks={slot: state for slot, held in worker.slots.items() if (state := kept(held))},

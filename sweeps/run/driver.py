@@ -47,6 +47,7 @@ def drive(
     bank_key_for: Callable[[RunSpec], str],
     max_attempts: int = 3,
     noise: bool = False,
+    kinds: Sequence[str] = (),
     hang_seconds: float = HANG_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
     progress: Callable[[DriverProgress], None] = lambda _: None,
@@ -63,15 +64,15 @@ def drive(
         study_dir: where curves go, and where workers keep checkpoints.
         num_slots_for: K of a run's bank; part of the run's numerics.
         bank_key_for: what runs must share to share a bank (shape, parametrization, numerics ...).
-        max_attempts: after as many losses a run is recorded as failed; the others continue.
+        max_attempts: losses after which a run is recorded as failed; the others continue.
         noise: whether workers also measure the runs' gradient noise (`sweeps.store.curves.append_noise`).
-        hang_seconds: a worker that has not reported for so long is given up, mostly sooner: `sweeps.run.crew`.
+        hang_seconds: a worker that is silent for so long is given up, mostly sooner: `sweeps.run.crew`.
         grace_seconds: for workers to save, once a stop was asked for.
         progress: called when a run has ended, was lost, or a worker has a note; otherwise once a second at most.
-        should_stop: asked several times a second: on true, no new work is given out, workers save what they hold, and
-            what has arrived is recorded.
-        refusal: why a run of so many FLOPs may not start beside those in flight, whose FLOPs a call gives, if so; then
-            none starts any more.
+        kinds: of the workers' devices (`sweeps.run.kinds`), if known.
+        should_stop: asked several times a second; if so, workers save what they hold, and nothing more begins.
+        refusal: why a run of so many FLOPs may not start beside those in flight, whose FLOPs a call gives; then none
+            does.
         clock: monotonic seconds.
 
     Raises:
@@ -80,7 +81,7 @@ def drive(
         RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
         PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
     """
-    crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise)
+    crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise, kinds=kinds)
     driver = Driver(
         source, ledger, study_dir, crew, Backlog(num_slots_for), bank_key_for,
         max_attempts=max_attempts, should_stop=should_stop, refusal=refusal, clock=clock,
@@ -288,7 +289,8 @@ class Driver:
             "\n  | ".join([f"{problem}. What to do: {CAUSES[cause].advice}", *report.log_tail.splitlines()[-5:]])
         )
         loss = Loss(
-            cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1
+            cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1,
+            kind=self._crew.kinds[report.worker],
         )  # fmt: skip
         for attempt in held:
             if not (stopping and cause == "hung"):  # it may just be slow to save
@@ -313,8 +315,8 @@ class Driver:
     def _judge(self, attempt: Attempt) -> RetryStatus:
         """Have the next attempt follow from the losses so far."""
         attempt.standing = standing = self._losses.standing(attempt.run_id, attempt.spec, self._max_attempts)
-        parts = f"/{standing.num_microbatches}" if standing.num_microbatches > 1 else ""
-        attempt.bank_key = self._bank_key_for(attempt.spec) + parts
+        parts = (f"/{number} {kind}".rstrip() for kind, number in sorted(standing.num_microbatches.items()))
+        attempt.bank_key = self._bank_key_for(attempt.spec) + "".join(parts)
         return standing
 
     def _give_up(self, attempt: Attempt, how: str) -> None:

@@ -11,7 +11,8 @@ gives a run up but one that it suffered alone. What kills a worker without a wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from proxies.core import canon
 from proxies.core.failures import Cause
@@ -40,6 +41,8 @@ class Loss:
     """The step of its newest state then, from which it is resumed."""
     alone: bool = False
     """Whether it had its worker to itself."""
+    kind: str = field(default="", metadata=canon.UNLESS_DEFAULT)
+    """Of its worker's device (`sweeps.run.kinds`); empty: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +53,10 @@ class RetryStatus:
     """Losses that count against its attempts."""
     num_in_a_row: int = 0
     """Losses since it last got on, whatever the cause."""
-    num_microbatches: int = 1
-    """Passes that its batches are to be split into, at least."""
+    num_microbatches: Mapping[str, int] = field(default_factory=dict)
+    """Passes that its batches are to be split into, at least, on a device of a kind that ran out of memory; one
+    elsewhere.
+    """
     alone: bool = False
     """It is to have a worker to itself: the next loss may be its last."""
     failed: bool = False
@@ -90,8 +95,9 @@ class Losses:
     def standing(self, run_id: str, spec: RunSpec, max_attempts: int) -> RetryStatus:
         """What the losses of a run say.
 
-        Pre-emption counts against nobody. Out of memory doubles the passes per batch, down to one sequence each, and
-        counts only from there on; a command's memory is its own business, and its losses count like any other.
+        Pre-emption counts against nobody. Out of memory doubles the passes per batch on devices of that kind, down to
+        one sequence each, and counts only from there on; a command's memory is its own business, and its losses count
+        like any other.
 
         Args:
             run_id: of the run.
@@ -100,13 +106,13 @@ class Losses:
         """
         most = spec.batch_sequences if spec.command is None else 1
         own_microbatches = spec.batch_tokens // (spec.numerics.microbatch_tokens or spec.batch_tokens)
-        num_microbatches, num_lost, num_in_a_row, step = own_microbatches, 0, 0, 0
+        passes, num_lost, num_in_a_row, step = dict[str, int](), 0, 0, 0
         losses = self._losses.get(run_id, [])
         for loss in losses:
             if loss.step > step:
                 num_lost, num_in_a_row, step = 0, 0, loss.step
-            if loss.cause == "out_of_memory" and num_microbatches < most:
-                num_microbatches = min(2 * num_microbatches, most)
+            if loss.cause == "out_of_memory" and (now := passes.get(loss.kind, own_microbatches)) < most:
+                passes[loss.kind] = min(2 * now, most)
             elif loss.cause != "preempted":
                 num_in_a_row += 1
                 num_lost += loss.cause != "lost_worker"
@@ -114,7 +120,7 @@ class Losses:
         return RetryStatus(
             num_lost=num_lost,
             num_in_a_row=num_in_a_row,
-            num_microbatches=num_microbatches if num_microbatches > own_microbatches else 1,
+            num_microbatches=passes,
             alone=num_lost >= max(1, max_attempts - 1) or num_in_a_row >= most_in_a_row - 1,
             failed=(num_lost >= max_attempts or num_in_a_row >= most_in_a_row) and losses[-1].alone,
         )

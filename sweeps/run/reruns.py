@@ -19,15 +19,13 @@ from proxies.core.spec import RunResult, RunSpec
 from sweeps.run.backlog import Attempt
 from sweeps.run.crew import AdaptiveTimeouts, Crew
 from sweeps.run.lost_runs import RetryStatus
-from sweeps.run.pool import Finished, HostCall, Pool, decoded
-from sweeps.store.sites import CPU, HOST, RESUMED, WHERE
+from sweeps.run.pool import Finished, Pool, decoded
+from sweeps.store.sites import CPU, DEVICE, HOST, RESUMED
 
 POLL_SECONDS = 0.5
-WHERE_SECONDS = 60.0
-"""For workers to say where they are: a first call makes a host, no more."""
 SEED_NATS = 0.02
 """What another seed does to the loss of one rate (docs/pruning.md): a fault below it misleads no search."""
-_KIND = ("python", "torch", "machine", "device", CPU)
+_KIND = ("python", "torch", "machine", DEVICE, CPU)
 
 Outcome = Literal["agrees", "differs", "cannot_tell"]
 
@@ -77,31 +75,7 @@ def _promised(spec: RunSpec, first: RunResult, again: RunResult) -> bool:
     one, other = first.environment, again.environment
     alike = all(one.get(key) == other.get(key) for key in _KIND) and CPU in one
     changed = any(key in place for key in (RESUMED, "num_microbatches") for place in (one, other))
-    return alike and not changed and one.get("device") == "cpu" and spec.factory is None
-
-
-def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
-    """By worker, `sweeps.store.sites.site` of its process; without those that do not say it in time.
-
-    Args:
-        pool: idle.
-        check: raises what ends the work.
-    """
-    busy, found = set(range(pool.num_workers)), dict[int, dict[str, str]]()
-    for worker in busy:
-        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=WHERE))
-    until = time.monotonic() + WHERE_SECONDS
-    while busy and time.monotonic() < until:
-        for report in pool.wait(POLL_SECONDS):
-            busy.discard(report.worker)
-            if report.error is not None or report.answer is None:
-                pool.restart(report.worker)
-            else:
-                found[report.worker] = {name: str(value) for name, value in report.answer.items()}
-        check()
-    for worker in busy:
-        pool.restart(worker)
-    return found
+    return alike and not changed and one.get(DEVICE) == "cpu" and spec.factory is None
 
 
 def carried_out(
@@ -115,7 +89,7 @@ def carried_out(
     """
     crew = Crew(pool, lambda spec: spec.numerics.num_slots, AdaptiveTimeouts(hang_seconds), clock)
     held = Attempt(
-        spec=spec, run_id=spec.id, standing=RetryStatus(num_microbatches=num_microbatches), again=True,
+        spec=spec, run_id=spec.id, standing=RetryStatus(num_microbatches={"": num_microbatches}), again=True,
         bank_key=f"{bank_key}/{num_microbatches}/again",
     )  # fmt: skip
     num_lost = 0

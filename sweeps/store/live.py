@@ -7,7 +7,7 @@ from it by the next one.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxies.core import canon
@@ -101,6 +101,8 @@ class DriverState:
     running: tuple[RunningRun, ...]
     at: str
     """Time of writing, a label."""
+    by_kind: dict[str, float] = field(default_factory=dict)
+    """`device_seconds` by kind of device (`sweeps.run.kinds`)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)

@@ -10,6 +10,7 @@ from proxies.core.hyperparameters import HPARAMS, has_it
 from proxies.core.spec import Run
 from sweeps.store.errors import DiskFull, SweepError
 from sweeps.store.ledger import Ledger
+from sweeps.store.sites import DEVICE
 
 if TYPE_CHECKING:
     import pyarrow
@@ -20,7 +21,8 @@ _COLUMNS: dict[str, type] = {
     "run_id": str, "status": str, "loss_nats": float, "last_train_loss_nats": float,
     **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, "optimizer": str, **dict.fromkeys(HPARAMS, float),
     "schedule": str, "warmup_steps": int, "num_steps": int, "planned_steps": int, "batch_tokens": int, "tokens": int,
-    "flops": float, "seconds": float, "seed": int, "dtype": str, "data_id": str, "imported": bool, "reason": str,
+    "flops": float, "seconds": float, "seed": int, "dtype": str, "data_id": str, "device": str,
+    "imported": bool, "reason": str,
 }  # fmt: skip
 
 
@@ -97,6 +99,7 @@ def _row(run: Run, imported: bool) -> dict[str, Any]:
         "seed": spec.seed,
         "dtype": spec.numerics.dtype,
         "data_id": spec.data_id,
+        "device": result.environment.get(DEVICE),
         "imported": imported,
         "reason": result.reason,
     }

@@ -9,31 +9,37 @@ from tiny_study import ask, forerun, plan_with, write_corpus
 
 from launcher.calibration import procedure
 from launcher.calibration.procedure import calibrate, calibrated, calibrations, groups_of
-from launcher.study.stages import InterruptedStudyError
+from launcher.calibration.study_cost import speeds_of
+from launcher.plan.calibration_records import WorkerKind
+from launcher.study.stages import InterruptedStudyError, Runner
 from launcher.study.study_folder import open_ledger, plan_study, recorded
 from proxies.core import canon
 from proxies.core.spec import Numerics
 from proxies.training.calibration import CalibrationProbe
 from sweeps.run.pool import Report
-from sweeps.store.errors import RunsFail
+from sweeps.store.errors import ClusterUnfit, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
+from sweeps.store.sites import WHERE
 
 AUTO = '[proxy]\nnum_slots = "auto"\n[ladder]\nnum_slots = "auto"\n'
+GIB = 2**30
 SHORT = "[transfer]\ndurations = []\nhyperparameters = {}\nmax_extensions = 0\ncontrol_widths = []\n"
 
 
 class PlantedPool:
     """Workers that answer probes as a machine would; `deaf` ones never do, `failing` ones break where they are told."""
 
-    def __init__(self, machine, num_workers=2, *, deaf=(), failing=lambda worker, modes: False, cause="error"):
+    def __init__(self, machine, num_workers=2, *, deaf=(), failing=lambda worker, modes: False, cause="error",
+                 kinds=()):  # fmt: skip
+        self.kinds = kinds or ("cpu",) * num_workers
         self.machine, self.num_workers, self.deaf, self.failing = machine, num_workers, deaf, failing
         self.cause = cause
         self.calls, self.restarted, self.probes = {}, [], []
 
     def start(self, worker, call):
         assert worker not in self.calls
-        self.calls[worker] = canon.decode(CalibrationProbe, call.probe)
-        self.probes.append(self.calls[worker])
+        self.calls[worker] = call.probe if call.probe == WHERE else canon.decode(CalibrationProbe, call.probe)
+        self.probes += [] if call.probe == WHERE else [self.calls[worker]]
 
     def wait(self, timeout_seconds):
         reports = [self.report(worker) for worker in list(self.calls) if worker not in self.deaf]
@@ -41,6 +47,8 @@ class PlantedPool:
         return reports
 
     def report(self, worker):
+        if self.calls[worker] == WHERE:
+            return Report(worker=worker, answer={"device": self.kinds[worker]})
         modes = self.calls[worker].modes
         if self.failing(worker, modes):
             return Report(worker=worker, error="worker lost", cause=self.cause)
@@ -68,9 +76,15 @@ def study(folder, tmp_path):
     return plan_study(plan_with(folder, AUTO), tmp_path / "study")
 
 
-def run(study, pool, check_stop=lambda: None):
+STAGES = ("sweep", "transfer", "ladder")
+
+
+def run(study, pool, check_stop=lambda: None, stages=STAGES):
     with open_ledger(study) as ledger:
-        return calibrate(calibrated(study, ledger), ledger, lambda: pool, check_stop)
+        study = calibrated(study, ledger)
+        for stage in stages:
+            study = calibrate(study, ledger, stage, lambda: pool, check_stop)
+        return study
 
 
 def test_what_workers_measure_at_once_is_chosen_and_recorded(study):
@@ -84,6 +98,124 @@ def test_what_workers_measure_at_once_is_chosen_and_recorded(study):
     trial = found.trial(study.space.lowest)
     assert trial.numerics == by_size["proxy", 8].chosen != study.trial(study.space.lowest).numerics
     assert all(not json.dumps(record.body).count("NaN") for record in ledger.records(CALIBRATION))
+
+
+def test_a_stage_measures_the_shapes_that_it_runs_and_chooses_as_all_at_once_would(study, tmp_path):
+    """The work of all stages counts from the first on; what shapes of two parts share is measured once."""
+    all_ = run(study, PlantedPool(doubling(4)))
+    other, measured = dataclasses.replace(study, study_dir=tmp_path / "other"), {}
+    for stage in STAGES:
+        pool = PlantedPool(doubling(4))
+        found = run(other, pool, stages=[stage])  # a driver of its own each time
+        measured[stage] = {probe.spec.shape.width for probe in pool.probes}
+        run(other, PlantedPool(None), stages=[stage])  # nothing is asked for again
+    assert measured == {"sweep": {8}, "transfer": {16}, "ladder": {24}}
+    assert found.chosen == all_.chosen
+    assert groups_of(found) == groups_of(study), "of the plan alone, whatever was chosen"
+    planned = {one.asked.key: one.figure.planned_seconds for one in calibrations(Ledger.read(study.study_dir))}
+    apart = {one.asked.key: one.figure.planned_seconds for one in calibrations(Ledger.read(other.study_dir))}
+    assert apart == pytest.approx(planned, rel=2.0), "of the machine's load alone"
+
+
+def test_other_workers_measure_anew(study):
+    run(study, PlantedPool(doubling(4)), stages=["sweep"])
+    pool = PlantedPool(doubling(4), kinds=("NVIDIA A100", "NVIDIA H100"))
+    run(study, pool, stages=["ladder"])
+    assert {probe.spec.shape.width for probe in pool.probes} == {8, 16, 24}
+
+
+A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
+
+
+class TwoKinds(PlantedPool):
+    """One worker with 40 GiB and rate 1, one with 80 GiB and rate 3; a slot holds 12 GiB."""
+
+    def __init__(self, *, kinds=(A100, H100), **options):
+        super().__init__(None, len(kinds), kinds=kinds, **options)
+        speed, held = {A100: 1.0, H100: 3.0}, lambda mode: 12 * GIB * mode.num_slots
+        self.machines = {
+            kind: Machine(lambda mode, rate=rate: rate * mode.num_slots, free=free * GIB, held=held, kind="cuda")
+            for (kind, rate), free in zip(speed.items(), (40, 80), strict=True)
+        }
+
+    def report(self, worker):
+        self.machine = self.machines[self.kinds[worker]]
+        return super().report(worker)
+
+
+def test_kinds_of_gpu_are_told_apart_and_the_smallest_has_to_hold_a_mode(study, folder, tmp_path):
+    wide = ("search.num_trials=32", "search.parallelism=16")
+    study = plan_study(folder / "plan.toml", study.study_dir, wide)
+    found = run(study, TwoKinds(), stages=["sweep"])
+    (record,) = calibrations(Ledger.read(study.study_dir))
+    told = {each.kind: (each.num_workers, each.free_bytes) for each in record.kinds}
+    assert told == {A100: (1, 40 * GIB), H100: (1, 80 * GIB)}
+    assert record.chosen.num_slots == 2, "four of 12 GiB fit on the H100 alone"
+    assert max(figure.mode.num_slots for figure in record.figures) == 2, "nor is it tried"
+    rate = {each.kind: each.trial_steps_per_second for each in record.figure.by_kind}
+    assert 2 < rate[H100] / rate[A100] < 4.5
+    assert record.figure.trial_steps_per_second == pytest.approx(sum(rate.values()) / 2)
+    assert found.trial(study.space.lowest).numerics == record.chosen, "one mode, whichever worker runs it"
+    large = plan_study(folder / "plan.toml", tmp_path / "large", wide)
+    run(large, TwoKinds(kinds=(H100, H100)), stages=["sweep"])
+    (record,) = calibrations(Ledger.read(large.study_dir))
+    assert record.chosen.num_slots == 4, "48 of 80 GiB"
+
+
+def test_a_mode_that_one_kind_does_not_survive_is_refused_for_all(study):
+    pool = TwoKinds(failing=lambda worker, modes: worker == 0 and any(mode.num_slots > 1 for mode in modes))
+    run(study, pool, stages=["sweep"])
+    (record,) = calibrations(Ledger.read(study.study_dir))
+    assert record.chosen == Numerics() and any("none of some kind" in figure.refused for figure in record.figures)
+
+
+def test_a_run_that_one_kind_cannot_train_is_told_of_that_kind(study):
+    with pytest.raises(RunsFail, match=f"no worker with {A100} could train a run of width 8: worker lost"):
+        run(study, TwoKinds(failing=lambda worker, modes: worker == 0), stages=["sweep"])
+
+
+def test_an_estimate_counts_each_kind_by_its_rate_and_price(study, folder):
+    run(study, TwoKinds(), stages=["sweep"])
+    run(study, TwoKinds(kinds=(H100, H100, A100)), stages=["transfer"])
+    options = ("--study", study.study_dir, "--set", "cluster.worker_gpus=1.0", "--set", "cluster.num_workers=3",
+               "--set", "cluster.usd_per_device_hour_by_kind={A100=1.0, H100=2.0}")  # fmt: skip
+    code, body = ask("estimate", folder / "plan.toml", *options)
+    assert code == 0
+    told = {one["kind"]: (one["num_workers"], one["gpu_hours"]["value"], one["usd"]["value"]) for one in body["kinds"]}
+    hours = body["total"]["gpu_hours"]["value"]
+    assert told == {A100: (1, pytest.approx(hours / 3), pytest.approx(hours / 3)),
+                    H100: (2, pytest.approx(hours * 2 / 3), pytest.approx(hours * 4 / 3))}  # fmt: skip
+    assert body["total"]["usd"]["value"] == pytest.approx(hours * 5 / 3)
+    assert "3 shapes are open until their stage begins" in body["worker_flops"]["source"], "the ladder's"
+    assert f"{H100}" in forerun("estimate", folder / "plan.toml", *options)[1]
+
+
+def test_a_kinds_speed_is_not_taken_for_anothers(study):
+    """The search was measured on both; of its record, the H100 that is left has its own rate, not the mean."""
+    run(study, TwoKinds(), stages=["sweep"])
+    mixed = calibrations(Ledger.read(study.study_dir))
+    run(study, TwoKinds(kinds=(H100,)), stages=["transfer"])
+    found = calibrations(Ledger.read(study.study_dir))
+    rate = {each.kind: each.trial_steps_per_second for each in found[0].figure.by_kind}
+    spec = study.trial(study.space.lowest)
+    step_flops = spec.flops / spec.schedule.num_steps
+    assert speeds_of(found, study, "").of(spec).value == pytest.approx(rate[H100] * step_flops)
+    assert speeds_of(mixed, study, "").of(spec).value < 0.8 * rate[H100] * step_flops
+    other = [dataclasses.replace(mixed[0], asked=found[1].asked), found[0]]
+    alone = [dataclasses.replace(one, kinds=(WorkerKind(kind="new", num_workers=1, free_bytes=0),)) for one in other]
+    assert speeds_of(alone, study, "").measured == (), "a kind that measured none of it"
+
+
+def test_a_cap_in_dollars_needs_the_price_of_every_kind(study, folder, monkeypatch):
+    plan = plan_study(
+        folder / "plan.toml",
+        study.study_dir,
+        ("cluster.max_usd=5.0", "cluster.usd_per_device_hour_by_kind={A100=1.0}", "proxy.num_slots=1"),
+    )
+    monkeypatch.setattr("launcher.study.stages.start_pool", lambda *_: TwoKinds())
+    said = f"max_usd = 5: no price is known of {H100}: add it to"
+    with open_ledger(plan) as ledger, pytest.raises(ClusterUnfit, match=said):
+        Runner(plan, ledger, None).sweep()
 
 
 def test_a_stop_keeps_what_is_recorded_and_the_rest_is_measured_later(study):
@@ -109,7 +241,7 @@ def test_a_worker_that_breaks_or_is_silent_is_started_anew_and_the_others_count(
     monkeypatch.setattr(procedure, "SILENT_SECONDS", -1000.0)
     deaf = PlantedPool(doubling(4), 2, deaf=(1,))
     groups = groups_of(study)
-    answers = procedure.asking(study, groups[0].example, deaf, 0.1, lambda: None)((Numerics(),))
+    answers = procedure.asking(study, groups[0].example, deaf, deaf.kinds, 0.1, lambda: None)((Numerics(),))
     assert (len(answers), deaf.restarted) == (1, [1])
 
 
@@ -136,7 +268,9 @@ def test_a_child_takes_its_parents_choices_over(study, folder, tmp_path):
     mine = run(study, PlantedPool(doubling(4)))
     child = plan_study(folder / "plan.toml", tmp_path / "child", ("search.seed=7", "ladder.widths=[8, 16]"))
     with open_ledger(child, study.study_dir) as ledger:
-        theirs = calibrate(calibrated(child, ledger), ledger, lambda: pytest.fail("measured again"), lambda: None)
+        theirs = calibrated(child, ledger)
+        for stage in STAGES:
+            theirs = calibrate(theirs, ledger, stage, lambda: pytest.fail("measured again"), lambda: None)
     assert theirs.chosen.items() < mine.chosen.items(), "width 24 is none of its own"
     given = plan_study(folder / "plan.toml", tmp_path / "given", ("proxy.num_slots=2", "ladder.num_slots=1"))
     with open_ledger(given, study.study_dir) as ledger:
@@ -166,7 +300,7 @@ def test_a_study_calibrates_before_its_first_trial(whole):
     study, _ = recorded(folder / "study")
     searched = [run.spec for run in ledger.runs() if run.spec.shape == study.base_shape and run.spec.seed == 0]
     assert {spec.numerics for spec in searched} == {chosen[8]}
-    assert {one.asked.shape.width for one in calibrations(ledger)} == {8, 16, 24}
+    assert {(one.asked.part, one.asked.shape.width) for one in calibrations(ledger)} == {("proxy", 8)}, "of the search"
     assert all(one.why for one in calibrations(ledger) if not one.figures)
 
 

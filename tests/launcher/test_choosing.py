@@ -14,7 +14,7 @@ SHAPE = Shape(
     num_layers=1, width=16, num_heads=2, num_kv_heads=2, ffn_width=32, vocab_size=64, seq_len=16, family="llama"
 )
 PLAIN = Numerics()
-LONG = PlannedWork(num_workers=2, phases=((400, (1000,) * 400),))
+LONG = PlannedWork(kinds=("", ""), phases=((400, (1000,) * 400),))
 GIB = 2**30
 
 
@@ -36,11 +36,11 @@ def test_slots_double_while_that_pays():
 
 def test_slots_that_nothing_would_fill_are_not_even_looked_at():
     twice = Machine(lambda mode: 10.0 * mode.num_slots)
-    few = PlannedWork(num_workers=2, phases=((4, (1000,) * 4),))
+    few = PlannedWork(kinds=("", ""), phases=((4, (1000,) * 4),))
     found = chosen(twice, few)
     assert found.chosen.num_slots == 2
     assert max(figure.mode.num_slots for figure in found.figures) == 2
-    in_flight = PlannedWork(num_workers=2, phases=((8, (1000,) * 400),))  # a search with parallelism 8
+    in_flight = PlannedWork(kinds=("", ""), phases=((8, (1000,) * 400),))  # a search with parallelism 8
     assert chosen(Machine(lambda mode: 10.0 * mode.num_slots), in_flight).chosen.num_slots == 4
 
 
@@ -60,7 +60,7 @@ def compiler(mode):
 @pytest.mark.parametrize(("num_steps", "is_compiled", "is_tried"), [(100, False, False), (3_000, True, True)])
 def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
     machine = Machine(compiler, first=40.0, again=2.0)
-    work = PlannedWork(num_workers=2, phases=((8, (num_steps,) * 8),))  # 40 s and 20 min one by one
+    work = PlannedWork(kinds=("", ""), phases=((8, (num_steps,) * 8),))  # 40 s and 20 min one by one
     found = chosen(machine, work, ("compiled",))
     assert found.chosen.compiled is is_compiled
     assert any(figure.mode.compiled for figure in found.figures) is is_tried
@@ -104,3 +104,31 @@ def test_a_choice_without_its_margin_would_flip(monkeypatch):
     monkeypatch.setattr("launcher.calibration.mode_choice.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
     alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
     assert sum(slots > 1 for slots in alike) > 10
+
+
+def test_planned_time_is_that_of_workers_of_two_rates():
+    """Two workers, one three times as fast: of eight runs it takes six, and all end with it."""
+    work = PlannedWork(kinds=("slow", "fast"), phases=((8, (100,) * 8),))
+    assert work.bank_steps(1, [3.0, 1.0]) == 600
+    assert work.bank_steps(1, [1.0, 1.0]) == 400
+    assert work.bank_steps(4, [3.0, 1.0]) == 300, "all at once: the slow one ends last"
+    assert PlannedWork(kinds=("slow", "fast"), phases=((1, (100,) * 8),)).bank_steps(1, [3.0, 1.0]) == 2400
+
+
+def test_what_pays_on_most_of_the_pool_is_chosen_for_all():
+    """Compiled, a fast kind gains by half and a slow one loses a fifth; what counts is when the planned runs end."""
+
+    class Kinds:
+        def __init__(self, **speeds):
+            self.machines = {kind: Machine(speed) for kind, speed in speeds.items()}
+
+        def __call__(self, modes):
+            return [dataclasses.replace(one.answer(modes), kind=kind) for kind, one in self.machines.items()]
+
+    def best(kinds):
+        machine = Kinds(slow=lambda mode: 0.8 if mode.compiled else 1.0, fast=lambda m: 4.5 if m.compiled else 3.0)
+        work = PlannedWork(kinds=kinds, phases=((400, (1000,) * 400),))
+        return choose(asked("compiled"), work, Bench(PLAIN, machine)).chosen
+
+    assert best(("slow", "fast")).compiled
+    assert not best(("slow",) * 8 + ("fast",)).compiled

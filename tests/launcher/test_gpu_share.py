@@ -13,6 +13,7 @@ from launcher.workers.host import HostFactory, WorkerHost
 from proxies.core import canon
 from proxies.core.failures import classify
 from sweeps.run.pool import HostCall
+from sweeps.store.sites import DEVICE, WHERE, gpu_name
 
 TOTAL_BYTES = 80 * 2**30
 
@@ -51,6 +52,38 @@ def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
     with pytest.raises(torch.OutOfMemoryError) as error:
         host.advance(call)
     assert classify(error.value) == "out_of_memory", "it is tried again in smaller parts"
+
+
+def where(**options):
+    (host,) = [HostFactory(study_dir="", corpus="", **options)()]
+    return host.advance(HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=WHERE)).answer[DEVICE]
+
+
+def test_a_worker_names_its_device_as_its_results_do(told, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    assert where() == "NVIDIA H100 80GB HBM3"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert where() == "cpu"
+
+
+def test_a_trainers_device_is_named_by_nvidia_smi(tmp_path, monkeypatch):
+    """Torch would hold memory of the GPU that the user's trainer needs."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\ntest "$3 $4" = "-i 1" && echo "NVIDIA A100-SXM4-40GB"\n')
+    smi.chmod(0o755)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: pytest.fail("torch was asked"))
+    for path, visible, name in ((tmp_path, "1,0", "NVIDIA A100-SXM4-40GB"), (tmp_path, "", "cpu"), ("", "1", "cpu")):
+        monkeypatch.setenv("PATH", str(path))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        gpu_name.cache_clear()
+        assert where(own_trainer=True) == name
+    gpu_name.cache_clear()
+
+
+@pytest.mark.gpu
+def test_torch_and_nvidia_smi_give_a_gpu_one_name():
+    gpu_name.cache_clear()
+    assert where() == where(own_trainer=True) == torch.cuda.get_device_name()
 
 
 @pytest.mark.gpu

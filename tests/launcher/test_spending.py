@@ -35,7 +35,7 @@ def test_runs_are_capped_to_the_very_run(plan, tmp_path):
     assert len(Ledger.read(study).results()) == 3
     code, _ = ask("sweep", plan, "--study", study, "--set", "cluster.max_runs=4")
     assert code == 0 and len(Ledger.read(study).results()) == 4
-    assert spent(Ledger.read(study), None).hours > 0
+    assert spent(Ledger.read(study), BudgetCaps()).hours > 0
 
 
 def test_a_status_tells_what_is_spent(plan, tmp_path):
@@ -64,7 +64,7 @@ def ledger(tmp_path):
 
 
 def test_a_look_is_what_status_reads(ledger, tmp_path):
-    accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
+    accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), {"cpu": 3.0})
     running = (RunningRun(run_id="ab" * 32, worker=1, step=5, num_steps=9),)
     accounts.look("search", running, 7, 12.5, lambda: STATE)
     accounts.look("later", (), 0, None, lambda: STATE)  # within the second: not written
@@ -77,7 +77,7 @@ def test_a_look_is_what_status_reads(ledger, tmp_path):
 
 
 def test_what_is_spent_does_not_sink_while_the_driver_records_it(ledger, tmp_path, monkeypatch):
-    study, accounts = tmp_path / "study", Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
+    study, accounts = tmp_path / "study", Accounts(tmp_path / "study", ledger, BudgetCaps(), {"cpu": 3.0})
     (study / "plan.toml").write_text(PLAN)
     time.sleep(0.05)
     accounts.look("search", (), 0, None, lambda: STATE)
@@ -93,7 +93,7 @@ def test_what_is_spent_does_not_sink_while_the_driver_records_it(ledger, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "read", reading)
         meanwhile = ask("status", study, "--brief")[1]["now"]["spent"]
-    assert before["device_hours"] <= meanwhile["device_hours"] <= spent(read(study), None).device_hours
+    assert before["device_hours"] <= meanwhile["device_hours"] <= spent(read(study), BudgetCaps()).device_hours
 
 
 def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
@@ -115,7 +115,7 @@ def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
 
 
 def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):
-    accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), 3.0)
+    accounts = Accounts(tmp_path / "study", ledger, BudgetCaps(), {"cpu": 3.0})
     accounts.look("search", (), 0, None, lambda: STATE)
     live = read_live(tmp_path / "study")
     assert live.at_work and is_held(tmp_path / "study")

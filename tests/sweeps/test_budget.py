@@ -21,7 +21,7 @@ class Clock:
 
 
 def budget(ledger, clock=None, num_devices=2.0, **caps):
-    return StudyBudget(BudgetCaps(**caps), ledger, num_devices=num_devices, clock=clock or Clock())
+    return StudyBudget(BudgetCaps(**caps), ledger, num_devices={"cpu": num_devices}, clock=clock or Clock())
 
 
 def flops_of(specs):
@@ -59,8 +59,8 @@ def test_no_run_starts_that_would_pass_the_flops(ledger):
     ],
 )
 def test_time_is_counted_over_every_driver(ledger, cap, said):
-    record_driven(ledger, 0, 0, 3600.0, 7200.0)
-    record_driven(ledger, 0, 0, 9.9, 9.9)  # once
+    record_driven(ledger, 0, 0, 3600.0, {"cpu": 7200.0})
+    record_driven(ledger, 0, 0, 9.9, {"cpu": 9.9})  # once
     clock = Clock()
     mine = budget(ledger, clock, **cap)
     clock.now = 7199.0
@@ -68,7 +68,33 @@ def test_time_is_counted_over_every_driver(ledger, cap, said):
     clock.now = 7200.0
     assert mine.overrun().startswith(f"{said}. ")
     mine.write_down(1, 0)
-    assert ledger.find("driven", "1/0").body == {"seconds": 7200.0, "device_seconds": 14400.0}
-    assert mine.spent().device_hours == 6.0 == spent(ledger, None).device_hours
+    assert ledger.find("driven", "1/0").body == {
+        "seconds": 7200.0, "device_seconds": 14400.0, "by_kind": {"cpu": 14400.0},
+    }  # fmt: skip
+    assert mine.spent().device_hours == 6.0 == spent(ledger, BudgetCaps()).device_hours
     clock.now = 10800.0
     assert mine.spent().device_hours == 8.0 and mine.seconds == 3600.0
+
+
+A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
+
+
+def test_an_hour_of_each_kind_has_its_price(ledger):
+    """Two A100 and one H100 for three hours, one of them by a driver of before; then a device without a price."""
+    record_driven(ledger, 0, 0, 3600.0, {A100: 7200.0, H100: 3600.0})
+    clock, prices = Clock(), {"A100": 1.5, "h100": 4.0, "NVIDIA H100": 2.5}
+    devices = {A100: 2.0, H100: 1.0}
+    mine = StudyBudget(
+        BudgetCaps(usd=16.5, usd_per_device_hour_by_kind=prices), ledger, num_devices=devices, clock=clock
+    )
+    clock.now = 7199.0
+    assert mine.overrun() == ""
+    clock.now = 7200.0
+    assert mine.overrun().startswith("cluster.max_usd = 16.5 is reached: 16.5 dollars are spent")
+    found = mine.spent()
+    assert [(each.kind, each.device_hours, each.usd) for each in found.by_kind] == [(A100, 6.0, 9.0), (H100, 3.0, 7.5)]
+    record_driven(ledger, 1, 0, 3600.0, {"NVIDIA L4": 3600.0})
+    assert spent(ledger, BudgetCaps(usd_per_device_hour_by_kind=prices)).usd is None, "one price is not known"
+    assert spent(ledger, BudgetCaps(usd_per_device_hour=1.0, usd_per_device_hour_by_kind=prices)).usd == 6.5
+    ledger.append("driven", "2/0", {"seconds": 3600.0, "device_seconds": 3600.0})  # of before there were kinds
+    assert spent(ledger, BudgetCaps(usd_per_device_hour=1.0, usd_per_device_hour_by_kind=prices)).usd == 7.5

@@ -106,6 +106,17 @@ def test_what_does_not_fit_is_tried_in_more_parts(study):
     assert "out of memory: it went wrong; it held 3 runs. What to do: give it more memory" in study.events[0].lost[0]
 
 
+@pytest.mark.parametrize(("kind", "passes"), [("NVIDIA A100", 2), ("NVIDIA H100", 1)])
+def test_another_kind_of_device_takes_whole_batches(study, kind, passes):
+    scripted(study, lambda pool, call, n: error("out_of_memory"))
+    specs = make_specs(3)
+    study.drive(specs, kinds=("NVIDIA A100",), should_stop=lambda: bool(lost_records(study)))
+    assert {body["kind"] for body in lost_records(study)} == {"NVIDIA A100"}
+    pool = scripted(study, lambda pool, call, n: pool.ends())
+    assert dict(study.drive(specs, kinds=(kind,))) == expected(specs)
+    assert [(call.num_microbatches, len(call.admit)) for call in pool.calls] == [(passes, 3)]
+
+
 def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, monkeypatch):
     kills = iter([4, 5, 5])
     monkeypatch.setattr("sweeps.run.driver.oom_kills", lambda: next(kills))

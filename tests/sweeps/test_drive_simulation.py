@@ -279,7 +279,7 @@ def memory_forgotten(patch):
     standing = lost_runs.Losses.standing
 
     def mutant(self, run_id, spec, max_attempts):
-        return dataclasses.replace(standing(self, run_id, spec, max_attempts), num_microbatches=1)
+        return dataclasses.replace(standing(self, run_id, spec, max_attempts), num_microbatches={})
 
     patch.setattr(lost_runs.Losses, "standing", mutant)
 

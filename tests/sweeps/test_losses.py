@@ -44,9 +44,20 @@ def test_what_counts(ledger, causes, wanted):
     lose(losses, *causes)
     num_lost, num_microbatches = wanted
     found = losses.standing(SPEC.id, SPEC, 3)
-    assert (found.num_lost, found.num_microbatches) == (num_lost, num_microbatches)
+    assert (found.num_lost, found.num_microbatches.get("", 1)) == (num_lost, num_microbatches)
     assert standing(ledger) == found
-    assert standing(ledger, make_spec(seed=9)) == RetryStatus(num_lost=0, num_in_a_row=0, num_microbatches=1)
+    assert standing(ledger, make_spec(seed=9)) == RetryStatus(num_lost=0, num_in_a_row=0)
+
+
+def test_memory_runs_out_by_kind_of_device(ledger):
+    """Three times on the small one, of eight sequences a batch; the large one takes whole batches until it fails."""
+    losses = Losses(ledger)
+    lose(losses, *["out_of_memory"] * 3, kind="NVIDIA A100")
+    assert standing(ledger).num_microbatches == {"NVIDIA A100": 8}
+    lose(losses, "out_of_memory", kind="NVIDIA H100")
+    assert standing(ledger).num_microbatches == {"NVIDIA A100": 8, "NVIDIA H100": 2} and standing(ledger).num_lost == 0
+    lose(losses, "out_of_memory", kind="NVIDIA A100")
+    assert standing(ledger).num_lost == 1, "one sequence a pass is the least"
 
 
 def test_a_run_fails_by_its_own_fault_alone(ledger):

@@ -16,10 +16,12 @@ from sweeps.ray import start as ray_start
 from sweeps.ray.nodes import WorkerPlacement
 from sweeps.ray.pool import RayPool
 from sweeps.run.driver import drive
-from sweeps.run.pool import HostCall
+from sweeps.run.kinds import kinds_of, kinds_text
+from sweeps.run.pool import HostAnswer, HostCall
 from sweeps.search.source import StaticSource
 from sweeps.store.errors import ClusterUnfit, PoolDead
 from sweeps.store.ledger import Ledger
+from sweeps.store.sites import DEVICE, WHERE
 
 HERE = Path(__file__).parent
 
@@ -112,6 +114,27 @@ class DeviceHost:
 
     def advance(self, call):
         raise ValueError(f"devices {os.environ.get('CUDA_VISIBLE_DEVICES')}|")
+
+
+class KindHost:
+    """Has a device of another kind on each GPU."""
+
+    def advance(self, call):
+        assert call.probe == WHERE
+        return HostAnswer(answer={DEVICE: {"0": "NVIDIA A100", "1": "NVIDIA H100"}[os.environ["CUDA_VISIBLE_DEVICES"]]})
+
+
+def test_each_worker_tells_its_kind_of_device(joined):
+    place = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=0.25)
+    pool = RayPool(3, KindHost, place=place)
+    try:
+        kinds = kinds_of(pool, lambda: None)
+        assert sorted(set(kinds)) == ["NVIDIA A100", "NVIDIA H100"] and len(kinds) == 3
+        pool.restart(1)
+        assert kinds_of(pool, lambda: None) == kinds
+        assert kinds_text(sorted(kinds)).count(" with NVIDIA ") == 2
+    finally:
+        pool.close()
 
 
 def told(pool, workers):

@@ -1,0 +1,61 @@
+"""Kinds of devices in one pool: which worker has which, and what an hour of each costs. No torch.
+
+A kind is a device's name, as results have it in `environment` (`sweeps.store.sites.DEVICE`): "NVIDIA H100 80GB HBM3",
+"cpu". What is measured of one kind (rates, memory) is not used for another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from sweeps.run.pool import HostCall, Pool
+from sweeps.store.sites import DEVICE, WHERE
+
+POLL_SECONDS = 0.5
+WHERE_SECONDS = 60.0
+"""For workers to answer where they are: a first call makes a host, and looks at its GPU."""
+
+
+def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
+    """By worker, what its process answers of its place (`sweeps.store.sites`); without those that do not in time.
+
+    Args:
+        pool: idle.
+        check: raises what ends the work.
+    """
+    busy, found = set(range(pool.num_workers)), dict[int, dict[str, str]]()
+    for worker in busy:
+        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=WHERE))
+    until = time.monotonic() + WHERE_SECONDS
+    while busy and time.monotonic() < until:
+        for report in pool.wait(POLL_SECONDS):
+            busy.discard(report.worker)
+            if report.error is not None or report.answer is None:
+                pool.restart(report.worker)
+            else:
+                found[report.worker] = {name: str(value) for name, value in report.answer.items()}
+        check()
+    for worker in busy:
+        pool.restart(worker)
+    return found
+
+
+def kinds_of(pool: Pool, check: Callable[[], None]) -> tuple[str, ...]:
+    """The kind of every worker's device; empty of one that does not answer. Arguments as for `where`."""
+    found = where(pool, check)
+    return tuple(found.get(worker, {}).get(DEVICE, "") for worker in range(pool.num_workers))
+
+
+def kinds_text(kinds: Sequence[str]) -> str:
+    """How many workers have which device: `4 with NVIDIA H100 80GB HBM3, 2 with NVIDIA A100-SXM4-40GB`."""
+    return ", ".join(f"{number} with {kind or 'an unknown device'}" for kind, number in Counter(kinds).most_common())
+
+
+def price_of(kind: str, prices: Mapping[str, float], otherwise: float | None) -> float | None:
+    """Dollars for an hour of a device: that of the longest name in `prices` that is part of its own, in any case of
+    letters, so that "H100" is enough; else the price of all.
+    """
+    named = [name for name in prices if name.lower() in kind.lower()]
+    return prices[max(named, key=len)] if named else otherwise
