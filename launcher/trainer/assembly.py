@@ -10,12 +10,12 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
-from launcher.trainer.ranks import device_mesh
+from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
 from proxies.model.optimizer import torch_optimizer
@@ -51,20 +51,25 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     return model
 
 
-@torch.no_grad()
 def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) -> None:
-    """Give every parameter its initial value of (seed, name), each rank keeping its own part.
+    """Give every parameter its initial value of (seed, name), each rank keeping its own part; collective.
+
+    A value is drawn number after number, so nobody can draw its last rows alone. Instead each parameter is drawn by one
+    rank, as many at a time as there are ranks, those of about one size together, and handed out.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
-    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
-    for name, parameter in model.named_parameters():
-        group = assigned[name]
-        full = drawn(name, tuple(parameter.shape), group.kind, group.init_std, seed).to(parameter.device)
-        if isinstance(parameter, DTensor):  # every rank has all of it: nothing is sent
-            full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.copy_(full)
+    named = sorted(model.named_parameters(), key=lambda item: -item[1].numel())
+    assigned = assign_groups(groups, [name for name, _ in named])
+    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for start in range(0, len(named), num_ranks):
+        turn, mine = named[start : start + num_ranks], None
+        if rank < len(turn):
+            name, parameter = turn[rank]
+            mine = drawn(name, tuple(parameter.shape), assigned[name].kind, assigned[name].init_std, seed)
+        for owner, (_, parameter) in enumerate(turn):
+            hand_out(parameter, mine if owner == rank else None, owner)
 
 
 def build_optimizer(
@@ -111,27 +116,43 @@ def mismatches(
 
 @torch.no_grad()
 def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> None:
-    """Hold the initial weights, gathered, against the frozen stds; collective.
+    """Hold the initial weights, each rank its part, against the frozen stds; collective.
 
     Raises:
         FrozenError: a weight's std is not the frozen one within its sampling error, a gain is not one, or a bias is
             not zero.
     """
-    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
+    named = dict(model.named_parameters())
+    assigned = assign_groups(groups, [*named])
+    starts = {name: {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2]) for name in named}
+    sums = []
+    for name, parameter in named.items():
+        part, share = own_part(parameter)
+        start = starts[name]
+        astray = part.new_zeros(()) if start is None else torch.ne(part, start).sum()
+        sums.append(share * torch.stack([*_sums(part), astray.double()]))
+    total_P3 = torch.stack(sums)
+    dist.all_reduce(total_P3)
     problems = []
-    for name, parameter in model.named_parameters():
-        full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        measured = float(full.std(correction=0))
-        wanted = assigned[name].init_std
-        start = {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2])
-        if start is not None:
-            if not bool((full == start).all()):
-                problems.append(f"{name}: a {assigned[name].kind} does not start at {start}")
+    for (name, parameter), (total, square, astray) in zip(named.items(), total_P3.tolist(), strict=True):
+        wanted, count = assigned[name].init_std, parameter.numel()
+        measured = math.sqrt(max(0.0, square / count - (total / count) ** 2))
+        if starts[name] is not None:
+            if astray:
+                problems.append(f"{name}: a {assigned[name].kind} does not start at {starts[name]}")
         # The standard error of a normal sample's std is std / sqrt(2 n).
-        elif abs(measured - wanted) > STD_ERRORS * wanted / math.sqrt(2 * full.numel()):
+        elif not abs(measured - wanted) <= STD_ERRORS * wanted / math.sqrt(2 * count):
             problems.append(f"{name}: init std is {measured:.6g}, frozen as {wanted:.6g}")
     if problems:
         raise FrozenError("initial weights", problems)
+
+
+def _sums(part: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of a tensor and that of its squares, float64; of few ranks' parts some are empty."""
+    if not part.numel():
+        return (zero := torch.zeros((), dtype=torch.float64, device=part.device)), zero
+    variance, mean = (moment.double() for moment in torch.var_mean(part, correction=0))
+    return part.numel() * mean, part.numel() * (variance + mean.square())
 
 
 def unfit(decision: Decision) -> list[str]:

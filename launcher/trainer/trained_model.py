@@ -17,11 +17,11 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from launcher.frozen.frozen import Decision, FrozenError, OwnModel, assign_groups
 from launcher.trainer import assembly
-from launcher.trainer.ranks import together
+from launcher.trainer.ranks import hand_out, together
 from proxies.external.construction import (
     Build,
     block_prefixes,
@@ -146,13 +146,7 @@ class UserModel:
         started = together(lambda: self._started() if first else None)
         given = {} if started is None else dict(started.named_parameters())
         for name, parameter in module.named_parameters():
-            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            if first:
-                whole.copy_(given[name])
-            dist.broadcast(whole, src=0)
-            if isinstance(parameter, DTensor):
-                whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            parameter.copy_(whole)
+            hand_out(parameter, given.get(name), owner=0)
         kept = {} if started is None else {(path, name): value.cpu() for path, name, value in _constants(started)}
         constants: list[dict[tuple[str, str], Tensor]] = [kept]
         dist.broadcast_object_list(constants, src=0)

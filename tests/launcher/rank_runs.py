@@ -20,11 +20,14 @@ from main_run import all_choices, by_muon, decision_of, tiny_decision
 
 from launcher.base.policy import Monitoring
 from launcher.frozen.launch_file import write_launch
+from launcher.trainer import assembly
 from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import read_manifest
 
 RULERS = {"watched": Ruler(), "muon": Ruler()}
+DRAWN = []
+"""Names of the parameters whose initial values this rank has drawn."""
 CUT = 6
 """Where those that are cut stop once, and their folder is copied to `cut`."""
 
@@ -39,6 +42,11 @@ def ruled(name, decision, store, run_dir, interrupted, **_):
 
 def poisoned(decision, store, run_dir, interrupted, **_):
     return Trainer(decision, Poisoned(store), run_dir, interrupted)
+
+
+def drawing(name, *given, drawn=assembly.drawn):
+    DRAWN.append(name)
+    return drawn(name, *given)
 
 
 def runs_of(corpus):
@@ -60,6 +68,7 @@ def runs_of(corpus):
 
 def main():
     corpus, out = map(Path, sys.argv[1:])
+    assembly.drawn = drawing
     for name, (decision, build, is_cut) in runs_of(corpus).items():
         config = out / name / "frozen" / decision.digest / "launch.json"
         if dist.get_rank() == 0:
@@ -71,7 +80,9 @@ def main():
             if dist.get_rank() == 0:
                 shutil.copytree(out / name / "run", out / name / "cut")
             dist.barrier()
+        DRAWN.clear()
         run(options, build=build)
+        (out / name / f"drawn-{dist.get_rank()}.json").write_text(json.dumps(DRAWN))
     if dist.get_rank() == 0:
         (out / "ruler.json").write_text(json.dumps({name: ruler.measured for name, ruler in RULERS.items()}))
     dist.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 
@@ -83,6 +84,13 @@ def test_two_ranks_train_as_the_proxy(two_ranks, proxy):
     ending = metrics.read_ending(two_ranks / "plain" / "run")
     assert (ending.event, ending.exit_code, ending.step) == ("finished", 0, 12)
     assert_is_the_proxys(two_ranks / "plain" / "run", ending.validation_loss_nats, proxy)
+
+
+def test_each_initial_value_is_drawn_by_one_rank_of_two(two_ranks, corpus):
+    drawn = [json.loads((two_ranks / "plain" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]
+    names = [name for name, _ in Decoder(tiny_decision(corpus).shape, device="meta").named_parameters()]
+    assert sorted([*drawn[0], *drawn[1]]) == sorted(names)
+    assert abs(len(drawn[0]) - len(drawn[1])) <= 1
 
 
 def test_two_ranks_train_as_the_proxy_by_muon_and_resume_bitwise(two_ranks, corpus):
