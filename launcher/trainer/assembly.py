@@ -7,7 +7,9 @@ initial value depends on (seed, name) alone: any number of ranks starts from the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -39,8 +41,7 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     decision, model = source.decision, source.outline()
     blocks = source.blocks(model).values()
     if decision.compiled:
-        for block in blocks:
-            block.compile()
+        compile_blocks([*blocks])
     policy = MixedPrecisionPolicy()
     if decision.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -49,6 +50,41 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
         fully_shard(part, mesh=mesh, mp_policy=policy)
     model.to_empty(device=mesh.device_type)
     return model
+
+
+def compile_blocks(blocks: Sequence[nn.Module]) -> None:
+    """torch.compile of each block; from the first that cannot be compiled on, all are computed eagerly, and say so.
+
+    Backward passes are compiled with the forward ones: an error in the midst of a backward pass could only end the run.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # the compiler takes seconds to load
+    from torch._functorch import config as functorch_config
+
+    if hasattr(functorch_config, "force_non_lazy_backward_lowering"):  # since torch 2.8
+        functorch_config.force_non_lazy_backward_lowering = True
+
+    def guarded(block: nn.Module) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = block._compiled_call_impl  # type: ignore[assignment]
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            try:
+                return compiled(*inputs, **named)
+            except TorchDynamoException as error:
+                for each in blocks:
+                    each._compiled_call_impl = None
+                first = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+                print(
+                    f"blocks cannot be compiled ({first}): this rank goes on eagerly, slower, with the same numbers up "
+                    "to rounding",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+                return block(*inputs, **named)
+
+        return call
+
+    for block in blocks:
+        block.compile()
+        block._compiled_call_impl = guarded(block)
 
 
 def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) -> None:
@@ -82,9 +118,11 @@ def build_optimizer(
     """
     named = dict(model.named_parameters())
     assigned = assign_groups(groups, list(named))
+    fused = name == "adamw" and all(parameter.device.type == "cuda" for parameter in named.values())
     return torch_optimizer(
-        name, [(group, [named[member] for member in assigned if assigned[member] == group]) for group in groups]
-    )
+        name, [(group, [named[member] for member in assigned if assigned[member] == group]) for group in groups],
+        fused=fused,
+    )  # fmt: skip
 
 
 def mismatches(

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.frozen.frozen import Decision, FrozenError, OwnModel, assign_groups
 from launcher.trainer import assembly
-from launcher.trainer.ranks import hand_out, together
+from launcher.trainer.ranks import device, hand_out, together
 from proxies.external.construction import (
     Build,
     block_prefixes,
@@ -32,7 +32,7 @@ from proxies.external.construction import (
     spreads,
 )
 from proxies.external.factory import checked_load, hook_multipliers
-from proxies.model.decoder import Checkpointing, Decoder, Multipliers, recomputed
+from proxies.model.decoder import Checkpointing, Decoder, Multipliers, recomputed, token_loss
 
 MEASURED = 0.01
 """Share by which a user's initial std may be another than frozen beside its sampling error: both are measured."""
@@ -53,6 +53,9 @@ class TrainedModel(Protocol):
 
     def logits(self, module: nn.Module, ids_BT: Tensor) -> Tensor:
         """Logits [N, V] of token ids [B, T], N = B * T, in the arithmetic of training."""
+
+    def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean loss in nats per token of token ids [B, T] and the ids that follow them, a scalar."""
 
     def initialize(self, module: nn.Module) -> None:
         """Give every parameter its initial value, and every buffer its value; collective."""
@@ -86,8 +89,11 @@ class OurModel:
     decision: Decision
 
     def outline(self) -> Decoder:
-        """See `TrainedModel`."""
-        return Decoder(self.decision.shape, device="meta", checkpointing=recomputing(self.decision))
+        """See `TrainedModel`. On a GPU the loss is taken by parts: the logits are never whole in memory."""
+        on_gpu = device().type == "cuda"
+        return Decoder(
+            self.decision.shape, device="meta", checkpointing=recomputing(self.decision), fused_loss=on_gpu
+        )  # fmt: skip
 
     def blocks(self, module: nn.Module) -> dict[str, nn.Module]:
         """See `TrainedModel`."""
@@ -95,7 +101,15 @@ class OurModel:
 
     def logits(self, module: nn.Module, ids_BT: Tensor) -> Tensor:
         """See `TrainedModel`."""
-        return cast(Tensor, module(ids_BT, Multipliers(**dataclasses.asdict(self.decision.forward))))
+        return cast(Tensor, module(ids_BT, self._multipliers))
+
+    def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """See `TrainedModel`."""
+        return cast(Tensor, module(ids_BT, self._multipliers, targets_BT))
+
+    @property
+    def _multipliers(self) -> Multipliers:
+        return Multipliers(**dataclasses.asdict(self.decision.forward))
 
     def initialize(self, module: nn.Module) -> None:
         """See `TrainedModel`."""
@@ -138,6 +152,10 @@ class UserModel:
         """See `TrainedModel`: as the proxies, by autocast where the run is in bfloat16."""
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.decision.precision == "bfloat16"):
             return logits_of(module, ids_BT).flatten(0, 1)
+
+    def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """See `TrainedModel`."""
+        return token_loss(self.logits(module, ids_BT), targets_BT)
 
     @torch.no_grad()
     def initialize(self, module: nn.Module) -> None:

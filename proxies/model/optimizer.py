@@ -27,9 +27,12 @@ DIRECTION = "direction"
 
 
 def torch_optimizer(
-    name: OptimizerName, groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]]
+    name: OptimizerName, groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]], *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates."""
+    """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates.
+
+    `fused`: AdamW as torch's one kernel, the same up to rounding; its count of steps is then on the device.
+    """
     return _OF_TORCH[name][0](
         [
             {
@@ -38,7 +41,8 @@ def torch_optimizer(
                 **({"momentum": rates.momentum} if rates.by_muon else {}),
             }
             for rates, parameters in groups
-        ]
+        ],
+        **({"fused": True, "foreach": False} if fused else {}),
     )  # fmt: skip
 
 

@@ -13,19 +13,25 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from care_case import Poisoned, care_decision
 from care_ranks import Flipping, Ruler, slowed
 from main_run import all_choices, by_muon, decision_of, tiny_decision
 
 from launcher.base.policy import Monitoring
+from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
-from launcher.trainer import assembly
+from launcher.trainer import assembly, passes
 from launcher.trainer.rank import RankOptions, run
+from launcher.trainer.replay import RecordingReduceScatter
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import read_manifest
 
 RULERS = {"watched": Ruler(), "muon": Ruler()}
+EXCHANGED = {}
+"""What went through the exchanges of a run that accumulates, by the run's name."""
+MAX, all_reduce = dist.ReduceOp.MAX, dist.all_reduce
 DRAWN = []
 """Names of the parameters whose initial values this rank has drawn."""
 CUT = 6
@@ -49,13 +55,40 @@ def drawing(name, *given, drawn=assembly.drawn):
     return drawn(name, *given)
 
 
+def counting(name, *given, **places):
+    """Counts exchanges of gradients, of replicas where there are some; by `split` no rank has room for a whole one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name.startswith("split"):
+            patch.setattr(passes, "_device_bytes", lambda: 0.0)
+        trainer = Trainer(*given, **places)
+    EXCHANGED[name] = heard = []
+    if "replicas" in name:
+        dist.all_reduce = lambda tensor, op=dist.ReduceOp.SUM, group=None, **how: (
+            heard.extend([tensor] * (op != MAX and group is not None)), all_reduce(tensor, op, group, **how)
+        )[-1]  # fmt: skip
+    else:
+        RecordingReduceScatter.of(trainer.model).heard = heard
+    return trainer
+
+
 def runs_of(corpus):
     """By name: the decision, what builds its trainer, and whether it is cut."""
     tiny = tiny_decision(corpus, num_ranks=2)
     muon = decision_of(by_muon(corpus), read_manifest(corpus), num_ranks=2)
     watched = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
     watched = dataclasses.replace(tiny, monitoring=watched)
+    small = {
+        name: dataclasses.replace(
+            tiny, parallelism=Parallelism(microbatch_sequences=1, activation_checkpointing="selective", **layout)
+        )
+        for name, layout in (
+            ("small", {"data_parallel_shard": 2}),
+            ("split", {"data_parallel_shard": 2}),
+            ("split replicas", {"data_parallel_shard": 1, "data_parallel_replicate": 2}),
+        )
+    }
     return {
+        **{name: (decision, partial(counting, name), False) for name, decision in small.items()},
         "plain": (tiny, Trainer, False),
         "cut": (tiny, Trainer, True),
         "choices": (decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2), Trainer, False),
@@ -84,6 +117,8 @@ def main():
         run(options, build=build)
         (out / name / f"drawn-{dist.get_rank()}.json").write_text(json.dumps(DRAWN))
     if dist.get_rank() == 0:
+        told = {name: len(heard) for name, heard in EXCHANGED.items()}
+        (out / "exchanged.json").write_text(json.dumps(told))
         (out / "ruler.json").write_text(json.dumps({name: ruler.measured for name, ruler in RULERS.items()}))
     dist.barrier()
     os._exit(0)

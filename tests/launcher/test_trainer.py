@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -10,6 +11,7 @@ import shutil
 import pytest
 import torch
 from care_case import events, train
+from functorch.compile import make_boxed_compiler
 from main_run import (
     QUIET_TORCH,
     all_choices,
@@ -21,6 +23,7 @@ from main_run import (
     write_corpus,
 )
 from rank_runs import CUT
+from torch._dynamo.backends.common import aot_autograd
 
 from launcher.base import metrics
 from launcher.base.policy import AbortPolicy, Monitoring
@@ -86,6 +89,17 @@ def test_two_ranks_train_as_the_proxy(two_ranks, proxy):
     assert_is_the_proxys(two_ranks / "plain" / "run", ending.validation_loss_nats, proxy)
 
 
+@pytest.mark.parametrize(
+    ("name", "exchanges"),
+    # Of two blocks and the rest, over 12 steps of 4 passes; the first pass's are looked at in steps 5 and 10 too.
+    [("small", 3 * (12 + 2)), ("split", 3 * 12 * 4), ("split replicas", 3 * (12 + 2))],
+)
+def test_two_ranks_that_accumulate_train_as_the_proxy(two_ranks, proxy, name, exchanges):
+    run_dir = two_ranks / name / "run"
+    assert_is_the_proxys(run_dir, metrics.read_ending(run_dir).validation_loss_nats, proxy)
+    assert json.loads((two_ranks / "exchanged.json").read_text())[name] == exchanges
+
+
 def test_each_initial_value_is_drawn_by_one_rank_of_two(two_ranks, corpus):
     drawn = [json.loads((two_ranks / "plain" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]
     names = [name for name, _ in Decoder(tiny_decision(corpus).shape, device="meta").named_parameters()]
@@ -131,6 +145,46 @@ def test_compiled_blocks_train_as_the_proxy(one_rank, proxy, alone, corpus, tmp_
     assert len(compiled) == 2
     assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+def failing(*_):
+    raise RuntimeError("no compiler here")
+
+
+BACKENDS = {
+    "good": ("aot_eager", ""),
+    "broken": (failing, "blocks cannot be compiled (BackendCompilerFailed: backend='failing' raised:)"),
+    "broken backward": (
+        aot_autograd(fw_compiler=make_boxed_compiler(lambda graph, _: graph), bw_compiler=failing),
+        "blocks cannot be compiled (BackendCompilerFailed: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_blocks_are_compiled_or_said_not_to_be(one_rank, proxy, corpus, tmp_path, monkeypatch, capfd, name):
+    """Another backend than the one used, which takes half a minute."""
+    backend, said = BACKENDS[name]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(Block, "compile", functools.partialmethod(Block.compile, backend=backend))
+    ending = train(dataclasses.replace(tiny_decision(corpus), compiled=True), corpus, tmp_path)
+    assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy)
+    told = capfd.readouterr().err
+    assert told.count("blocks cannot be compiled") == bool(said) and said in told
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0 or said
+
+
+def test_the_next_batch_is_read_ahead_and_each_only_once(one_rank, corpus, tmp_path, monkeypatch):
+    read, waited = [], []
+    draw, step = TokenStore.train_batch, Trainer._update
+    monkeypatch.setattr(
+        TokenStore, "train_batch", lambda self, **rows: (read.append(rows["first_sequence"]), draw(self, **rows))[1]
+    )
+    monkeypatch.setattr(Trainer, "_update", lambda *given: (waited.append(len(read)), step(*given))[1])
+    train(tiny_decision(corpus), corpus, tmp_path)
+    assert read == [8 * step for step in range(12)]
+    assert waited == [*range(2, 13), 12], "before each update, but for the last, the next batch is there"
 
 
 def test_resume_of_two_ranks_is_bitwise_and_one_rank_can_go_on(two_ranks, one_rank, corpus, tmp_path):
