@@ -29,10 +29,11 @@ from launcher.base import metrics
 from launcher.base.policy import AbortPolicy, Monitoring
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
-from launcher.supervisor.launch import launch
+from launcher.supervisor.launch import LOG_FILE, launch
 from launcher.trainer import assembly
 from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
+from proxies.core.spec import Numerics
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model.decoder import Block, Decoder
 from proxies.training.solo import Solo
@@ -308,6 +309,24 @@ def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_ste
             ending = train(tiny_decision(corpus), corpus, tmp_path / name)
         assert (ending.event, ending.exit_code) == ("refused", 2) and said in ending.reason
         assert not curve(tmp_path / name / "run")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_on_a_gpu_compiled_passes_train_as_the_proxy_there(corpus, tmp_path, precision):
+    """With AdamW fused, the loss by parts, and batches copied ahead."""
+    spec = spec_of(read_manifest(corpus).data_id)
+    solo = Solo(TokenStore(corpus), device="cuda")
+    solo.admit(0, dataclasses.replace(spec, numerics=Numerics(dtype=precision)))
+    ((_, result, curve_of_proxy),) = solo.advance(100)
+    layout = Parallelism(data_parallel_shard=1, microbatch_sequences=3)
+    decision = dataclasses.replace(tiny_decision(corpus), precision=precision, parallelism=layout, compiled=True)
+    outcome = launch(write_launch(tmp_path, decision), corpus, tmp_path / "run")
+    assert outcome.event == "finished", outcome.reason
+    near = 1e-3 if precision == "float32" else 0.05
+    assert list(losses(tmp_path / "run").values()) == pytest.approx(curve_of_proxy.train_loss_nats, abs=near)
+    assert outcome.validation_loss_nats == pytest.approx(result.loss_nats, abs=near)
+    assert "blocks cannot be compiled" not in (tmp_path / "run" / LOG_FILE).read_text()
 
 
 @pytest.mark.slow
