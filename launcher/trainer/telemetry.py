@@ -126,7 +126,7 @@ class BatchNoise(Callback):
 
     The norm of the first pass's gradient, read before the next one is added to it, or of each rank's own, read before
     the exchange, beside the whole batch's (`proxies.core.noise_scale`), over the last `NOISE_SAMPLES` steps where it
-    was measured.
+    was measured. Replicas that shard nothing, and take one pass, have neither: they tell nothing.
     """
 
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
@@ -147,9 +147,10 @@ class BatchNoise(Callback):
         if self._run.part is not None:
             share, norm = self._run.part
             return share, norm.item() ** 2
-        if self._exchange is None or self._exchange.norms is None:
+        norms = None if self._exchange is None else self._exchange.norms
+        if self._exchange is None or not norms:
             return None
-        square, self._exchange.norms = torch.stack(self._exchange.norms).square().sum(), None
+        square, self._exchange.norms = torch.stack(norms).square().sum(), None
         dist.all_reduce(square)
         return 1 / self._run.num_ranks, square.item() / self._run.num_ranks
 

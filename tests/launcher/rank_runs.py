@@ -77,18 +77,18 @@ def runs_of(corpus):
     muon = decision_of(by_muon(corpus), read_manifest(corpus), num_ranks=2)
     watched = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
     watched = dataclasses.replace(tiny, monitoring=watched)
-    small = {
-        name: dataclasses.replace(
-            tiny, parallelism=Parallelism(microbatch_sequences=1, activation_checkpointing="selective", **layout)
-        )
-        for name, layout in (
-            ("small", {"data_parallel_shard": 2}),
-            ("split", {"data_parallel_shard": 2}),
-            ("split replicas", {"data_parallel_shard": 1, "data_parallel_replicate": 2}),
-        )
+    small, replicas = {"microbatch_sequences": 1}, {"data_parallel_shard": 1, "data_parallel_replicate": 2}
+    layouts = {
+        "small": Parallelism(data_parallel_shard=2, **small),
+        "split": Parallelism(data_parallel_shard=2, **small),
+        "split replicas": Parallelism(**replicas, **small),
+        "replicas": Parallelism(**replicas),
     }
     return {
-        **{name: (decision, partial(counting, name), False) for name, decision in small.items()},
+        **{
+            name: (dataclasses.replace(tiny, parallelism=layout), partial(counting, name), False)
+            for name, layout in layouts.items()
+        },
         "plain": (tiny, Trainer, False),
         "cut": (tiny, Trainer, True),
         "choices": (decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2), Trainer, False),

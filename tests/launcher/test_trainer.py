@@ -93,9 +93,9 @@ def test_two_ranks_train_as_the_proxy(two_ranks, proxy):
 @pytest.mark.parametrize(
     ("name", "exchanges"),
     # Of two blocks and the rest, over 12 steps of 4 passes; the first pass's are looked at in steps 5 and 10 too.
-    [("small", 3 * (12 + 2)), ("split", 3 * 12 * 4), ("split replicas", 3 * (12 + 2))],
+    [("small", 3 * (12 + 2)), ("split", 3 * 12 * 4), ("split replicas", 3 * (12 + 2)), ("replicas", 3 * 12)],
 )
-def test_two_ranks_that_accumulate_train_as_the_proxy(two_ranks, proxy, name, exchanges):
+def test_two_ranks_in_other_layouts_train_as_the_proxy(two_ranks, proxy, name, exchanges):
     run_dir = two_ranks / name / "run"
     assert_is_the_proxys(run_dir, metrics.read_ending(run_dir).validation_loss_nats, proxy)
     assert json.loads((two_ranks / "exchanged.json").read_text())[name] == exchanges
@@ -327,13 +327,3 @@ def test_on_a_gpu_compiled_passes_train_as_the_proxy_there(corpus, tmp_path, pre
     assert list(losses(tmp_path / "run").values()) == pytest.approx(curve_of_proxy.train_loss_nats, abs=near)
     assert outcome.validation_loss_nats == pytest.approx(result.loss_nats, abs=near)
     assert "blocks cannot be compiled" not in (tmp_path / "run" / LOG_FILE).read_text()
-
-
-@pytest.mark.slow
-def test_replicas_train_as_the_proxy(corpus, proxy, tmp_path):
-    decision = dataclasses.replace(
-        tiny_decision(corpus), parallelism=Parallelism(data_parallel_shard=1, data_parallel_replicate=2)
-    )
-    outcome = launch(write_launch(tmp_path, decision), corpus, tmp_path / "run")
-    assert outcome.event == "finished"
-    assert_is_the_proxys(tmp_path / "run", outcome.validation_loss_nats, proxy)
