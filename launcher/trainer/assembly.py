@@ -118,7 +118,7 @@ def build_optimizer(
     """
     named = dict(model.named_parameters())
     assigned = assign_groups(groups, list(named))
-    fused = name == "adamw" and all(parameter.device.type == "cuda" for parameter in named.values())
+    fused = all(parameter.device.type == "cuda" for parameter in named.values())
     return torch_optimizer(
         name, [(group, [named[member] for member in assigned if assigned[member] == group]) for group in groups],
         fused=fused,

@@ -31,9 +31,10 @@ def torch_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates.
 
-    `fused`: AdamW as torch's one kernel, the same up to rounding; its count of steps is then on the device.
+    `fused`: as torch's one kernel where there is one, the same up to rounding; its count of steps is on the device.
     """
-    return _OF_TORCH[name][0](
+    make, _, _, one_kernel = _OF_TORCH[name]
+    return make(
         [
             {
                 "params": list(parameters), "lr": rates.learning_rate, "weight_decay": rates.weight_decay,
@@ -42,13 +43,13 @@ def torch_optimizer(
             }
             for rates, parameters in groups
         ],
-        **({"fused": True, "foreach": False} if fused else {}),
+        **(one_kernel if fused else {}),
     )  # fmt: skip
 
 
 def not_plain(name: OptimizerName, optimizer: torch.optim.Optimizer) -> list[str]:
     """In what a live optimizer is another than the registry's; nothing, if it is the one."""
-    _, kind, options = _OF_TORCH[name]
+    _, kind, options, _ = _OF_TORCH[name]
     variants = {key for key in options for group in optimizer.param_groups if group.get(key)}
     if type(optimizer) is kind and not variants:
         return []
@@ -164,11 +165,16 @@ def restore_moments(
         optimizer.state[parameter][key] = value.to(parameter.device if value.dim() else "cpu", copy=True)
 
 
-_Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...]]
+_Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...], dict[str, bool]]
 _OF_TORCH: Mapping[OptimizerName, _Made] = {
-    "adamw": (partial(torch.optim.AdamW, foreach=True), torch.optim.AdamW, ("amsgrad", "maximize")),
-    "muon": (Muon, Muon, ()),
+    "adamw": (
+        partial(torch.optim.AdamW, foreach=True),
+        torch.optim.AdamW,
+        ("amsgrad", "maximize"),
+        {"foreach": False, "fused": True},
+    ),
+    "muon": (Muon, Muon, (), {}),
 }
-"""By name: how one is made, its class, and options of a group that make another optimizer of it."""
+"""By name: how one is made, its class, options of a group that make another optimizer of it, those of one kernel."""
 BANK_OPTIMIZERS: dict[OptimizerName, Callable[..., BankAdamW]] = {"adamw": BankAdamW, "muon": BankMuon}
 """The same for the trials of a bank."""
