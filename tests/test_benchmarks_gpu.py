@@ -120,6 +120,33 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
 
 
 @pytest.mark.slow
+def test_the_trainer_beside_the_proxy_is_rehearsed_resumed_and_told(tmp_path, bare):
+    script = [sys.executable, ROOT / "benchmarks" / "gpu_trainer.py", "--out", tmp_path, "--quick"]
+
+    def called(*more):
+        return subprocess.run([*script, *more], capture_output=True, text=True, check=False, env=bare)
+
+    late = called("--seconds", "0")
+    assert (late.returncode, steps_told(late.stdout)) == (3, []), late.stderr
+    done = called()
+    assert done.returncode == 0, done.stdout + done.stderr
+    ways = [f"{who}, {how}" for how in ("eager", "compiled") for who in ("trainer", "proxy")]
+    assert steps_told(done.stdout) == [f"measured: tiny, {name}" for name in (*ways, "peak")]
+    tiny = json.loads((tmp_path / "gpu_trainer.json").read_text())["models"]["tiny"]
+    eager = tiny["steps"]["proxy, eager"]["losses"]
+    assert len(eager) == 14
+    assert all(tiny["steps"][way]["losses"] == pytest.approx(eager, abs=0.01) for way in ways)
+    assert sum(" of the peak, " in line for line in tiny["findings"]) == 4
+    # Where a way failed, it is told, and the call fails.
+    content = json.loads((tmp_path / "gpu_trainer.json").read_text())
+    content["models"]["tiny"]["steps"]["trainer, eager"] = {"error": "RuntimeError: no kernel"}
+    (tmp_path / "gpu_trainer.json").write_text(json.dumps(content))
+    again = called()
+    assert (again.returncode, steps_told(again.stdout)) == (1, [])
+    assert "tiny, trainer, eager: FAILED: RuntimeError: no kernel" in again.stdout
+
+
+@pytest.mark.slow
 def test_the_transfer_on_a_gpu_is_rehearsed_and_its_tables_are_judged(tmp_path, bare):
     script = [sys.executable, ROOT / "benchmarks" / "gpu_transfer.py", "--out", tmp_path, "--quick", "--seeds", "1"]
     done = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)

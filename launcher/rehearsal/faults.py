@@ -104,7 +104,7 @@ class FaultInjector(Callback):
 
 
 class _NanModel:
-    """A model whose logits are not numbers where a step trains that is to strike."""
+    """A model whose loss is not a number where a step trains that is to strike."""
 
     def __init__(self, source: TrainedModel, strikes: Callable[[], bool]) -> None:
         self._source, self._strikes = source, strikes
@@ -112,10 +112,10 @@ class _NanModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def logits(self, module: nn.Module, ids_BT: Tensor) -> Tensor:
-        """Of the model itself, or not numbers."""
-        logits_NV = self._source.logits(module, ids_BT)
-        return logits_NV * torch.nan if torch.is_grad_enabled() and self._strikes() else logits_NV
+    def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Of the model itself, or not a number."""
+        loss = self._source.loss(module, ids_BT, targets_BT)
+        return loss * torch.nan if self._strikes() else loss
 
 
 class _ShiftedStore(TokenStore):

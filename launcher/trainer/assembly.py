@@ -7,15 +7,17 @@ initial value depends on (seed, name) alone: any number of ranks starts from the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
-from launcher.trainer.ranks import device_mesh
+from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
 from proxies.model.optimizer import torch_optimizer
@@ -39,8 +41,7 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     decision, model = source.decision, source.outline()
     blocks = source.blocks(model).values()
     if decision.compiled:
-        for block in blocks:
-            block.compile()
+        compile_blocks([*blocks])
     policy = MixedPrecisionPolicy()
     if decision.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -51,20 +52,60 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     return model
 
 
-@torch.no_grad()
+def compile_blocks(blocks: Sequence[nn.Module]) -> None:
+    """torch.compile of each block; from the first that cannot be compiled on, all are computed eagerly, and say so.
+
+    Backward passes are compiled with the forward ones: an error in the midst of a backward pass could only end the run.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # the compiler takes seconds to load
+    from torch._functorch import config as functorch_config
+
+    if hasattr(functorch_config, "force_non_lazy_backward_lowering"):  # since torch 2.8
+        functorch_config.force_non_lazy_backward_lowering = True
+
+    def guarded(block: nn.Module) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = block._compiled_call_impl  # type: ignore[assignment]
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            try:
+                return compiled(*inputs, **named)
+            except TorchDynamoException as error:
+                for each in blocks:
+                    each._compiled_call_impl = None
+                first = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+                print(
+                    f"blocks cannot be compiled ({first}): this rank goes on eagerly, slower, with the same numbers up "
+                    "to rounding",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+                return block(*inputs, **named)
+
+        return call
+
+    for block in blocks:
+        block.compile()
+        block._compiled_call_impl = guarded(block)
+
+
 def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) -> None:
-    """Give every parameter its initial value of (seed, name), each rank keeping its own part.
+    """Give every parameter its initial value of (seed, name), each rank keeping its own part; collective.
+
+    A value is drawn number after number, so nobody can draw its last rows alone. Instead each parameter is drawn by one
+    rank, as many at a time as there are ranks, those of about one size together, and handed out.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
-    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
-    for name, parameter in model.named_parameters():
-        group = assigned[name]
-        full = drawn(name, tuple(parameter.shape), group.kind, group.init_std, seed).to(parameter.device)
-        if isinstance(parameter, DTensor):  # every rank has all of it: nothing is sent
-            full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.copy_(full)
+    named = sorted(model.named_parameters(), key=lambda item: -item[1].numel())
+    assigned = assign_groups(groups, [name for name, _ in named])
+    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for start in range(0, len(named), num_ranks):
+        turn, mine = named[start : start + num_ranks], None
+        if rank < len(turn):
+            name, parameter = turn[rank]
+            mine = drawn(name, tuple(parameter.shape), assigned[name].kind, assigned[name].init_std, seed)
+        for owner, (_, parameter) in enumerate(turn):
+            hand_out(parameter, mine if owner == rank else None, owner)
 
 
 def build_optimizer(
@@ -77,9 +118,11 @@ def build_optimizer(
     """
     named = dict(model.named_parameters())
     assigned = assign_groups(groups, list(named))
+    fused = all(parameter.device.type == "cuda" for parameter in named.values())
     return torch_optimizer(
-        name, [(group, [named[member] for member in assigned if assigned[member] == group]) for group in groups]
-    )
+        name, [(group, [named[member] for member in assigned if assigned[member] == group]) for group in groups],
+        fused=fused,
+    )  # fmt: skip
 
 
 def mismatches(
@@ -111,27 +154,43 @@ def mismatches(
 
 @torch.no_grad()
 def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> None:
-    """Hold the initial weights, gathered, against the frozen stds; collective.
+    """Hold the initial weights, each rank its part, against the frozen stds; collective.
 
     Raises:
         FrozenError: a weight's std is not the frozen one within its sampling error, a gain is not one, or a bias is
             not zero.
     """
-    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
+    named = dict(model.named_parameters())
+    assigned = assign_groups(groups, [*named])
+    starts = {name: {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2]) for name in named}
+    sums = []
+    for name, parameter in named.items():
+        part, share = own_part(parameter)
+        start = starts[name]
+        astray = part.new_zeros(()) if start is None else torch.ne(part, start).sum()
+        sums.append(share * torch.stack([*_sums(part), astray.double()]))
+    total_P3 = torch.stack(sums)
+    dist.all_reduce(total_P3)
     problems = []
-    for name, parameter in model.named_parameters():
-        full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        measured = float(full.std(correction=0))
-        wanted = assigned[name].init_std
-        start = {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2])
-        if start is not None:
-            if not bool((full == start).all()):
-                problems.append(f"{name}: a {assigned[name].kind} does not start at {start}")
+    for (name, parameter), (total, square, astray) in zip(named.items(), total_P3.tolist(), strict=True):
+        wanted, count = assigned[name].init_std, parameter.numel()
+        measured = math.sqrt(max(0.0, square / count - (total / count) ** 2))
+        if starts[name] is not None:
+            if astray:
+                problems.append(f"{name}: a {assigned[name].kind} does not start at {starts[name]}")
         # The standard error of a normal sample's std is std / sqrt(2 n).
-        elif abs(measured - wanted) > STD_ERRORS * wanted / math.sqrt(2 * full.numel()):
+        elif not abs(measured - wanted) <= STD_ERRORS * wanted / math.sqrt(2 * count):
             problems.append(f"{name}: init std is {measured:.6g}, frozen as {wanted:.6g}")
     if problems:
         raise FrozenError("initial weights", problems)
+
+
+def _sums(part: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of a tensor and that of its squares, float64; of few ranks' parts some are empty."""
+    if not part.numel():
+        return (zero := torch.zeros((), dtype=torch.float64, device=part.device)), zero
+    variance, mean = (moment.double() for moment in torch.var_mean(part, correction=0))
+    return part.numel() * mean, part.numel() * (variance + mean.square())
 
 
 def unfit(decision: Decision) -> list[str]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from launcher.trainer.callbacks import Callback, StepInfo
+from launcher.trainer.ranks import own_part
 from launcher.trainer.replay import RecordingReduceScatter
 from proxies.core.canon import Json
 from proxies.core.noise_scale import running_scale, split
@@ -43,17 +43,6 @@ def layer_of(name: str, blocks: Collection[str] = ()) -> str:
         found = next((path for path in blocks if name.startswith(f"{path}.")), None)
         return found or ".".join(parts[:-1]) or name
     return ".".join(parts[:2]) if parts[0] == "layers" else _NAMES.get(parts[0], parts[0])
-
-
-def _part(tensor: Tensor) -> tuple[Tensor, float]:
-    """What this rank holds of a tensor, and what share of it is this rank's to count: others may hold it too."""
-    if not isinstance(tensor, DTensor):
-        return tensor, 1 / dist.get_world_size()
-    mesh, num_parts = tensor.device_mesh, 1
-    for axis, placement in enumerate(tensor.placements):
-        if not placement.is_replicate():
-            num_parts *= mesh.size(axis)
-    return tensor.to_local(), num_parts / dist.get_world_size()
 
 
 def _squares(part: Tensor, share: float) -> Tensor:
@@ -87,7 +76,7 @@ class Layers(Callback):
             self._sums_3L = torch.zeros(3, len(self._sizes), dtype=torch.float64, device=self._run.device)
             for name, parameter in self._run.model.named_parameters():
                 if parameter.grad is not None:
-                    self._sums_3L[0, self._index[self._layers[name]]] += _squares(*_part(parameter.grad))
+                    self._sums_3L[0, self._index[self._layers[name]]] += _squares(*own_part(parameter.grad))
 
     @torch.no_grad()
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
@@ -98,10 +87,10 @@ class Layers(Callback):
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         for name, parameter in self._run.model.named_parameters():
             column = self._index[self._layers[name]]
-            weights, share = _part(parameter)
+            weights, share = own_part(parameter)
             self._sums_3L[1, column] += _squares(weights, share)
             if state := state_of(optimizer, parameter):
-                parts = {key: _part(moment)[0] for key, moment in state.items()}
+                parts = {key: own_part(moment)[0] for key, moment in state.items()}
                 self._sums_3L[2, column] += _squares(last_update(weights, groups[id(parameter)], parts), share)
         keep_directions(optimizer, False)
         dist.all_reduce(self._sums_3L)
@@ -137,7 +126,7 @@ class BatchNoise(Callback):
 
     The norm of the first pass's gradient, read before the next one is added to it, or of each rank's own, read before
     the exchange, beside the whole batch's (`proxies.core.noise_scale`), over the last `NOISE_SAMPLES` steps where it
-    was measured.
+    was measured. Replicas that shard nothing, and take one pass, have neither: they tell nothing.
     """
 
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
@@ -158,9 +147,10 @@ class BatchNoise(Callback):
         if self._run.part is not None:
             share, norm = self._run.part
             return share, norm.item() ** 2
-        if self._exchange is None or self._exchange.norms is None:
+        norms = None if self._exchange is None else self._exchange.norms
+        if self._exchange is None or not norms:
             return None
-        square, self._exchange.norms = torch.stack(self._exchange.norms).square().sum(), None
+        square, self._exchange.norms = torch.stack(norms).square().sum(), None
         dist.all_reduce(square)
         return 1 / self._run.num_ranks, square.item() / self._run.num_ranks
 

@@ -17,11 +17,11 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from launcher.frozen.frozen import Decision, FrozenError, OwnModel, assign_groups
 from launcher.trainer import assembly
-from launcher.trainer.ranks import together
+from launcher.trainer.ranks import device, hand_out, together
 from proxies.external.construction import (
     Build,
     block_prefixes,
@@ -32,7 +32,7 @@ from proxies.external.construction import (
     spreads,
 )
 from proxies.external.factory import checked_load, hook_multipliers
-from proxies.model.decoder import Checkpointing, Decoder, Multipliers, recomputed
+from proxies.model.decoder import Checkpointing, Decoder, Multipliers, recomputed, token_loss
 
 MEASURED = 0.01
 """Share by which a user's initial std may be another than frozen beside its sampling error: both are measured."""
@@ -53,6 +53,9 @@ class TrainedModel(Protocol):
 
     def logits(self, module: nn.Module, ids_BT: Tensor) -> Tensor:
         """Logits [N, V] of token ids [B, T], N = B * T, in the arithmetic of training."""
+
+    def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean loss in nats per token of token ids [B, T] and the ids that follow them, a scalar."""
 
     def initialize(self, module: nn.Module) -> None:
         """Give every parameter its initial value, and every buffer its value; collective."""
@@ -86,8 +89,11 @@ class OurModel:
     decision: Decision
 
     def outline(self) -> Decoder:
-        """See `TrainedModel`."""
-        return Decoder(self.decision.shape, device="meta", checkpointing=recomputing(self.decision))
+        """See `TrainedModel`. On a GPU the loss is taken by parts: the logits are never whole in memory."""
+        on_gpu = device().type == "cuda"
+        return Decoder(
+            self.decision.shape, device="meta", checkpointing=recomputing(self.decision), fused_loss=on_gpu
+        )  # fmt: skip
 
     def blocks(self, module: nn.Module) -> dict[str, nn.Module]:
         """See `TrainedModel`."""
@@ -95,7 +101,15 @@ class OurModel:
 
     def logits(self, module: nn.Module, ids_BT: Tensor) -> Tensor:
         """See `TrainedModel`."""
-        return cast(Tensor, module(ids_BT, Multipliers(**dataclasses.asdict(self.decision.forward))))
+        return cast(Tensor, module(ids_BT, self._multipliers))
+
+    def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """See `TrainedModel`."""
+        return cast(Tensor, module(ids_BT, self._multipliers, targets_BT))
+
+    @property
+    def _multipliers(self) -> Multipliers:
+        return Multipliers(**dataclasses.asdict(self.decision.forward))
 
     def initialize(self, module: nn.Module) -> None:
         """See `TrainedModel`."""
@@ -139,6 +153,10 @@ class UserModel:
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.decision.precision == "bfloat16"):
             return logits_of(module, ids_BT).flatten(0, 1)
 
+    def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """See `TrainedModel`."""
+        return token_loss(self.logits(module, ids_BT), targets_BT)
+
     @torch.no_grad()
     def initialize(self, module: nn.Module) -> None:
         """See `TrainedModel`: rank 0 builds the model as the proxies' is built, and the others get it from there."""
@@ -146,13 +164,7 @@ class UserModel:
         started = together(lambda: self._started() if first else None)
         given = {} if started is None else dict(started.named_parameters())
         for name, parameter in module.named_parameters():
-            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            if first:
-                whole.copy_(given[name])
-            dist.broadcast(whole, src=0)
-            if isinstance(parameter, DTensor):
-                whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            parameter.copy_(whole)
+            hand_out(parameter, given.get(name), owner=0)
         kept = {} if started is None else {(path, name): value.cpu() for path, name, value in _constants(started)}
         constants: list[dict[tuple[str, str], Tensor]] = [kept]
         dist.broadcast_object_list(constants, src=0)

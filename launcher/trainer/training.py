@@ -31,6 +31,7 @@ from launcher.frozen.frozen import Decision, FrozenError
 from launcher.trainer import assembly, checkpoints, rollback
 from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo, Stop
 from launcher.trainer.checkpoint_saver import SaveError, Saver
+from launcher.trainer.passes import Batches, Exchange, Rows, to_device
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
 from launcher.trainer.spikes import SpikeWatch
@@ -117,9 +118,13 @@ class Trainer:
             parallelism = dataclasses.replace(
                 parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1
             )
+        mine = decision.batch_tokens // decision.shape.seq_len // self.num_ranks
+        self._most = min(mine, parallelism.microbatch_sequences or mine)
         self.source = together(lambda: trained_model(decision, code_dir))
         self.model = assembly.sharded_model(self.source, parallelism, self.device.type)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups, decision.optimizer)
+        self.exchange = Exchange(self.model, decision, parallelism, self._most, -(-mine // self._most))
+        self._batches = Batches(self.device)
         self.lr_shares = lr_table(decision.learning_rate.schedule)
         spikes = decision.spikes
         reach_steps = spikes.rollback_steps + spikes.patience_steps if spikes.max_rollbacks else 0
@@ -249,35 +254,39 @@ class Trainer:
 
     def gradients(self, step: int) -> tuple[float, Tensor, bool]:
         """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
-        _, count = self._sequences(step)
-        first = self.first_sequence(step)
-        mine = count // self.num_ranks
-        batch = self.store.train_batch(
-            seed=self.decision.seed,
-            first_sequence=first + self.rank * mine,
-            num_sequences=mine,
-            seq_len=self.decision.shape.seq_len,
-        )
+        batch_BT = self._batches.take(self.store, self._rows(step))
         self.optimizer.zero_grad()
         mean_nats = torch.zeros((), dtype=torch.float64, device=self.device)
-        most = self.decision.parallelism.microbatch_sequences or mine
         self.part = None
-        for start in range(0, mine, most):
-            ids_BT = torch.from_numpy(batch[start : start + most]).to(self.device)
-            logits_NV = self.source.logits(self.model, ids_BT[:, :-1])
-            loss = token_loss(logits_NV, ids_BT[:, 1:]) * (len(ids_BT) / mine)
+        mine, parts = len(batch_BT), torch.split(batch_BT, self._most)
+        looked_at = len(parts) > 1 and (step + 1) % NOISE_EVERY_STEPS == 0
+        for index, ids_BT in enumerate(parts):
+            if len(parts) > 1:
+                self.exchange.at_pass(ids_BT is parts[-1] or (looked_at and index == 0))
+            loss = self.source.loss(self.model, ids_BT[:, :-1], ids_BT[:, 1:]) * (len(ids_BT) / mine)
             loss.backward()  # type: ignore[no-untyped-call]
             mean_nats += loss.detach()  # not read here: a GPU would wait after every pass
-            if start == 0 and most < mine and (step + 1) % NOISE_EVERY_STEPS == 0:
+            if looked_at and index == 0:
                 self.part = (len(ids_BT) / mine, self._grad_norm() * (mine / len(ids_BT)))
         norm = self._grad_norm()
-        flags = torch.tensor([self.interrupted(), self.saver.failed], dtype=torch.float64).to(self.device)
-        told = torch.cat([(mean_nats / self.num_ranks)[None], flags])
+        flags = torch.tensor([self.interrupted(), self.saver.failed], dtype=torch.float64)
+        told = torch.cat([(mean_nats / self.num_ranks)[None], to_device(flags, self.device)])
         dist.all_reduce(told)
+        if step + 1 < len(self.lr_shares):
+            self._batches.read_ahead(self.store, self._rows(step + 1))
+        # The step's one wait for the device. What it tells may forbid the update, so it cannot be read a step late.
         loss_nats, num_interrupted, num_failed = told.tolist()
         if num_failed:
             self._settle()
         return loss_nats, norm, num_interrupted > 0
+
+    def _rows(self, step: int) -> Rows:
+        """This rank's rows of the global batch of `step`."""
+        mine = self._sequences(step)[1] // self.num_ranks
+        return Rows(
+            seed=self.decision.seed, first_sequence=self.first_sequence(step) + self.rank * mine, num_sequences=mine,
+            seq_len=self.decision.shape.seq_len,
+        )  # fmt: skip
 
     def _grad_norm(self) -> Tensor:
         """Of the gradients that are there, over all ranks."""
@@ -360,8 +369,7 @@ class Trainer:
         seq_len = self.decision.shape.seq_len
         held = validation_ids(self.store, seq_len)
         num_sequences = len(held)
-        mine = self.decision.batch_tokens // seq_len // self.num_ranks
-        mine = min(mine, self.decision.parallelism.microbatch_sequences or mine)  # as many as fit, in training too
+        mine = self._most  # as many as fit, in training too
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for first in range(0, num_sequences, mine * self.num_ranks):
             # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.

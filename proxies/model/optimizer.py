@@ -31,11 +31,10 @@ def torch_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates.
 
-    `fused`: as one kernel, where it has such a form: equal up to rounding, and able to skip updates (`skips_on`).
+    `fused`: as torch's one kernel, where there is one: the same up to rounding, its count of steps is on the device,
+    and it can skip updates (`skips_on`).
     """
-    make, _, _ = _OF_TORCH[name]
-    if fused and name in _FUSED:
-        make = _FUSED[name]
+    make, _, _, one_kernel = _OF_TORCH[name]
     return make(
         [
             {
@@ -44,7 +43,8 @@ def torch_optimizer(
                 **({"momentum": rates.momentum} if rates.by_muon else {}),
             }
             for rates, parameters in groups
-        ]
+        ],
+        **(one_kernel if fused else {}),
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def skips_on(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> bool:
 
 def not_plain(name: OptimizerName, optimizer: torch.optim.Optimizer) -> list[str]:
     """In what a live optimizer is another than the registry's; nothing, if it is the one."""
-    _, kind, options = _OF_TORCH[name]
+    _, kind, options, _ = _OF_TORCH[name]
     variants = {key for key in options for group in optimizer.param_groups if group.get(key)}
     if type(optimizer) is kind and not variants:
         return []
@@ -179,12 +179,16 @@ def restore_moments(
         optimizer.state[parameter][key] = value.to(parameter.device if beside else "cpu", copy=True)
 
 
-_Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...]]
+_Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...], dict[str, bool]]
 _OF_TORCH: Mapping[OptimizerName, _Made] = {
-    "adamw": (partial(torch.optim.AdamW, foreach=True), torch.optim.AdamW, ("amsgrad", "maximize")),
-    "muon": (Muon, Muon, ()),
+    "adamw": (
+        partial(torch.optim.AdamW, foreach=True),
+        torch.optim.AdamW,
+        ("amsgrad", "maximize"),
+        {"foreach": False, "fused": True},
+    ),
+    "muon": (Muon, Muon, (), {}),
 }
-"""By name: how one is made, its class, and options of a group that make another optimizer of it."""
-_FUSED: Mapping[OptimizerName, Callable[..., torch.optim.Optimizer]] = {"adamw": partial(torch.optim.AdamW, fused=True)}
+"""By name: how one is made, its class, options of a group that make another optimizer of it, those of one kernel."""
 BANK_OPTIMIZERS: dict[OptimizerName, Callable[..., BankAdamW]] = {"adamw": BankAdamW, "muon": BankMuon}
 """The same for the trials of a bank."""

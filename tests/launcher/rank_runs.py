@@ -13,18 +13,27 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from care_case import Poisoned, care_decision
 from care_ranks import Flipping, Ruler, slowed
 from main_run import all_choices, by_muon, decision_of, tiny_decision
 
 from launcher.base.policy import Monitoring
+from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
+from launcher.trainer import assembly, passes
 from launcher.trainer.rank import RankOptions, run
+from launcher.trainer.replay import RecordingReduceScatter
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import read_manifest
 
 RULERS = {"watched": Ruler(), "muon": Ruler()}
+EXCHANGED = {}
+"""What went through the exchanges of a run that accumulates, by the run's name."""
+MAX, all_reduce = dist.ReduceOp.MAX, dist.all_reduce
+DRAWN = []
+"""Names of the parameters whose initial values this rank has drawn."""
 CUT = 6
 """Where those that are cut stop once, and their folder is copied to `cut`."""
 
@@ -41,13 +50,45 @@ def poisoned(decision, store, run_dir, interrupted, **_):
     return Trainer(decision, Poisoned(store), run_dir, interrupted)
 
 
+def drawing(name, *given, drawn=assembly.drawn):
+    DRAWN.append(name)
+    return drawn(name, *given)
+
+
+def counting(name, *given, **places):
+    """Counts exchanges of gradients, of replicas where there are some; by `split` no rank has room for a whole one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name.startswith("split"):
+            patch.setattr(passes, "_device_bytes", lambda: 0.0)
+        trainer = Trainer(*given, **places)
+    EXCHANGED[name] = heard = []
+    if "replicas" in name:
+        dist.all_reduce = lambda tensor, op=dist.ReduceOp.SUM, group=None, **how: (
+            heard.extend([tensor] * (op != MAX and group is not None)), all_reduce(tensor, op, group, **how)
+        )[-1]  # fmt: skip
+    else:
+        RecordingReduceScatter.of(trainer.model).heard = heard
+    return trainer
+
+
 def runs_of(corpus):
     """By name: the decision, what builds its trainer, and whether it is cut."""
     tiny = tiny_decision(corpus, num_ranks=2)
     muon = decision_of(by_muon(corpus), read_manifest(corpus), num_ranks=2)
     watched = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
     watched = dataclasses.replace(tiny, monitoring=watched)
+    small, replicas = {"microbatch_sequences": 1}, {"data_parallel_shard": 1, "data_parallel_replicate": 2}
+    layouts = {
+        "small": Parallelism(data_parallel_shard=2, **small),
+        "split": Parallelism(data_parallel_shard=2, **small),
+        "split replicas": Parallelism(**replicas, **small),
+        "replicas": Parallelism(**replicas),
+    }
     return {
+        **{
+            name: (dataclasses.replace(tiny, parallelism=layout), partial(counting, name), False)
+            for name, layout in layouts.items()
+        },
         "plain": (tiny, Trainer, False),
         "cut": (tiny, Trainer, True),
         "choices": (decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2), Trainer, False),
@@ -60,6 +101,7 @@ def runs_of(corpus):
 
 def main():
     corpus, out = map(Path, sys.argv[1:])
+    assembly.drawn = drawing
     for name, (decision, build, is_cut) in runs_of(corpus).items():
         config = out / name / "frozen" / decision.digest / "launch.json"
         if dist.get_rank() == 0:
@@ -71,8 +113,12 @@ def main():
             if dist.get_rank() == 0:
                 shutil.copytree(out / name / "run", out / name / "cut")
             dist.barrier()
+        DRAWN.clear()
         run(options, build=build)
+        (out / name / f"drawn-{dist.get_rank()}.json").write_text(json.dumps(DRAWN))
     if dist.get_rank() == 0:
+        told = {name: len(heard) for name, heard in EXCHANGED.items()}
+        (out / "exchanged.json").write_text(json.dumps(told))
         (out / "ruler.json").write_text(json.dumps({name: ruler.measured for name, ruler in RULERS.items()}))
     dist.barrier()
     os._exit(0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import math
 import shutil
 
 import pytest
 import torch
 from care_case import events, train
+from functorch.compile import make_boxed_compiler
 from main_run import (
     QUIET_TORCH,
     all_choices,
@@ -20,15 +23,17 @@ from main_run import (
     write_corpus,
 )
 from rank_runs import CUT
+from torch._dynamo.backends.common import aot_autograd
 
 from launcher.base import metrics
 from launcher.base.policy import AbortPolicy, Monitoring
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
-from launcher.supervisor.launch import launch
+from launcher.supervisor.launch import LOG_FILE, launch
 from launcher.trainer import assembly
 from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
+from proxies.core.spec import Numerics
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model.decoder import Block, Decoder
 from proxies.training.solo import Solo
@@ -85,6 +90,24 @@ def test_two_ranks_train_as_the_proxy(two_ranks, proxy):
     assert_is_the_proxys(two_ranks / "plain" / "run", ending.validation_loss_nats, proxy)
 
 
+@pytest.mark.parametrize(
+    ("name", "exchanges"),
+    # Of two blocks and the rest, over 12 steps of 4 passes; the first pass's are looked at in steps 5 and 10 too.
+    [("small", 3 * (12 + 2)), ("split", 3 * 12 * 4), ("split replicas", 3 * (12 + 2)), ("replicas", 3 * 12)],
+)
+def test_two_ranks_in_other_layouts_train_as_the_proxy(two_ranks, proxy, name, exchanges):
+    run_dir = two_ranks / name / "run"
+    assert_is_the_proxys(run_dir, metrics.read_ending(run_dir).validation_loss_nats, proxy)
+    assert json.loads((two_ranks / "exchanged.json").read_text())[name] == exchanges
+
+
+def test_each_initial_value_is_drawn_by_one_rank_of_two(two_ranks, corpus):
+    drawn = [json.loads((two_ranks / "plain" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]
+    names = [name for name, _ in Decoder(tiny_decision(corpus).shape, device="meta").named_parameters()]
+    assert sorted([*drawn[0], *drawn[1]]) == sorted(names)
+    assert abs(len(drawn[0]) - len(drawn[1])) <= 1
+
+
 def test_two_ranks_train_as_the_proxy_by_muon_and_resume_bitwise(two_ranks, corpus):
     run_dir = two_ranks / "muon" / "run"
     ending = metrics.read_ending(run_dir)
@@ -123,6 +146,46 @@ def test_compiled_blocks_train_as_the_proxy(one_rank, proxy, alone, corpus, tmp_
     assert len(compiled) == 2
     assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+def failing(*_):
+    raise RuntimeError("no compiler here")
+
+
+BACKENDS = {
+    "good": ("aot_eager", ""),
+    "broken": (failing, "blocks cannot be compiled (BackendCompilerFailed: backend='failing' raised:)"),
+    "broken backward": (
+        aot_autograd(fw_compiler=make_boxed_compiler(lambda graph, _: graph), bw_compiler=failing),
+        "blocks cannot be compiled (BackendCompilerFailed: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_blocks_are_compiled_or_said_not_to_be(one_rank, proxy, corpus, tmp_path, monkeypatch, capfd, name):
+    """Another backend than the one used, which takes half a minute."""
+    backend, said = BACKENDS[name]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(Block, "compile", functools.partialmethod(Block.compile, backend=backend))
+    ending = train(dataclasses.replace(tiny_decision(corpus), compiled=True), corpus, tmp_path)
+    assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy)
+    told = capfd.readouterr().err
+    assert told.count("blocks cannot be compiled") == bool(said) and said in told
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0 or said
+
+
+def test_the_next_batch_is_read_ahead_and_each_only_once(one_rank, corpus, tmp_path, monkeypatch):
+    read, waited = [], []
+    draw, step = TokenStore.train_batch, Trainer._update
+    monkeypatch.setattr(
+        TokenStore, "train_batch", lambda self, **rows: (read.append(rows["first_sequence"]), draw(self, **rows))[1]
+    )
+    monkeypatch.setattr(Trainer, "_update", lambda *given: (waited.append(len(read)), step(*given))[1])
+    train(tiny_decision(corpus), corpus, tmp_path)
+    assert read == [8 * step for step in range(12)]
+    assert waited == [*range(2, 13), 12], "before each update, but for the last, the next batch is there"
 
 
 def test_resume_of_two_ranks_is_bitwise_and_one_rank_can_go_on(two_ranks, one_rank, corpus, tmp_path):
@@ -248,11 +311,19 @@ def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_ste
         assert not curve(tmp_path / name / "run")
 
 
-@pytest.mark.slow
-def test_replicas_train_as_the_proxy(corpus, proxy, tmp_path):
-    decision = dataclasses.replace(
-        tiny_decision(corpus), parallelism=Parallelism(data_parallel_shard=1, data_parallel_replicate=2)
-    )
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_on_a_gpu_compiled_passes_train_as_the_proxy_there(corpus, tmp_path, precision):
+    """With AdamW fused, the loss by parts, and batches copied ahead."""
+    spec = spec_of(read_manifest(corpus).data_id)
+    solo = Solo(TokenStore(corpus), device="cuda")
+    solo.admit(0, dataclasses.replace(spec, numerics=Numerics(dtype=precision)))
+    ((_, result, curve_of_proxy),) = solo.advance(100)
+    layout = Parallelism(data_parallel_shard=1, microbatch_sequences=3)
+    decision = dataclasses.replace(tiny_decision(corpus), precision=precision, parallelism=layout, compiled=True)
     outcome = launch(write_launch(tmp_path, decision), corpus, tmp_path / "run")
-    assert outcome.event == "finished"
-    assert_is_the_proxys(tmp_path / "run", outcome.validation_loss_nats, proxy)
+    assert outcome.event == "finished", outcome.reason
+    near = 1e-3 if precision == "float32" else 0.05
+    assert list(losses(tmp_path / "run").values()) == pytest.approx(curve_of_proxy.train_loss_nats, abs=near)
+    assert outcome.validation_loss_nats == pytest.approx(result.loss_nats, abs=near)
+    assert "blocks cannot be compiled" not in (tmp_path / "run" / LOG_FILE).read_text()

@@ -1,0 +1,226 @@
+"""The embedded trainer on one GPU beside the proxy of the same run: losses, milliseconds a step, share of the peak.
+
+    python benchmarks/gpu_trainer.py --out benchmarks/results
+
+The 10M and 40M of `gpu.py` at 32 sequences of 512 tokens, random ids, bfloat16, 50 steps from the same initial weights
+on the same batches: as a proxy (`Solo`) and by one rank of the trainer (FSDP2, a checkpoint at the end), eager and
+compiled. How far the two proxies lie apart is what bfloat16 makes of another order of the same sums. Times are medians
+of the steps from the eleventh on; the peak is measured as in `gpu.py`.
+
+Needs a CUDA device (exit code 2 without one), torch, numpy, safetensors, PyYAML and `mup`; no Ray, Optuna, W&B,
+pydantic, network. Writes gpu_trainer.json after each step. None is begun after `--seconds`: the exit code is then 3,
+and the same command resumes. What fails is told with its error and is an exit code of 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu import MODELS, SEQ_LEN, Steps, opened, product_flops
+from gpu_runs import corpus_of, machine, run_spec
+
+from launcher.base import metrics
+from launcher.base.policy import AbortPolicy, Checkpointing
+from launcher.frozen.frozen import (
+    SCHEMA_VERSION,
+    Data,
+    Decision,
+    Parallelism,
+    PredictedLoss,
+    groups_of,
+    learning_rate_of,
+)
+from launcher.frozen.launch_file import write_launch
+from proxies.core.flops import flops_per_token
+from proxies.core.spec import Numerics, RunSpec
+from proxies.data.tokens import Manifest, TokenStore
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
+
+SETTLED = 10
+"""Steps left out of the times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much is trained, and where."""
+
+    device: str = "cuda"
+    backend: str = "inductor"
+    """Of torch.compile."""
+    models: tuple[str, ...] = ("10M", "40M")
+    sizes: dict[str, tuple[int, int, int, int]]
+    batch: int = 32
+    seq_len: int = SEQ_LEN
+    num_steps: int = 50
+    num_ids: int = 2**22
+    square: int = 8192
+
+
+def quick(settings: Settings) -> Settings:
+    """The same paths in seconds, on a CPU: for the tests."""
+    return replace(
+        settings, device="cpu", backend="aot_eager", models=("tiny",), sizes={"tiny": (16, 1, 32, 64)}, batch=2,
+        seq_len=16, num_steps=SETTLED + 4, num_ids=2**14, square=64,
+    )  # fmt: skip
+
+
+def decision_of(spec: RunSpec, manifest: Manifest, *, compiled: bool) -> Decision:
+    """The launch config of the run that the spec is, on one rank."""
+    return Decision(
+        schema_version=SCHEMA_VERSION, shape=spec.shape, base_shape=spec.base_shape,
+        parametrization=spec.parametrization, transfer=(), forward=forward_numbers(spec),
+        groups=groups_of(parameter_table(spec)), optimizer=spec.optimizer,
+        learning_rate=learning_rate_of(spec.schedule), clip_norm=spec.hparams.clip_norm,
+        batch_tokens=spec.batch_tokens, num_tokens=int(spec.num_tokens),
+        data=Data(
+            data_id=spec.data_id, tokenizer=manifest.tokenizer, vocab_size=manifest.vocab_size,
+            num_train_tokens=manifest.num_tokens("train"), weights=(),
+        ),
+        seed=spec.seed, precision="bfloat16", parallelism=Parallelism(data_parallel_shard=1), compiled=compiled,
+        checkpointing=Checkpointing(every_steps=spec.schedule.num_steps),
+        predicted=PredictedLoss(loss_nats=1.0, low_nats=0.5, high_nats=2.0, level=0.9, extrapolation=1.0),
+        abort=AbortPolicy(on_non_finite=True, train_loss_above_nats=math.log(spec.shape.vocab_size) + 1),
+    )  # fmt: skip
+
+
+def by_proxy(settings: Settings, store: TokenStore, spec: RunSpec) -> dict[str, Any]:
+    """Losses in nats and seconds of each step, as a proxy."""
+    from proxies.training.solo import Solo
+
+    solo, seconds, ended = Solo(store, device=settings.device, compile_backend=settings.backend), [], []
+    solo.admit(0, spec)
+    while not ended:
+        began = time.perf_counter()
+        ended = solo.advance(1)
+        seconds.append(time.perf_counter() - began)
+    ((_, result, curve),) = ended
+    assert result.status == "finished", result.reason
+    # The last step's has the validation in it.
+    return {"losses": list(curve.train_loss_nats), "seconds": seconds[:-1]}
+
+
+def by_trainer(settings: Settings, corpus: Path, decision: Decision) -> dict[str, Any]:
+    """The same by the embedded trainer: one rank of it, in this process."""
+    from launcher.trainer.rank import RankOptions, run
+
+    with tempfile.TemporaryDirectory() as name:
+        config, out = write_launch(Path(name) / "frozen", decision), Path(name) / "run"
+        ending = run(RankOptions(config=config, data=corpus, out=out))
+        assert ending.event == "finished", ending.reason
+        lines = [line for line in metrics.read(out) if "train_loss_nats" in line]
+    return {"losses": [line["train_loss_nats"] for line in lines], "seconds": [line["seconds"] for line in lines]}
+
+
+def one_rank(settings: Settings) -> None:
+    """This process alone as all the ranks there are."""
+    import torch
+    import torch.distributed as dist
+
+    from proxies.model.decoder import Block
+
+    if settings.device == "cuda":
+        torch.cuda.set_device(0)
+    backend = "nccl" if settings.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    Block.compile = functools.partialmethod(Block.compile, backend=settings.backend)  # type: ignore[assignment]
+
+
+def told(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was measured, or why it could not be; nothing of it stays on the device."""
+    import torch
+
+    try:
+        return measured()
+    except Exception as error:  # the others are still measured
+        return {"error": f"{type(error).__name__}: {error}"[-2000:]}
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def measure(settings: Settings, steps: Steps, corpus: Path) -> None:
+    """All of one model into the file."""
+    store = TokenStore(corpus, trusted=True)
+    data_id, plain = store.manifest.data_id, Numerics(dtype="bfloat16")
+    spec = run_spec(
+        settings.sizes[steps.model], settings.seq_len, settings.batch, plain, data_id, num_steps=settings.num_steps
+    )
+    for name, compiled in (("eager", False), ("compiled", True)):
+        proxy = replace(spec, numerics=replace(plain, compiled=compiled, fused_loss=compiled))
+        main_run = decision_of(spec, store.manifest, compiled=compiled)
+        steps.once(f"trainer, {name}", lambda run=main_run: told(lambda: by_trainer(settings, corpus, run)))
+        steps.once(f"proxy, {name}", lambda run=proxy: told(lambda: by_proxy(settings, store, run)))
+    peak = steps.once("peak", lambda: told(lambda: {"flops": product_flops(settings.device, *[settings.square] * 3)}))
+    steps.body["step_flops"] = flops_per_token(spec.shape) * spec.batch_tokens
+    steps.body["findings"] = findings(steps.model, steps.body, (peak or {}).get("flops"))
+    steps.save()
+
+
+def findings(model: str, body: dict[str, Any], peak_flops: float | None) -> list[str]:
+    """A line for each way it was trained."""
+    done, lines = body["steps"], []
+    eager = done.get("proxy, eager", {}).get("losses")
+    for name, one in done.items():
+        if "error" in one:
+            lines.append(f"{model}, {name}: FAILED: {one['error'].splitlines()[0]}")
+        if "losses" not in one:
+            continue
+        seconds = statistics.median(one["seconds"][SETTLED:])
+        share = f", {body['step_flops'] / seconds / peak_flops:.1%} of the peak" if peak_flops else ""
+        apart = ""
+        if eager and one["losses"] is not eager:
+            worst = max(abs(a - b) for a, b in zip(one["losses"], eager, strict=True))
+            apart = f"; at most {worst:.2g} nats from the eager proxy in {len(eager)} steps"
+        first = f"first step {one['seconds'][0]:.1f} s"
+        lines.append(f"{model}, {name}: {1000 * seconds:.2f} ms a step{share}, {first}{apart}")
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, write, print; 1 where something failed, 2 where there is no device, 3 where the time was too short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="Folder of the file.")
+    parser.add_argument("--models", default="10M,40M", help="Some of them, as 40M.")
+    parser.add_argument("--seconds", type=float, default=240.0, help="After which no further step is begun.")
+    parser.add_argument("--quick", action="store_true", help="A tiny model on a CPU, as the tests do it.")
+    asked = parser.parse_args(arguments)
+    import torch
+
+    if not asked.quick and not torch.cuda.is_available():
+        print("needs a CUDA device; not measured", file=sys.stderr)
+        return 2
+    settings = Settings(models=tuple(asked.models.split(",")), sizes=MODELS)
+    settings = quick(settings) if asked.quick else settings
+    content, save = opened(asked.out / "gpu_trainer.json", machine(), settings.models)
+    until = time.monotonic() + asked.seconds
+    all_steps = [Steps(model=name, body=content["models"][name], until=until, save=save) for name in settings.models]
+    one_rank(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {settings.sizes[name][3] for name in settings.models}
+        places = {size: corpus_of(Path(folder), size, settings.num_ids) for size in sizes}
+        for steps in all_steps:
+            measure(settings, steps, places[settings.sizes[steps.model][3]])
+    lines = [line for steps in all_steps for line in steps.body["findings"]]
+    print("\n".join(lines), flush=True)
+    if any("FAILED" in line for line in lines):
+        return 1
+    return 0 if all(steps.finished for steps in all_steps) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
