@@ -86,7 +86,7 @@ class BankAdamW:
             self.spans[name] = (start, stop)
             parameter.data = self.weights_KP[:, start:stop].view(parameter.shape)
             start = stop
-        # Which tensor a weight is of, the same in all trials: by it rates are looked up where all rows are updated at once.
+        # Which tensor a weight is of, alike in all trials: where all rows are updated at once, rates are found by it.
         sizes_S = torch.tensor([stop - start for start, stop in self.spans.values()], device=device)
         order_S = torch.arange(len(parameters), dtype=torch.int32, device=device)
         self._tensor_P = None if self._by_row else order_S.repeat_interleave(sizes_S)

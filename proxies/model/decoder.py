@@ -47,9 +47,8 @@ class _FusedLoss(torch.autograd.Function):
         d_hidden = []
         for h_KND, y_KN in _parts(hidden_KND, targets_KN, part_tokens):
             logits_KNV = h_KND @ weight_KVD.mT
-            surprise_KN1, log_shares_KNV = _surprise(logits_KNV, y_KN)
-            total_K += surprise_KN1.sum(dim=(1, 2))
-            d_logits_KNV = log_shares_KNV.exp_().scatter_add_(2, y_KN[..., None], -torch.ones_like(surprise_KN1))
+            surprise_KN, d_logits_KNV = _surprise_and_gradient(logits_KNV, y_KN)
+            total_K += surprise_KN.sum(dim=1)
             d_logits_KNV = d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)
             d_hidden.append((d_logits_KNV @ weight_KVD).to(hidden_KND.dtype))
             d_weight_KVD += d_logits_KNV.mT @ h_KND
@@ -89,7 +88,7 @@ def fused_token_loss(
         losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part)  # type: ignore[no-untyped-call]
         return losses_K
     sums = [
-        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=(1, 2))
+        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1)
         for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
     ]
     return torch.stack(sums).sum(dim=0) / targets_KN.shape[1]
@@ -100,9 +99,22 @@ def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tupl
 
 
 def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N, 1] nats, and the logarithms of all shares, in float32 at least."""
+    """Each token's loss, [K, N] nats, and the logarithms of all shares, in float32 at least."""
     log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
-    return -log_shares_KNV.gather(2, targets_KN[..., None]), log_shares_KNV
+    return -log_shares_KNV.gather(2, targets_KN[..., None])[..., 0], log_shares_KNV
+
+
+def _surprise_and_gradient(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's loss, [K, N] nats, and its gradient by the logits, in float32 at least."""
+    if torch.compiler.is_compiling():
+        # The target by comparison: then the compiler makes one kernel of it all, which reads logits and writes their
+        # gradient, in their own dtype. A scatter would end that kernel, with a float32 copy of all shares in memory.
+        log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
+        hit_KNV = targets_KN[..., None] == torch.arange(logits_KNV.shape[-1], device=logits_KNV.device)
+        return -torch.where(hit_KNV, log_shares_KNV, 0).sum(dim=-1), log_shares_KNV.exp() - hit_KNV.to(log_shares_KNV)
+    surprise_KN, log_shares_KNV = _surprise(logits_KNV, targets_KN)
+    minus_one_KN1 = torch.full_like(surprise_KN, -1)[..., None]
+    return surprise_KN, log_shares_KNV.exp_().scatter_add_(2, targets_KN[..., None], minus_one_KN1)
 
 
 # Rotary position embedding (arXiv 2104.09864), halves paired as in Llama's code.

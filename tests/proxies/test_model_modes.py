@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_cases import FAMILIES, filled, token_ids
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from proxies.model.decoder import Decoder, Multipliers, rotate, token_loss
 
@@ -80,6 +81,49 @@ def test_one_graph_is_compiled_and_gives_the_same(family, num_trials, checkpoint
     torch.testing.assert_close(same_loss, loss, rtol=1e-6, atol=1e-6)
     for name, gradient in gradients.items():
         torch.testing.assert_close(same_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(("family", "num_trials"), [("llama-qk", K), ("gpt2", None)])
+@pytest.mark.parametrize(
+    ("compute", "num_products"), [(torch.bfloat16, {"llama": 4, "gpt2": 4}), (None, {"llama": 7, "gpt2": 6})]
+)
+def test_maps_of_one_input_are_one_product_where_compiled_in_bfloat16(family, num_trials, compute, num_products):
+    torch.compiler.reset()
+    model, multipliers, ids, targets = case(family, num_trials, compute=compute)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    wanted, gradients = loss_and_gradients(model, model, multipliers, ids, targets)
+    loss, found = loss_and_gradients(model, compiled, multipliers, ids, targets)
+    products = sum("matmul" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+    assert products == num_products[family.split("-")[0]] * model.shape.num_layers + 1
+    torch.testing.assert_close(loss, wanted, rtol=0, atol=0.01)
+    for name, gradient in gradients.items():
+        near = 0.03 * float(gradient.abs().max()) + 1e-4
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=near, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_trials", [None, K])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_heads_need_no_attention_that_holds_all_logits(dtype, num_trials):
+    """Refused there: the kernel of torch that is mathematics written out."""
+    model, multipliers, ids, targets = case("llama", num_trials, compute=dtype)
+    wanted, _ = loss_and_gradients(model, model, multipliers, ids, targets)
+    model.cuda()
+    multipliers = Multipliers(
+        **{
+            field.name: value.cuda() if isinstance(value := getattr(multipliers, field.name), torch.Tensor) else value
+            for field in dataclasses.fields(Multipliers)
+        }
+    )
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
+        loss, _ = loss_and_gradients(model, model, multipliers, ids.cuda(), targets.cuda())
+    torch.testing.assert_close(loss.cpu(), wanted, rtol=0, atol=1e-4 if dtype == torch.float32 else 0.02)
 
 
 def test_no_sum_that_is_compiled_has_a_factor_of_its_own():
