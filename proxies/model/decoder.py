@@ -88,8 +88,7 @@ def fused_token_loss(
         losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part)  # type: ignore[no-untyped-call]
         return losses_K
     sums = [
-        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1)
-        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
+        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1) for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
     ]
     return torch.stack(sums).sum(dim=0) / targets_KN.shape[1]
 
