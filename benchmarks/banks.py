@@ -14,7 +14,7 @@ against.
 - `vmap`: the model of one trial under torch.func (functional_call, grad_and_value, vmap), and AdamW as plain tensor
   code of the stacked weights, one rate for all and no clipping: less than what a bank does.
 - `compiled`: each under `torch.compile` (inductor); `fused loss`, `medium` (products of float32 through bfloat16) and
-  `bfloat16` (autocast): of the bank and the trial alone.
+  `bfloat16`: of the bank and the trial alone.
 
 Compiling takes most of the time: some 25 minutes of one core in all; `--quick` takes two widths, two K and three modes,
 nothing compiled, in a minute or two.

@@ -6,7 +6,7 @@ Needs a CUDA device, torch, numpy, safetensors, PyYAML and `mup` (pure Python: w
 from any site-packages and name its place in PYTHONPATH); no Ray, Optuna, W&B, pydantic. Without a device: exit code 2.
 
 Proxies of 2, 10 and 40 million parameters (tables not counted) at batches of 8 and 32 sequences of 512 tokens, random
-ids, bfloat16 autocast. Every mode is measured in turns with one eager trial (`proxies.training.calibration.measure`),
+ids, bfloat16. Every mode is measured in turns with one eager trial (`proxies.training.calibration.measure`),
 and its rate is a ratio to that one's in the same rounds. References: one eager process per trial, alone and four at a
 time on the device, as somebody without a bank would run them. The peak is a product of 8192 x 8192 matrices in the same
 run; a product of the model's own sizes is told beside it. FLOPs are of the causal convention (`proxies.core.flops`).

@@ -157,7 +157,9 @@ class _Recipe(Section):
 class ProxySection(_Recipe):
     """How every proxy is trained, unless a later section varies it."""
 
-    dtype: Dtype = Field("float32", description="Compute precision; bfloat16 is autocast over float32 weights.")
+    dtype: Dtype = Field(
+        "float32", description="Compute precision; bfloat16 is over float32 weights, as in the main run."
+    )
     num_slots: Slots = Field(
         4,
         description="Trials that a worker trains side by side (a bank), part of a run's identity; auto: a calibration "

@@ -27,7 +27,8 @@ HANG_SECONDS, OWN_HANG_SECONDS = 10.0, 30.0
 CUTS = (3, 11)
 """Steps done at which the run that is cut ends and begins again: in the warmup, and near the end."""
 PROXY_NATS: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.1}
-"""That the proxies' engine may be away at a step: it sums in another order, and casts to bfloat16 elsewhere."""
+"""That the proxies' engine may be away at a step: it sums in another order, and a user's own model, under autocast
+there, casts elsewhere."""
 FULL_DISK_BYTES = 48 * 1024
 """No file may grow beyond it: less than a rank's part of a small checkpoint, more than a line of metrics."""
 

@@ -21,6 +21,7 @@ from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
 from proxies.model.optimizer import torch_optimizer
+from proxies.model.precision import PRECISIONS
 from proxies.parametrization.parametrization import drawn
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     blocks = source.blocks(model).values()
     if decision.compiled:
         compile_blocks([*blocks])
-    policy = MixedPrecisionPolicy()
-    if decision.precision == "bfloat16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy, precision = MixedPrecisionPolicy(), PRECISIONS[decision.precision]
+    if precision.compute != precision.weights:
+        policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.weights)
     mesh = device_mesh(parallelism, device_type)
     for part in (*blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)

@@ -39,7 +39,8 @@ class Numerics:
     """How the arithmetic is done. Part of a run's identity: other numerics are another run."""
 
     dtype: Dtype = "float32"
-    """`bfloat16` is autocast: weights, gradients' sums and moments stay float32."""
+    """`bfloat16`: weights, gradients' sums and moments stay float32, all else is as the main run has it, the residual
+    stream too (`proxies.model.precision`). A user's own model computes under autocast."""
     matmul_precision: MatmulPrecision = "highest"
     """`torch.set_float32_matmul_precision`."""
     num_slots: int = 1

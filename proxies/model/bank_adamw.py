@@ -72,14 +72,9 @@ class BankAdamW:
         # A trial's own numbers in float64: 1 - beta2 ** updates in float32 would keep few of its digits.
         self.beta1_K1, self.beta2_K1, self.updates_K1 = (make(num_trials, 1, dtype=torch.float64) for _ in range(3))
         self.clip_K1 = torch.full_like(self.beta1_K1, torch.inf)
-        self.peak_lr_KS, self.decay_KS = (
-            torch.zeros(num_trials, len(parameters), dtype=torch.float64) for _ in range(2)
-        )
+        self.peak_lr_KS, self.decay_KS = (make(num_trials, len(parameters), dtype=torch.float64) for _ in range(2))
         self.eps_KS = torch.ones_like(self.peak_lr_KS)
         self._by_row = self.weights_KP.device.type == "cpu" if by_row is None else by_row
-        # Every weight's own rates, where all rows are updated at once: learning rate, decay, eps.
-        empty = () if self._by_row else (0.0, 0.0, 1.0)
-        self._rates_KP = [torch.full_like(self.weights_KP, rate) for rate in empty]
         self._update: Callable[..., None] = _update
         if compiled:
             self._update = torch.compile(_update, fullgraph=True, **isolated())
@@ -91,6 +86,10 @@ class BankAdamW:
             self.spans[name] = (start, stop)
             parameter.data = self.weights_KP[:, start:stop].view(parameter.shape)
             start = stop
+        # Which tensor a weight is of, alike in all trials: where all rows are updated at once, rates are found by it.
+        sizes_S = torch.tensor([stop - start for start, stop in self.spans.values()], device=device)
+        order_S = torch.arange(len(parameters), dtype=torch.int32, device=device)
+        self._tensor_P = None if self._by_row else order_S.repeat_interleave(sizes_S)
 
     def admit(
         self,
@@ -102,15 +101,15 @@ class BankAdamW:
         """Give a trial its weights and rates, by parameter name, with fresh moments; betas are alike for all."""
         self.clear(trial)
         named = {parameter.name: parameter for parameter in numbers}
-        for index, (name, (start, stop)) in enumerate(self.spans.items()):
+        rates = []
+        for name, (start, stop) in self.spans.items():
             parameter = named[name]
             self.weights_KP[trial, start:stop] = weights[name].flatten().to(self.weights_KP)
-            rates = (parameter.learning_rate, parameter.weight_decay, parameter.eps)
-            rates = (0.0, 0.0, 1.0) if name in self.left_out else rates  # which change nothing
-            for rate_KS, rate in zip((self.peak_lr_KS, self.decay_KS, self.eps_KS), rates, strict=True):
-                rate_KS[trial, index] = rate
-            for rate_KP, rate in zip(self._rates_KP, rates, strict=False):
-                rate_KP[trial, start:stop] = rate
+            own = (parameter.learning_rate, parameter.weight_decay, parameter.eps)
+            rates.append((0.0, 0.0, 1.0) if name in self.left_out else own)  # which change nothing
+        columns_3S = torch.tensor(rates, dtype=torch.float64).T
+        for rate_KS, column_S in zip((self.peak_lr_KS, self.decay_KS, self.eps_KS), columns_3S, strict=True):
+            rate_KS[trial] = column_S
         one = next(parameter for parameter in numbers if parameter.name not in self.left_out)
         self.beta1_K1[trial], self.beta2_K1[trial] = one.beta1, one.beta2
         self.clip_K1[trial] = torch.inf if hparams.clip_norm is None else hparams.clip_norm
@@ -129,12 +128,11 @@ class BankAdamW:
     def clear(self, trial: int) -> None:
         """Empty a trial's row: weights, moments and rates to zero, so that it computes zeros."""
         for tensor in (
-            self.weights_KP, self.first_KP, self.second_KP, self.peak_lr_KS, self.decay_KS, *self._rates_KP[:2],
-            self.beta1_K1, self.beta2_K1, self.updates_K1,
+            self.weights_KP, self.first_KP, self.second_KP, self.peak_lr_KS, self.decay_KS, self.beta1_K1,
+            self.beta2_K1, self.updates_K1,
         ):  # fmt: skip
             tensor[trial] = 0
-        for eps in (self.eps_KS, *self._rates_KP[2:]):
-            eps[trial] = 1
+        self.eps_KS[trial] = 1
         self.clip_K1[trial] = torch.inf
 
     def gather_gradients(self) -> Tensor:
@@ -170,7 +168,9 @@ class BankAdamW:
                     self._update_row(trial, lr_multiplier, shrink)
             return
         self._update(
-            (self.weights_KP, self.gradients_KP, self.first_KP, self.second_KP, *self._rates_KP),
+            (self.weights_KP, self.gradients_KP, self.first_KP, self.second_KP),
+            (self.peak_lr_KS, self.decay_KS, self.eps_KS),
+            self._tensor_P,
             (self.beta1_K1, self.beta2_K1, self.updates_K1, lr_multiplier_K1, shrink_K1),
             active_K1,
         )
@@ -198,9 +198,12 @@ class BankAdamW:
             )  # fmt: skip
 
 
-def _update(buffers_KP: tuple[Tensor, ...], numbers_K1: tuple[Tensor, ...], active_K1: Tensor) -> None:
+def _update(
+    buffers_KP: tuple[Tensor, ...], rates_KS: tuple[Tensor, ...], tensor_P: Tensor, numbers_K1: tuple[Tensor, ...],
+    active_K1: Tensor,
+) -> None:  # fmt: skip
     """The rule for all rows at once; every operation is by row or by element."""
-    weights_KP, gradients_KP, first_KP, second_KP, peak_lr_KP, decay_KP, eps_KP = buffers_KP
+    weights_KP, gradients_KP, first_KP, second_KP = buffers_KP
     beta1_K1, beta2_K1, updates_K1, lr_multiplier_K1, shrink_K1 = numbers_K1
     dtype = weights_KP.dtype
     correction1_K1 = torch.where(active_K1, 1 - beta1_K1**updates_K1, 1)
@@ -210,6 +213,15 @@ def _update(buffers_KP: tuple[Tensor, ...], numbers_K1: tuple[Tensor, ...], acti
     gradients_KP = torch.where(active_K1, gradients_KP * shrink_K1.to(dtype), 0)
     first_KP.lerp_(gradients_KP, (1 - beta1_K1).to(dtype))
     second_KP.mul_(beta2_K1.to(dtype)).addcmul_(gradients_KP, gradients_KP * (1 - beta2_K1).to(dtype))
-    weights_KP.mul_(1 - peak_lr_KP * share_K1.to(dtype) * decay_KP)
+    peak_lr_KS, decay_KS, eps_KS = (rate_KS.to(dtype) for rate_KS in rates_KS)
+    kept_KP, rate_KP, eps_KP = (
+        own_KS.index_select(1, tensor_P)
+        for own_KS in (
+            1 - peak_lr_KS * share_K1.to(dtype) * decay_KS,
+            peak_lr_KS * (share_K1 / correction1_K1).to(dtype),
+            eps_KS,
+        )
+    )
+    weights_KP.mul_(kept_KP)
     denominator_KP = (second_KP / correction2_K1.to(dtype)).sqrt_().add_(eps_KP)
-    weights_KP.sub_((peak_lr_KP * (share_K1 / correction1_K1).to(dtype)).mul_(first_KP).div_(denominator_KP))
+    weights_KP.sub_(rate_KP.mul_(first_KP).div_(denominator_KP))

@@ -1,7 +1,7 @@
 """Decoder transformers (llama-like and gpt2-like) whose every tensor may carry a leading trial axis.
 
 The bank trains K trials as one batched model; with `num_trials = None`, for one model, no tensor has the K axis.
-Under autocast or with bfloat16 parameters norms, rotary positions and the loss are still computed in float32.
+What it computes in follows from its residual stream: `proxies.model.precision`.
 
 Shape suffixes: K trials, N = B * T tokens (B sequences of T), D width, H query heads, G key/value heads,
 E head dim, F feed-forward width, V vocabulary.
@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from proxies.core.shape import Shape
+from proxies.model.precision import wide_of, widened
 
 # Cross-entropy from hidden states and the readout's weight, by parts: a batch's logits are never whole in memory.
 #
@@ -41,14 +42,13 @@ class _FusedLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden_KND: Tensor, weight_KVD: Tensor, targets_KN: Tensor, part_tokens: int) -> Tensor:
         num_tokens = hidden_KND.shape[1]
         # Sums of many parts: in float32 at least.
-        total_K = torch.zeros(len(hidden_KND), dtype=_wide_of(hidden_KND), device=hidden_KND.device)
-        d_weight_KVD = torch.zeros_like(weight_KVD, dtype=_wide_of(weight_KVD))
+        total_K = torch.zeros(len(hidden_KND), dtype=wide_of(hidden_KND), device=hidden_KND.device)
+        d_weight_KVD = torch.zeros_like(weight_KVD, dtype=wide_of(weight_KVD))
         d_hidden = []
         for h_KND, y_KN in _parts(hidden_KND, targets_KN, part_tokens):
             logits_KNV = h_KND @ weight_KVD.mT
-            surprise_KN1, log_shares_KNV = _surprise(logits_KNV, y_KN)
-            total_K += surprise_KN1.sum(dim=(1, 2))
-            d_logits_KNV = log_shares_KNV.exp_().scatter_add_(2, y_KN[..., None], -torch.ones_like(surprise_KN1))
+            surprise_KN, d_logits_KNV = _surprise_and_gradient(logits_KNV, y_KN)
+            total_K += surprise_KN.sum(dim=1)
             d_logits_KNV = d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)
             d_hidden.append((d_logits_KNV @ weight_KVD).to(hidden_KND.dtype))
             d_weight_KVD += d_logits_KNV.mT @ h_KND
@@ -88,8 +88,7 @@ def fused_token_loss(
         losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part)  # type: ignore[no-untyped-call]
         return losses_K
     sums = [
-        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=(1, 2))
-        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
+        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1) for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
     ]
     return torch.stack(sums).sum(dim=0) / targets_KN.shape[1]
 
@@ -99,13 +98,22 @@ def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tupl
 
 
 def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N, 1] nats, and the logarithms of all shares, in float32 at least."""
-    log_shares_KNV = _wide(logits_KNV).log_softmax(dim=-1)
-    return -log_shares_KNV.gather(2, targets_KN[..., None]), log_shares_KNV
+    """Each token's loss, [K, N] nats, and the logarithms of all shares, in float32 at least."""
+    log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
+    return -log_shares_KNV.gather(2, targets_KN[..., None])[..., 0], log_shares_KNV
 
 
-def _wide_of(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+def _surprise_and_gradient(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's loss, [K, N] nats, and its gradient by the logits, in float32 at least."""
+    if torch.compiler.is_compiling():
+        # The target by comparison: then the compiler makes one kernel of it all, which reads logits and writes their
+        # gradient, in their own dtype. A scatter would end that kernel, with a float32 copy of all shares in memory.
+        log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
+        hit_KNV = targets_KN[..., None] == torch.arange(logits_KNV.shape[-1], device=logits_KNV.device)
+        return -torch.where(hit_KNV, log_shares_KNV, 0).sum(dim=-1), log_shares_KNV.exp() - hit_KNV.to(log_shares_KNV)
+    surprise_KN, log_shares_KNV = _surprise(logits_KNV, targets_KN)
+    minus_one_KN1 = torch.full_like(surprise_KN, -1)[..., None]
+    return surprise_KN, log_shares_KNV.exp_().scatter_add_(2, targets_KN[..., None], minus_one_KN1)
 
 
 # Rotary position embedding (arXiv 2104.09864), halves paired as in Llama's code.
@@ -140,7 +148,7 @@ def rotate(x_BTHE: Tensor, most_heads: int | None = None) -> Tensor:
     the tables are written out for every head, `most_heads` where keys have fewer than queries, so that a model has one
     pair of them: a loop over one head's few floats costs it twice as much.
     """
-    x_BTHE = x_BTHE.to(torch.promote_types(x_BTHE.dtype, torch.float32))
+    x_BTHE = widened(x_BTHE)
     _, seq_len, num_heads, head_dim = x_BTHE.shape
     table_heads = (most_heads or num_heads) if x_BTHE.device.type == "cpu" else 1
     tables_2THE = _constant_tables(seq_len, table_heads, head_dim, x_BTHE.device, x_BTHE.dtype)
@@ -212,18 +220,18 @@ class Multipliers:
 
 def linear(x_KND: Tensor, weight_KFD: Tensor) -> Tensor:
     """`x W^T` per trial: [K, N, D] and [K, F, D] give [K, N, F]; without K likewise."""
-    return x_KND @ weight_KFD.mT
+    return x_KND @ weight_KFD.to(x_KND.dtype).mT
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In float32 where it has fewer bits."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+def _times(x_KND: Tensor, factor: float | Tensor) -> Tensor:
+    """`x * factor` in the dtype of x, which a tensor of factors would widen."""
+    return (x_KND * factor).to(x_KND.dtype)
 
 
 def _joined(x_KND: Tensor, branch_KND: Tensor, factor: float | Tensor) -> Tensor:
     """`x + factor * branch`, in one pass."""
     if isinstance(factor, Tensor):
-        return torch.addcmul(x_KND, branch_KND, factor)
+        return torch.addcmul(x_KND, branch_KND, factor).to(x_KND.dtype)
     if torch.compiler.is_compiling():  # torch 2.13 makes this sum and the product before it one, and drops `alpha`
         return x_KND + branch_KND * factor
     return torch.add(x_KND, branch_KND, alpha=factor)
@@ -235,11 +243,12 @@ class Weight(nn.Module):
     def __init__(self, *size: int, num_trials: int | None, device: torch.device | None, bias: bool = False) -> None:
         super().__init__()
         lead = () if num_trials is None else (num_trials,)
-        self.weight = nn.Parameter(torch.empty(*lead, *size, device=device))
-        self.bias = nn.Parameter(torch.empty(*lead, size[0], device=device)) if bias else None
+        make = partial(torch.empty, dtype=torch.float32, device=device)  # whatever torch's default dtype is set to
+        self.weight = nn.Parameter(make(*lead, *size))
+        self.bias = nn.Parameter(make(*lead, size[0])) if bias else None
 
-    def _biased(self, x_KND: Tensor) -> Tensor:
-        # Under autocast a product is bfloat16; a float32 bias would widen it again.
+    def biased(self, x_KND: Tensor) -> Tensor:
+        """`x` plus the bias, if there is one."""
         return x_KND if self.bias is None else x_KND + self.bias.unsqueeze(-2).to(x_KND.dtype)
 
 
@@ -248,19 +257,33 @@ class Linear(Weight):
 
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, N, in] to [K, N, out]."""
-        return self._biased(linear(x_KND, self.weight))
+        return self.biased(linear(x_KND, self.weight))
+
+
+def beside(x_KND: Tensor, *maps: Linear) -> list[Tensor]:
+    """What each map makes of x. Compiled in bfloat16 by one product, whose joined weight is made as it is cast.
+
+    Not elsewhere: in float32 there is no cast, so joining would be a copy more; and uncompiled each map is called by
+    itself, for hooks to see.
+    """
+    if not torch.compiler.is_compiling() or x_KND.dtype != torch.bfloat16:
+        return [one(x_KND) for one in maps]
+    joined_KFD = torch.cat([one.weight.to(x_KND.dtype) for one in maps], dim=-2)
+    parts_KNF = torch.split(linear(x_KND, joined_KFD), [one.weight.shape[-2] for one in maps], dim=-1)
+    return [one.biased(part_KNF) for one, part_KNF in zip(maps, parts_KNF, strict=True)]
 
 
 class Embedding(Weight):
     """Token table; weight [K, V, D]."""
 
-    def forward(self, ids_KN: Tensor) -> Tensor:
-        """[K, N] token ids to [K, N, D]."""
-        if self.weight.dim() == 2:
-            return functional.embedding(ids_KN, self.weight)
-        num_trials, vocab_size, _ = self.weight.shape
+    def forward(self, ids_KN: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """[K, N] token ids to [K, N, D] in `dtype`; None: the weight's."""
+        weight_KVD = self.weight.to(dtype or self.weight.dtype)
+        if weight_KVD.dim() == 2:
+            return functional.embedding(ids_KN, weight_KVD)
+        num_trials, vocab_size, _ = weight_KVD.shape
         offsets_K1 = torch.arange(num_trials, device=ids_KN.device)[:, None] * vocab_size
-        return functional.embedding(ids_KN + offsets_K1, self.weight.flatten(0, 1))
+        return functional.embedding(ids_KN + offsets_K1, weight_KVD.flatten(0, 1))
 
 
 class Positions(Weight):
@@ -269,7 +292,7 @@ class Positions(Weight):
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, B * T, D] to the same, each token's position added."""
         x_KBTD = x_KND.reshape(*x_KND.shape[:-2], -1, *self.weight.shape[-2:])
-        return (x_KBTD + self.weight.unsqueeze(-3)).flatten(-3, -2)
+        return (x_KBTD + self.weight.unsqueeze(-3).to(x_KND.dtype)).flatten(-3, -2)
 
 
 class RMSNorm(Weight):
@@ -277,8 +300,8 @@ class RMSNorm(Weight):
 
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, N, D] to the same."""
-        normed = functional.rms_norm(_wide(x_KND), (x_KND.shape[-1],), eps=NORM_EPS)
-        return (normed * self.weight.unsqueeze(-2)).to(x_KND.dtype)
+        normed = functional.rms_norm(widened(x_KND), (x_KND.shape[-1],), eps=NORM_EPS)
+        return (normed * self.weight.unsqueeze(-2).to(x_KND.dtype)).to(x_KND.dtype)
 
 
 class LayerNorm(Weight):
@@ -286,8 +309,24 @@ class LayerNorm(Weight):
 
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, N, D] to the same."""
-        normed = functional.layer_norm(_wide(x_KND), (x_KND.shape[-1],), eps=NORM_EPS)
-        return self._biased(normed * self.weight.unsqueeze(-2)).to(x_KND.dtype)
+        normed = functional.layer_norm(widened(x_KND), (x_KND.shape[-1],), eps=NORM_EPS)
+        assert self.bias is not None
+        gain, bias = (each.unsqueeze(-2).to(x_KND.dtype) for each in (self.weight, self.bias))
+        return (normed * gain + bias).to(x_KND.dtype)
+
+
+def _attended(q_BTHE: Tensor, k_BTGE: Tensor, v_BTGE: Tensor) -> Tensor:
+    """Causal attention of queries that are scaled already, [B, H, T, E]; H / G of them share a key and a value."""
+    queries_per_key = q_BTHE.shape[2] // k_BTGE.shape[2]
+    if queries_per_key > 1 and q_BTHE.device.type == "cuda" and q_BTHE.dtype == torch.float32:
+        # There flash attention takes half precision only, and the efficient kernel no groups: torch would hold all
+        # logits in memory.
+        k_BTGE, v_BTGE = (x_BTGE.repeat_interleave(queries_per_key, dim=2) for x_BTGE in (k_BTGE, v_BTGE))
+        queries_per_key = 1
+    return functional.scaled_dot_product_attention(
+        q_BTHE.transpose(1, 2), k_BTGE.transpose(1, 2), v_BTGE.transpose(1, 2), is_causal=True, scale=1.0,
+        enable_gqa=queries_per_key > 1,
+    )  # fmt: skip
 
 
 class Attention(nn.Module):
@@ -307,20 +346,14 @@ class Attention(nn.Module):
 
     def forward(self, x_KND: Tensor, scale: float | Tensor) -> Tensor:
         """[K, N, D] to the same; `scale` multiplies q . k."""
-        q_BTHE = self._heads(self._normed(self.wq(x_KND), self.q_norm) * scale, self.shape.num_heads)
-        k_BTGE = self._heads(self._normed(self.wk(x_KND), self.k_norm), self.shape.num_kv_heads)
-        v_BTGE = self._heads(self.wv(x_KND), self.shape.num_kv_heads)
+        q_KND, k_KND, v_KND = beside(x_KND, self.wq, self.wk, self.wv)
+        q_BTHE = self._heads(_times(self._normed(q_KND, self.q_norm), scale), self.shape.num_heads)
+        k_BTGE = self._heads(self._normed(k_KND, self.k_norm), self.shape.num_kv_heads)
+        v_BTGE = self._heads(v_KND, self.shape.num_kv_heads)
         if self.shape.family == "llama":
             most_heads = self.shape.num_heads
             q_BTHE, k_BTGE = rotate(q_BTHE, most_heads), rotate(k_BTGE, most_heads)
-        mixed_BHTE = functional.scaled_dot_product_attention(
-            q_BTHE.to(v_BTGE.dtype).transpose(1, 2),
-            k_BTGE.to(v_BTGE.dtype).transpose(1, 2),
-            v_BTGE.transpose(1, 2),
-            is_causal=True,
-            scale=1.0,
-            enable_gqa=self.shape.num_heads != self.shape.num_kv_heads,
-        )
+        mixed_BHTE = _attended(q_BTHE.to(v_BTGE.dtype), k_BTGE.to(v_BTGE.dtype), v_BTGE)
         out_KND: Tensor = self.wo(mixed_BHTE.transpose(1, 2).reshape(*x_KND.shape[:-1], -1))
         return out_KND
 
@@ -353,7 +386,8 @@ class FeedForward(nn.Module):
         if self.w3 is None:
             hidden_KNF = slotwise(partial(functional.gelu, approximate="tanh"), self.w1(x_KND))
         else:
-            hidden_KNF = slotwise(functional.silu, self.w1(x_KND)) * self.w3(x_KND)
+            gate_KNF, value_KNF = beside(x_KND, self.w1, self.w3)
+            hidden_KNF = slotwise(functional.silu, gate_KNF) * value_KNF
         out_KND: Tensor = self.w2(hidden_KNF)
         return out_KND
 
@@ -393,7 +427,8 @@ class Decoder(nn.Module):
     """The model of `shape`, or `num_trials` of them side by side. Weights are left uninitialized.
 
     `checkpointing` trades about a third more time for memory; gradients stay the same, bit by bit. `fused_loss` takes
-    the loss by parts.
+    the loss by parts. `compute` is what it computes in (`proxies.model.precision`); None: what its weights are in.
+    Weights are made in float32.
     """
 
     def __init__(
@@ -404,9 +439,10 @@ class Decoder(nn.Module):
         device: torch.device | str | None = None,
         checkpointing: Checkpointing = False,
         fused_loss: bool = False,
+        compute: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.shape, self.fused_loss = shape, fused_loss
+        self.shape, self.fused_loss, self.compute = shape, fused_loss, compute
         place = None if device is None else torch.device(device)
         self.tok_embeddings = Embedding(shape.vocab_size, shape.width, num_trials=num_trials, device=place)
         self.pos_embeddings: Positions | None = None
@@ -429,15 +465,15 @@ class Decoder(nn.Module):
         """
         if ids_KBT.shape[-1] != self.shape.seq_len:
             raise ValueError(f"sequences of {ids_KBT.shape[-1]} tokens: must have {self.shape.seq_len}")
-        x_KND = self.tok_embeddings(ids_KBT.flatten(-2))
+        x_KND = self.tok_embeddings(ids_KBT.flatten(-2), self.compute)
         if self.pos_embeddings is not None:
             x_KND = self.pos_embeddings(x_KND)
-        x_KND = x_KND * multipliers.embedding
+        x_KND = _times(x_KND, multipliers.embedding)
         for block in self.layers:
             x_KND = block(x_KND, multipliers.attention, multipliers.residual)
-        x_KND = self.norm(x_KND) * multipliers.output
+        x_KND = _times(self.norm(x_KND), multipliers.output)
         if targets_KBT is not None and self.fused_loss:
-            return fused_token_loss(x_KND, self.lm_head.weight, targets_KBT)
+            return fused_token_loss(x_KND, self.lm_head.weight.to(x_KND.dtype), targets_KBT)
         logits_KNV: Tensor = self.lm_head(x_KND)
         return logits_KNV if targets_KBT is None else token_loss(logits_KNV, targets_KBT)
 
@@ -445,7 +481,7 @@ class Decoder(nn.Module):
 def token_loss(logits_KNV: Tensor, targets_KBT: Tensor) -> Tensor:
     """Mean cross-entropy in nats per token, in float32 at least: one number per trial, [K], or a scalar without."""
     losses_KN = functional.cross_entropy(
-        _wide(logits_KNV.flatten(0, -2)),
+        widened(logits_KNV.flatten(0, -2)),
         targets_KBT.flatten(),
         reduction="none",
     )

@@ -245,11 +245,14 @@ def drawn(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: i
     """An initial value from the numbers it depends on, for those who have no whole `ParameterNumbers`."""
     import torch
 
+    # Said each time: torch's default dtype and device are the user's to set, and weights do not depend on them.
+    here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     if kind.endswith("gain"):
-        return torch.ones(size)
+        return torch.ones(size, **here)
     if kind.endswith("bias"):
-        return torch.zeros(size)
-    return torch.randn(size, generator=torch.Generator().manual_seed(name_seed(seed, name))) * init_std
+        return torch.zeros(size, **here)
+    generator = torch.Generator("cpu").manual_seed(name_seed(seed, name))
+    return torch.randn(size, generator=generator, **here) * init_std
 
 
 def stack_forward_numbers(

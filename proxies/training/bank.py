@@ -27,6 +27,7 @@ from proxies.data.tokens import TokenStore
 from proxies.model.bank_adamw import fail_past_recompile_limit, isolated
 from proxies.model.decoder import Decoder
 from proxies.model.optimizer import BANK_OPTIMIZERS
+from proxies.model.precision import PRECISIONS
 from proxies.parametrization.parametrization import (
     forward_numbers,
     initial_tensor,
@@ -131,9 +132,11 @@ class Bank:
         self.shape, self.numerics, self._store = shape, numerics, store
         self._num_sequences, self._num_microbatches = batch_tokens // shape.seq_len, num_microbatches
         self._part_sequences = math.ceil(self._num_sequences / num_microbatches)
-        dtype = torch.float64 if numerics.dtype == "float64" else torch.float32
-        num_slots = numerics.num_slots
-        self.model = Decoder(shape, num_trials=num_slots, device=self.device, fused_loss=numerics.fused_loss)
+        precision = PRECISIONS[numerics.dtype]
+        dtype, num_slots = precision.weights, numerics.num_slots
+        self.model = Decoder(
+            shape, num_trials=num_slots, device=self.device, fused_loss=numerics.fused_loss, compute=precision.compute
+        )
         self.optimizer = BANK_OPTIMIZERS[optimizer](
             self.model, num_slots, dtype, self.device, compiled=numerics.compiled
         )
@@ -215,8 +218,7 @@ class Bank:
 
     def predict(self, ids_KBT: Tensor) -> Tensor:
         """Logits of every slot's model, [K, N, V], for token ids [K, B, T], in the arithmetic of training."""
-        with self._arithmetic():
-            logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
+        logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
         return logits_KNV
 
     @property
@@ -309,12 +311,8 @@ class Bank:
         return total_K
 
     def _losses(self, ids_KBT: Tensor) -> Tensor:
-        with self._arithmetic():
-            losses_K: Tensor = self.model(ids_KBT[..., :-1], self._forward, ids_KBT[..., 1:])
+        losses_K: Tensor = self.model(ids_KBT[..., :-1], self._forward, ids_KBT[..., 1:])
         return losses_K
-
-    def _arithmetic(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.numerics.dtype == "bfloat16")
 
     @torch.no_grad()
     def _validate(self) -> list[float]:

@@ -84,10 +84,7 @@ def gram(
     device = next(iter(leaves.values())).device
     kept = []
     for part_BT in ids_NT.to(device).chunk(num_passes):
-        with (
-            _uncompiled(spec),
-            torch.autocast(device.type, dtype=torch.bfloat16, enabled=spec.numerics.dtype == "bfloat16"),
-        ):
+        with _uncompiled(spec):
             loss = functional_call(module, leaves, (part_BT[:, :-1], multipliers, part_BT[:, 1:]))
         gradients = torch.autograd.grad(loss, [*leaves.values()])
         kept.append(torch.cat([gradient.flatten()[::stride] for gradient in gradients]))

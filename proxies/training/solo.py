@@ -1,8 +1,8 @@
 """One trial alone: our decoder or a user's own model, at any size that a device holds.
 
-The bank's interface with one slot, and what a batched model cannot do: bfloat16 autocast over float32 weights, gradient
-accumulation, activation checkpointing, `torch.compile`, batch warmup. The same trial in a bank gives the same curve up
-to rounding. On a CPU a run repeats bit by bit; on a GPU up to the order of its atomic additions.
+The bank's interface with one slot, and what a batched model cannot do: gradient accumulation, activation checkpointing,
+`torch.compile`, batch warmup. The same trial in a bank gives the same curve up to rounding. On a CPU a run repeats bit
+by bit; on a GPU up to the order of its atomic additions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from proxies.model.optimizer import (
     skips_on,
     torch_optimizer,
 )
+from proxies.model.precision import PRECISIONS
 from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
@@ -106,7 +107,7 @@ class Solo:
         build = our_model if spec.factory is None else self._build
         assert build is not None, "a factory's model has nobody to build it"
         built = build(spec)
-        module = built.module.train().to(self.device, torch.float64 if numerics.dtype == "float64" else torch.float32)
+        module = built.module.train().to(self.device, PRECISIONS[numerics.dtype].weights)
         parameters = dict(module.named_parameters())
         if unlike := sorted(parameters.keys() ^ {n.name for n in built.numbers}):
             raise ValueError(f"the model's parameters and their numbers differ in {', '.join(unlike)}")
@@ -218,8 +219,10 @@ class Solo:
             return trial.built(ids_BT)
 
     def _arithmetic(self, trial: _Trial) -> torch.autocast:
+        """Of a user's own model: what it would cast where, nobody but torch.autocast knows. Ours casts by itself."""
+        own = not isinstance(trial.built, DecoderModel)
         bfloat16 = trial.progress.spec.numerics.dtype == "bfloat16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=own and bfloat16)
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[Ended]:
         """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
@@ -290,8 +293,7 @@ class Solo:
 
     def _loss(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
         if isinstance(trial.built, DecoderModel):
-            with self._arithmetic(trial):
-                return trial.built.loss(ids_BT[:, :-1], ids_BT[:, 1:])
+            return trial.built.loss(ids_BT[:, :-1], ids_BT[:, 1:])
         return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:])
 
     @torch.no_grad()

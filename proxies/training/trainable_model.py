@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.spec import RunSpec
 from proxies.model.decoder import Decoder, Multipliers
+from proxies.model.precision import PRECISIONS
 from proxies.parametrization.parametrization import forward_numbers, initial_tensor, parameter_table
 
 
@@ -54,7 +55,10 @@ def our_model(spec: RunSpec) -> DecoderModel:
     """The run's decoder, initialised."""
     numbers, forward = parameter_table(spec), forward_numbers(spec)
     numerics = spec.numerics
-    module = Decoder(spec.shape, checkpointing=numerics.activation_checkpointing, fused_loss=numerics.fused_loss)
+    module = Decoder(
+        spec.shape, device="cpu", checkpointing=numerics.activation_checkpointing, fused_loss=numerics.fused_loss,
+        compute=PRECISIONS[numerics.dtype].compute,
+    )  # fmt: skip
     parameters = dict(module.named_parameters())
     for parameter in numbers:
         parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))

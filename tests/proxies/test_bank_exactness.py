@@ -192,6 +192,14 @@ def test_an_inactive_rows_nan_stays_where_it_is(case):
     assert bank.optimizer.weights_KP.isfinite().all() and bank.optimizer.first_KP[1].eq(0).all()
 
 
+def test_rates_take_four_bytes_a_weight_whatever_the_trials(case):
+    """Beside weights, gradients and two moments: one index of all trials. Planted in this size: [K, P] of any rate."""
+    optimizer = case("rows at once").bank().optimizer
+    held = [value for value in vars(optimizer).values() if isinstance(value, torch.Tensor)]
+    index_bytes, per_tensor_bytes = 4 * optimizer.weights_KP.shape[1], 4096
+    assert sum(x.nbytes for x in held) <= 4 * optimizer.weights_KP.nbytes + index_bytes + per_tensor_bytes
+
+
 class Asked(TorchDispatchMode):
     """How often the host asks the device for a number."""
 

@@ -1,10 +1,13 @@
 """The fused loss is the plain one, gradients and all, without its memory."""
 
 import dataclasses
+from contextlib import contextmanager
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from model_cases import FAMILIES, filled, token_ids
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxies.model import decoder
@@ -103,3 +106,35 @@ def test_logits_are_never_whole_in_memory(monkeypatch):
         largest[fused] = seen.largest
     assert largest[False] == whole
     assert largest[True] == 2 * 4096 * 32 == whole / 3  # the readout's own weight, no longer the logits
+
+
+@contextmanager
+def compiling():
+    """What `torch.compile` hands to the compiler, run as it stands: names of operations, in order."""
+    torch.compiler.reset()
+    called = []
+
+    def backend(graph, inputs):
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    yield called, aot_autograd(fw_compiler=backend)
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")  # what torch's compiler calls
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_compiled_it_is_the_same_without_a_scatter(dtype):
+    """Which would end the kernel that softmax, loss and gradient are."""
+    hidden, weight, targets = case((K,), dtype)
+    eager = results(lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), hidden, weight, 1.0)
+    with compiling() as (called, backend):
+        loss_of = torch.compile(
+            lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), backend=backend, fullgraph=True
+        )
+        compiled = results(loss_of, hidden, weight, 1.0)
+    assert any("bmm" in name for name in called)
+    assert not [name for name in called if "scatter" in name or "gather" in name]
+    near = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 2**-7, "atol": 1e-4}
+    for ours, wanted in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(ours, wanted, **near)

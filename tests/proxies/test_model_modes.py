@@ -1,4 +1,4 @@
-"""The model under autocast, checkpointing, torch.compile and inference mode; and against other people's code."""
+"""The model in bfloat16, checkpointing, torch.compile and inference mode; and against other people's code."""
 
 import dataclasses
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from model_cases import FAMILIES, filled, token_ids
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from proxies.model.decoder import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, rotate, token_loss
+from proxies.model.decoder import Decoder, Multipliers, rotate, token_loss
 
 K = 3
 NUMBERS = Multipliers(embedding=2.0, attention=0.3, residual=0.5, output=0.5)
@@ -33,24 +34,16 @@ def loss_and_gradients(model, forward, multipliers, ids, targets):
 
 
 @pytest.mark.parametrize(("family", "num_trials"), CASES)
-def test_autocast_stays_close_to_float32(family, num_trials):
+def test_bfloat16_stays_close_to_float32(family, num_trials):
+    """What it rounds where: `test_precision.py`."""
     model, multipliers, ids, targets = case(family, num_trials)
     full, wanted = loss_and_gradients(model, model, multipliers, ids, targets)
-    norms, products = set(), set()
-    for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            module.register_forward_hook(lambda module, inputs, out: products.add(out.dtype))
-        elif isinstance(module, RMSNorm | LayerNorm) and "attention." not in name:
-            module.register_forward_hook(lambda module, inputs, out: norms.add(out.dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = token_loss(model(ids, multipliers), targets)
-    rounded.sum().backward()
-    assert (norms, products, rounded.dtype) == ({torch.float32}, {torch.bfloat16}, torch.float32)
-    torch.testing.assert_close(rounded.detach(), full, rtol=0, atol=0.02)
-    assert not torch.equal(rounded.detach(), full)
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.dtype == torch.float32
-        cosine = functional.cosine_similarity(parameter.grad.flatten(), wanted[name].flatten(), dim=0)
+    model.compute = torch.bfloat16
+    rounded, found = loss_and_gradients(model, model, multipliers, ids, targets)
+    torch.testing.assert_close(rounded, full, rtol=0, atol=0.02)
+    assert not torch.equal(rounded, full)
+    for name, gradient in found.items():
+        cosine = functional.cosine_similarity(gradient.flatten(), wanted[name].flatten(), dim=0)
         # A key's bias moves every score of a query alike: without a norm its gradient is rounding and nothing else.
         assert cosine > 0.98 or (name.endswith("wk.bias") and wanted[name].abs().max() < 1e-6), name
 
@@ -88,6 +81,49 @@ def test_one_graph_is_compiled_and_gives_the_same(family, num_trials, checkpoint
     torch.testing.assert_close(same_loss, loss, rtol=1e-6, atol=1e-6)
     for name, gradient in gradients.items():
         torch.testing.assert_close(same_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(("family", "num_trials"), [("llama-qk", K), ("gpt2", None)])
+@pytest.mark.parametrize(
+    ("compute", "num_products"), [(torch.bfloat16, {"llama": 4, "gpt2": 4}), (None, {"llama": 7, "gpt2": 6})]
+)
+def test_maps_of_one_input_are_one_product_where_compiled_in_bfloat16(family, num_trials, compute, num_products):
+    torch.compiler.reset()
+    model, multipliers, ids, targets = case(family, num_trials, compute=compute)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    wanted, gradients = loss_and_gradients(model, model, multipliers, ids, targets)
+    loss, found = loss_and_gradients(model, compiled, multipliers, ids, targets)
+    products = sum("matmul" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+    assert products == num_products[family.split("-")[0]] * model.shape.num_layers + 1
+    torch.testing.assert_close(loss, wanted, rtol=0, atol=0.01)
+    for name, gradient in gradients.items():
+        near = 0.03 * float(gradient.abs().max()) + 1e-4
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=near, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_trials", [None, K])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_heads_need_no_attention_that_holds_all_logits(dtype, num_trials):
+    """Refused there: the kernel of torch that is mathematics written out."""
+    model, multipliers, ids, targets = case("llama", num_trials, compute=dtype)
+    wanted, _ = loss_and_gradients(model, model, multipliers, ids, targets)
+    model.cuda()
+    multipliers = Multipliers(
+        **{
+            field.name: value.cuda() if isinstance(value := getattr(multipliers, field.name), torch.Tensor) else value
+            for field in dataclasses.fields(Multipliers)
+        }
+    )
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
+        loss, _ = loss_and_gradients(model, model, multipliers, ids.cuda(), targets.cuda())
+    torch.testing.assert_close(loss.cpu(), wanted, rtol=0, atol=1e-4 if dtype == torch.float32 else 0.02)
 
 
 def test_no_sum_that_is_compiled_has_a_factor_of_its_own():

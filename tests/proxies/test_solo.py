@@ -145,7 +145,7 @@ def test_recomputed_blocks_change_nothing(store, monkeypatch):
     assert len(passes) == num_kept + 12 * DEEP.num_layers
 
 
-def test_bfloat16_rounds_products_alone(store):
+def test_bfloat16_keeps_weights_in_float32(store):
     """Near float32's curve; weights, moments and sums stay float32, or small updates would be lost."""
     spec = spec_of(store, num_steps=30)
     numerics = dataclasses.replace(spec.numerics, dtype="bfloat16")
