@@ -39,19 +39,15 @@ $(SLOW_LOGS)/%.passed: %
 	@mkdir -p $(@D); $(BIN)/pytest -q -m slow $< > $(@:.passed=.log) 2>&1; code=$$?; echo "$<: $$(tail -n 1 $(@:.passed=.log))"; \
 	    if [ $$code -eq 0 ] || [ $$code -eq 5 ]; then touch $@; else echo "see $(@:.passed=.log)"; exit 1; fi
 
-# Tests marked gpu, then benchmarks/gpu.py, with the interpreter given: `make gpu PYTHON=python3`. No .venv, no network.
-# Fails where a test or step failed or is left: the same command resumes from the files in GPU_OUT.
+# Everything for one GPU (benchmarks/gpu_core.py), with the interpreter given: `make gpu PYTHON=python3`. No .venv, no network.
+# Fails where a part failed or is left: the same command resumes from the files in GPU_OUT.
 GPU_OUT ?= build/gpu
-# After so many seconds of each half none is begun; two of them at most run on, so that a call stays under 9 minutes.
-GPU_SECONDS ?= 150
+# After so many seconds nothing is begun; what is under way runs on, so that a call stays under 9 minutes.
+GPU_SECONDS ?= 480
 
 gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu needs a CUDA device: torch sees none")'
-	@tests=0; rates=0; \
-	PYTHONPATH=benchmarks:$$PYTHONPATH $(PYTHON) -m pytest -p gpu_tests -m gpu --outcomes $(GPU_OUT)/gpu-tests.json \
-	    --session-timeout $(GPU_SECONDS) || tests=$$?; \
-	$(PYTHON) benchmarks/gpu.py --json $(GPU_OUT)/gpu.json --seconds $(GPU_SECONDS) || rates=$$?; \
-	exit $$((tests ? tests : rates))
+	@PYTHONPATH=benchmarks:$$PYTHONPATH $(PYTHON) benchmarks/gpu_core.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 
 # With the oldest versions that pyproject.toml allows, and with the newest there are, each in an environment of its own;
 # another interpreter by PYTHON=python3.13. Where torch comes from PyPI, each takes 5 GB more, of CUDA.

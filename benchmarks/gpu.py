@@ -5,11 +5,12 @@
 Needs a CUDA device, torch, numpy, safetensors, PyYAML and `mup` (pure Python: where nothing can be installed, copy it
 from any site-packages and name its place in PYTHONPATH); no Ray, Optuna, W&B, pydantic. Without a device: exit code 2.
 
-Proxies of 2, 10 and 40 million parameters (tables not counted) at batches of 8 and 32 sequences of 512 tokens, random
+Proxies of 1, 10 and 40 million parameters (tables not counted) at batches of 8 and 32 sequences of 512 tokens, random
 ids, bfloat16. Every mode is measured in turns with one eager trial (`proxies.training.calibration.measure`),
 and its rate is a ratio to that one's in the same rounds. References: one eager process per trial, alone and four at a
-time on the device, as somebody without a bank would run them. The peak is a product of 8192 x 8192 matrices in the same
-run; a product of the model's own sizes is told beside it. FLOPs are of the causal convention (`proxies.core.flops`).
+time on the device, as somebody without a bank would run them; and a plain loop, compiled, with autocast and fused
+AdamW. The peak is a product of 8192 x 8192 matrices in the same run; a product of the model's own sizes is told beside
+it. FLOPs are of the causal convention (`proxies.core.flops`).
 
 The most telling modes come first, for all proxies. No step (one mode, or one set of processes) is begun after
 `--seconds`: the exit code is then 3, and the same command resumes. The file is written after each step, so a killed
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ from proxies.training.calibration import Answer, CalibrationProbe, measure
 SEQ_LEN = 512
 BATCHES = (8, 32)
 """Sequences."""
-MODELS = {"2M": (128, 4, 512, 4096), "10M": (256, 12, 768, 32768), "40M": (512, 12, 1536, 32768)}
+MODELS = {"1M": (128, 4, 512, 4096), "10M": (256, 12, 768, 32768), "40M": (512, 12, 1536, 32768)}
 """Width, layers, feed-forward width, vocabulary."""
 TARGETS = {"10M": 0.35, "40M": 0.45}
 """Of the peak, on an H200 at 32 x 512."""
@@ -82,7 +84,8 @@ class Settings:
 def quick(settings: Settings) -> Settings:
     """The same paths in seconds, on a CPU: for the tests."""
     return replace(
-        settings, plain=Numerics(), models={"tiny": (16, 1, 32, 64)}, batches=(2,), seq_len=16, mode_seconds=0.02,
+        settings, device="cpu", plain=Numerics(), models={"tiny": (16, 1, 32, 64)}, batches=(2,), seq_len=16,
+        mode_seconds=0.02,
         square=64, num_processes=2, num_trials=4, num_ids=2**14, tiers=(({"num_slots": 2},), ({"fused_loss": True},)),
     )  # fmt: skip
 
@@ -125,6 +128,7 @@ class Case:
     bench: Bench
     steps: Steps
     processes: dict[int, dict[str, float]] = field(default_factory=dict)
+    plain_loop: dict[str, float] = field(default_factory=dict)
     unreached: set[Numerics] = field(default_factory=set)
 
 
@@ -185,9 +189,12 @@ def product_flops(device: str, rows: int, inner: int, columns: int) -> float:
     return best
 
 
-def processes(settings: Settings, case: Case, corpus: Path, number: int) -> dict[str, float]:
-    """So many eager processes at once: their steps a second together, and seconds until all had begun to train."""
+def processes(settings: Settings, case: Case, corpus: Path, number: int, *, plain: bool = False) -> dict[str, float]:
+    """So many eager processes at once, or plain loops: their steps a second together, and seconds until all had begun
+    to train.
+    """
     run = {
+        "plain": plain,
         "model": settings.models[case.model], "batch": case.batch, "seq_len": settings.seq_len, "corpus": str(corpus),
         "dtype": settings.plain.dtype, "seconds": 2 * settings.mode_seconds,
     }  # fmt: skip
@@ -205,6 +212,7 @@ def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
     )
     chosen = choose(asked, work, bench)
     step_flops = flops_per_token(spec.shape) * spec.batch_tokens
+    loop = case.plain_loop.get("trial_steps_per_second", 0.0)
     modes = []
     for mode in bench.modes:
         figure = bench.figure(mode, work)
@@ -223,6 +231,7 @@ def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
     return {
         "batch_sequences": case.batch, "params": count_params(spec.shape).total, "modes": modes,
         "params_without_tables": count_params(spec.shape).non_embedding,
+        "plain_loop": {"steps_per_second": loop, "share_of_peak": loop * step_flops / peak_flops},
         "chosen": mode_name(chosen.chosen, plain), "why": chosen.why, "processes": case.processes,
         "trials_per_hour": trials_per_hour(case, max(modes, key=lambda one: one["trial_steps_per_second"])),
     }  # fmt: skip
@@ -252,6 +261,8 @@ def say(model: str, row: dict[str, Any]) -> None:
                 f"| {one['mode']} | {one['trial_steps_per_second']:.1f} | {one['over_one_eager_trial']:.2f} | "
                 f"{one['share_of_peak']:.1%} | {one['mib_per_slot']:.0f} | {one['first_step_seconds']:.1f} |"
             )
+    loop = row["plain_loop"]
+    print(f"  a plain compiled loop: {loop['steps_per_second']:.1f} steps/s, {loop['share_of_peak']:.1%} of the peak")
     alone = row["trials_per_hour"].get("1 eager processes", float("nan"))
     for name, rate in row["trials_per_hour"].items():
         print(f"  {name}: {rate:.1f} trials of {TRIAL_STEPS} steps an hour, {rate / alone:.1f} times one process")
@@ -275,6 +286,10 @@ def measured(settings: Settings, folder: Path, file: dict[str, Any], save: Calla
     for tier, changes in enumerate(settings.tiers):
         for case in cases:
             case.bench.measure(settings.plain)
+            if tier == 0:
+                name = f"{case.batch} sequences, plain loop"
+                loop = partial(processes, settings, case, corpora[case.model], 1, plain=True)
+                case.plain_loop = case.steps.once(name, loop) or {}
             for change in changes:
                 case.bench.measure(replace(settings.plain, **change))
             if number := {0: 1, 1: settings.num_processes}.get(tier):
@@ -328,19 +343,18 @@ def main(arguments: list[str]) -> int:
     """Measure, print, write; 2 where there is no device, 3 where the time was too short."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--models", default=",".join(MODELS), help="Some of them, as 2M,10M.")
+    parser.add_argument("--models", default=",".join(MODELS), help="Some of them, as 1M,10M.")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="Sequences, as 32 or 32,8.")
     parser.add_argument("--seconds", type=float, default=400.0, help="After which no further step is begun.")
     parser.add_argument("--quick", action="store_true", help="A tiny proxy, as the tests do it.")
-    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     import torch
 
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    if not asked.quick and not torch.cuda.is_available():
         print("needs a CUDA device; not measured", file=sys.stderr)
         return 2
     settings = Settings(
-        device=asked.device, plain=Numerics(dtype="bfloat16"), seconds=asked.seconds,
+        device="cuda", plain=Numerics(dtype="bfloat16"), seconds=asked.seconds,
         models={name: MODELS[name] for name in asked.models.split(",")},
         batches=tuple(map(int, asked.batches.split(","))),
     )  # fmt: skip

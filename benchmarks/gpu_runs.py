@@ -1,18 +1,19 @@
 """The runs that `gpu.py` trains; as a program, one of them alone in a process of its own: `gpu_runs.py ASKED`.
 
-ASKED is {"model", "batch", "seq_len", "corpus", "dtype", "seconds"}. It says "ready" after its first steps, waits for a
-line, trains for so many seconds and says its steps a second.
+ASKED is {"model", "batch", "seq_len", "corpus", "dtype", "seconds", "plain"}. It says "ready" after its first steps,
+waits for a line, trains for so many seconds and says its steps a second.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,51 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def timed(advance: Callable[[float], int], seconds: float) -> None:
+    """Say "ready", wait, and say the steps a second of what trains for so long, returning the number of its steps."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.monotonic()
+    num_steps = advance(seconds)
+    print(num_steps / (time.monotonic() - began), flush=True)
+
+
+def plain_loop(asked: dict[str, Any]) -> None:
+    """The same model in the loop that anyone would write: compiled, autocast, fused AdamW, one batch over and over."""
+    import torch
+
+    from proxies.model.decoder import Decoder, Multipliers
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape = run_spec(asked["model"], asked["seq_len"], asked["batch"], Numerics(), "").shape
+    model = Decoder(shape, device=device)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids_BT = torch.randint(shape.vocab_size, (asked["batch"], shape.seq_len + 1), device=device)
+    multipliers = Multipliers(attention=shape.head_dim**-0.5)
+    if device == "cuda":
+        model.compile()
+
+    def advance(seconds: float, most_steps: int = ENDLESS_STEPS) -> int:
+        until, num_steps = time.monotonic() + seconds, 0
+        while num_steps < most_steps and time.monotonic() < until:
+            with torch.autocast(device, torch.bfloat16):
+                loss = model(ids_BT[:, :-1], multipliers, ids_BT[:, 1:])
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            num_steps += 1
+            if num_steps % 10 == 0:
+                loss.item()  # as a log would
+        loss.item()
+        return num_steps
+
+    advance(math.inf, FIRST_STEPS)
+    timed(advance, asked["seconds"])
+
+
 def train(asked: dict[str, Any]) -> None:
     """The run, for as long as was asked."""
     from proxies.data.tokens import TokenStore
@@ -94,12 +140,14 @@ def train(asked: dict[str, Any]) -> None:
     data_id = store.manifest.data_id
     solo.admit(0, run_spec(asked["model"], asked["seq_len"], asked["batch"], numerics, data_id, ENDLESS_STEPS))
     solo.advance(FIRST_STEPS)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    began = time.monotonic()
-    solo.advance(ENDLESS_STEPS, asked["seconds"])
-    print((solo.steps[0] - FIRST_STEPS) / (time.monotonic() - began), flush=True)
+
+    def advance(seconds: float) -> int:
+        solo.advance(ENDLESS_STEPS, seconds)
+        return solo.steps[0] - FIRST_STEPS
+
+    timed(advance, asked["seconds"])
 
 
 if __name__ == "__main__":
-    train(json.loads(sys.argv[1]))
+    options = json.loads(sys.argv[1])
+    (plain_loop if options["plain"] else train)(options)

@@ -142,12 +142,27 @@ def run_all(
             [(_, result, curve)] = bank.advance(10**6)
             content["runs"][spec.id] = {
                 "condition": name, "width": width, "lr": rate, "seed": seed, "status": result.status,
-                "loss": None if math.isnan(result.loss_nats) else result.loss_nats, "seconds": result.seconds,
+                "loss": result.loss_nats, "seconds": result.seconds,
                 "seconds_with_build": time.monotonic() - began, "train_loss_nats": list(curve.train_loss_nats)[::20],
             }  # fmt: skip
             save()
-            print(f"{name}, width {width}, rate {rate:.3g}, seed {seed}: {result.loss_nats:.4f}", flush=True)
+            print(f"{name}, width {width}, rate {rate:.3g}, seed {seed}: {result.loss_nats}", flush=True)
     return True
+
+
+def findings(settings: Settings, content: dict[str, Any]) -> list[str]:
+    """A line for each condition and width: where its lowest loss is, and how fast a step was."""
+    by_size: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for run in content["runs"].values():
+        by_size.setdefault((run["condition"], run["width"]), []).append(run)
+    lines = []
+    for (name, width), runs in sorted(by_size.items()):
+        ended = [run for run in runs if run["loss"] is not None]
+        best = min(ended, key=lambda run: run["loss"], default=None)
+        found = f"lowest loss {best['loss']:.4f} at rate {best['lr']:.3g}" if best else "no run ended well"
+        step_ms = 1000 * min(run["seconds"] for run in runs) / settings.num_steps
+        lines.append(f"{name}, width {width}: {found}, {len(runs)} runs, {step_ms:.2f} ms a step")
+    return lines
 
 
 def tables(content: dict[str, Any], out: Path, base_width: int) -> None:
@@ -168,6 +183,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="Folder of the files.")
     parser.add_argument("--conditions", default=",".join(CONDITIONS), help="Some of them, as mup,sp.")
+    parser.add_argument("--widths", default=",".join(map(str, WIDTHS)), help="Some, as 2048.")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240.0, help="After which no further run is begun.")
     parser.add_argument("--quick", action="store_true", help="Tiny proxies on a CPU, as the tests do it.")
@@ -178,17 +194,19 @@ def main(arguments: list[str]) -> int:
         print("needs a CUDA device; not measured", file=sys.stderr)
         return 2
     until = time.monotonic() + asked.seconds
-    settings = quick() if asked.quick else Settings()
+    settings = quick() if asked.quick else Settings(widths=tuple(map(int, asked.widths.split(","))))
     asked.out.mkdir(parents=True, exist_ok=True)
     file = asked.out / "gpu_transfer.json"
-    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"runs": {}}
-    content["machine"] = machine()
+    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if content.get("machine") != machine():  # another arithmetic: its runs are not beside ours
+        content = {"machine": machine(), "runs": {}}
 
     def save() -> None:
         file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
     finished = run_all(settings, content, save, asked.conditions.split(","), asked.seeds, until)
     tables(content, asked.out, settings.base.width)
+    print("\n".join(findings(settings, content)), flush=True)
     return 0 if finished else 3
 
 

@@ -1,10 +1,11 @@
-"""Our search against what a user would pick instead: Ray Tune with OptunaSearch, a process per trial or reused ones.
+"""Our search beside what a user would pick: Ray Tune with OptunaSearch, or processes that share Optuna's study.
 
     python benchmarks/peers.py --json benchmarks/results/peers.json --peer-python PYTHON
 
 1. The same search: same proxy, corpus, space, number of trials, 2 workers of one thread. Ours is `forerun sweep` on the
-   plan that `forerun init` writes (banks in Ray actors); theirs trains each trial by `proxies.training.solo.Solo` (our
-   engine for one trial) in their trainable. Told: wall and processor seconds of the whole process tree, Python's and
+   plan that `forerun init` writes (banks in Ray actors), and without Ray in one process; theirs trains each trial by
+   `proxies.training.solo.Solo` (our engine for one trial): Ray Tune in a process per trial or in reused ones, Optuna in
+   two processes over SQLite. Told: wall and processor seconds of the whole process tree, Python's and
    Ray's start included; and, along the trials as they ended, until one is within 0.01 nats of the best of all trials of
    all, and until one is as good as the best of the search that ended worst. A round has a seed of its own.
 2. The cost of orchestration: an objective that costs nothing, from the workers' start to the last outcome; and the
@@ -33,15 +34,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from peers_objective import RANGES
 from process_tree import Cost, machine, measured, own_peak_mb
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "sweeps"))
 
 NUM_WORKERS, NUM_SLOTS, NEAR_NATS = 2, 4, 0.01
-OURS, THEIRS = "forerun", {"tune": False, "tune, reused": True}
+OURS = "forerun"
+INLINE = {"forerun, inline": ('cluster.backend="inline"', "cluster.num_workers=1")}
+"""Our other arms: keys of the plan."""
+THEIRS = {"tune": False, "tune, reused": True}
 """Ray Tune's arms: whether actors are reused."""
-RANGES = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
+OPTUNA = "optuna"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
                "RAY_USAGE_STATS_ENABLED": "0", "PYTHONDONTWRITEBYTECODE": ""}  # fmt: skip
 
@@ -80,26 +85,26 @@ def drive_trivial(study: Path, num_trials: int, out: Path) -> None:
     out.write_text(json.dumps({"ready": ready, "done": done, "ended": ended, "peak_rss_mb": peak}))
 
 
-def tune(python: Path, folder: Path, reuse: bool, num_trials: int, plan: Path | None) -> tuple[Cost, dict[str, Any]]:
-    """One search of theirs: its cost, and what it wrote."""
+def theirs(python: Path, folder: Path, name: str, num_trials: int, plan: Path | None) -> tuple[Cost, dict[str, Any]]:
+    """One search of an arm of theirs: its cost, and what it wrote."""
     folder.mkdir()
     asked = {
         "plan": plan and str(plan), "study": str(folder / "ray"), "num_trials": num_trials,
-        "num_workers": NUM_WORKERS, "reuse_actors": reuse, "out": str(folder / "out.json"),
+        "num_workers": NUM_WORKERS, "reuse_actors": THEIRS.get(name), "out": str(folder / "out.json"),
     }  # fmt: skip
     (folder / "asked.json").write_text(json.dumps(asked))
-    script = Path(__file__).with_name("peers_tune.py")
+    script = Path(__file__).with_name("peers_optuna.py" if name == OPTUNA else "peers_tune.py")
     cost = measured([python, script, folder / "asked.json"], ENVIRONMENT, folder / "log")
     return cost, json.loads((folder / "out.json").read_text())
 
 
-def sweep(folder: Path, plan: Path) -> tuple[Cost, list[tuple[float, float]]]:
+def sweep(folder: Path, plan: Path, keys: tuple[str, ...] = ()) -> tuple[Cost, list[tuple[float, float]]]:
     """One `forerun sweep`: its cost, and (when, loss) of its trials; a curve is written when its run has ended."""
     from sweeps.store.ledger import Ledger
 
-    cost = measured(
-        [sys.executable, "-m", "launcher", "sweep", plan, "--study", folder], ENVIRONMENT, Path(f"{folder}.log")
-    )
+    changes = [part for key in keys for part in ("--set", key)]
+    command = [sys.executable, "-m", "launcher", "sweep", plan, "--study", folder, *changes]
+    cost = measured(command, ENVIRONMENT, Path(f"{folder}.log"))
     when = {path.stem: path.stat().st_mtime for path in (folder / "curves").iterdir()}
     results = Ledger.read(folder).results()
     return cost, sorted((when[id_], result.loss_nats or math.inf) for id_, result in results.items())
@@ -134,14 +139,15 @@ def searches(python: Path, folder: Path, corpus: Path, width: int, num_trials: i
             f"seed = {number}\n[cluster]\nnum_workers = {NUM_WORKERS}\n"
         )
         found = {OURS: sweep(at / "ours", plan)}
-        for name, reuse in THEIRS.items():
-            cost, body = tune(python, at / name.replace(", ", "-"), reuse, num_trials, plan)
+        found |= {name: sweep(at / name.replace(", ", "-"), plan, keys) for name, keys in INLINE.items()}
+        for name in (*THEIRS, OPTUNA):
+            cost, body = theirs(python, at / name.replace(", ", "-"), name, num_trials, plan)
             found[name] = cost, [tuple(pair) for pair in body["ended"]]
         bests = [min(loss for _, loss in ended) for _, ended in found.values()]
         rounds.append({name: row_of(cost, ended, min(bests), max(bests)) for name, (cost, ended) in found.items()})
         for name, row in rounds[-1].items():
             print(
-                f"width {width}, {num_trials} trials, {name:13} {row['seconds']:6.1f} s, {row['cpu_seconds']:6.1f} s "
+                f"width {width}, {num_trials} trials, {name:15} {row['seconds']:6.1f} s, {row['cpu_seconds']:6.1f} s "
                 f"of processors; near the best after {row['seconds_to_near_best'] or math.nan:.1f} s, at what "
                 f"all reach after {row['seconds_to_common']:.1f}; regret {row['regret_nats']:.4f}", flush=True,
             )  # fmt: skip
@@ -158,8 +164,8 @@ def trivial(python: Path, folder: Path, num_trials: int, num_rounds: int, arms: 
         command = [sys.executable, __file__, "drive", at / "study", str(num_trials), at / "out.json"]
         cost = measured(command, ENVIRONMENT, at / "log")
         found[OURS] = cost, json.loads((at / "out.json").read_text())
-        for name, reuse in arms.items():
-            found[name] = tune(python, at / name.replace(", ", "-"), reuse, num_trials, None)
+        for name in arms:
+            found[name] = theirs(python, at / name.replace(", ", "-"), name, num_trials, None)
         rounds.append(
             {
                 name: {
@@ -227,7 +233,7 @@ def main() -> int:
         tokenized = [sys.executable, "-m", "launcher", "tokenize", library, "--out", corpus, "--suffix", ".py"]
         excluded = ["--exclude", "site-packages", "--exclude", "dist-packages"]
         measured([*tokenized, *excluded], ENVIRONMENT, folder / "log")
-        cases = [(32, 16)] if asked.quick else [(32, 16), (32, 48), (64, 16), (64, 48)]
+        cases = [(32, 16)] if asked.quick else [(32, 32), (128, 32)]
         cases = [] if asked.only == "nothing" else cases
         same = [searches(asked.peer_python, folder, corpus, *case, num_rounds) for case in cases]
         reused = {"tune, reused": True}  # a process for each of 1,000 would take half an hour

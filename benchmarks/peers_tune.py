@@ -9,58 +9,26 @@ A diverged trial is told as the loss at which our engine gives it up: a searcher
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 import ray
+from peers_objective import Objective, objective
 from process_tree import own_peak_mb
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 
-RANGES = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
-"""Of the objective that costs nothing; as `peers.py` has them."""
-DIVERGED_OVER_NATS = 1.0
 
-
-def trivial(config: dict[str, float]) -> None:
-    """A loss, at once."""
-    loss = 2.0 + 0.02 * (math.log2(config["learning_rate"]) + 6) ** 2
-    tune.report({"loss": loss, "ended": time.time()})
-
-
-def trained(config: dict[str, float], study: Any) -> None:
-    """The proxy at a point of the search, by our engine for one trial."""
-    from proxies.data.tokens import TokenStore
-    from proxies.training.solo import Solo
-
-    store = TokenStore(study.corpus, trusted=True)
-    solo, ended = Solo(store), []
-    solo.admit(0, study.trial(config))
-    while not ended:
-        ended = solo.advance(50)
-    loss = ended[0][1].loss_nats
-    worst = math.log(store.manifest.vocab_size) + DIVERGED_OVER_NATS
-    tune.report({"loss": worst if loss is None else loss, "ended": time.time()})
-
-
-def objective(asked: dict[str, Any]) -> tuple[Any, dict[str, tuple[float, float]], int]:
-    """What to call with a point, the ranges, and the search's seed."""
-    if asked["plan"] is None:
-        return trivial, RANGES, 0
-    from launcher.study.study_folder import plan_study
-
-    study = plan_study(Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1",))
-    search = study.plan.search
-    names = ("learning_rate", "warmup_fraction", "clip_norm")
-    return functools.partial(trained, study=study), {name: getattr(search, name) for name in names}, search.seed
+def reporting(call: Objective) -> Callable[[dict[str, float]], None]:
+    """A trainable that tells the loss of a point, and when it ended."""
+    return lambda config: tune.report({"loss": call(config), "ended": time.time()})
 
 
 def main(asked: dict[str, Any]) -> None:
@@ -77,7 +45,7 @@ def main(asked: dict[str, Any]) -> None:
     )  # fmt: skip
     ready = time.time()
     tuner = tune.Tuner(
-        tune.with_resources(call, {"cpu": 1}),
+        tune.with_resources(reporting(call), {"cpu": 1}),
         param_space=space,
         tune_config=tune.TuneConfig(
             metric="loss",

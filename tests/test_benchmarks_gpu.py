@@ -23,8 +23,7 @@ sys.meta_path.insert(0, Refusing())
 PRETENDING = f"""#!/bin/sh
 case "$*" in
 -c*) ;;
-"-m pytest "*) exec {sys.executable} "$@" --collect-only ;;
-*) exec {sys.executable} "$@" --device cpu --quick ;;
+*) exec {sys.executable} "$@" --quick ;;
 esac
 """
 """An interpreter on a CPU that has the recipe believe in a GPU."""
@@ -64,7 +63,7 @@ def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
     out = tmp_path / "gpu.json"
     elsewhere = {"machine": {"device": "another"}, "steps": {"peak": 1.0}}
     out.write_text(json.dumps({"models": {"40M": "of an earlier run", "tiny": elsewhere}}))
-    asked = ("--device", "cpu", "--quick", "--json", out)
+    asked = ("--quick", "--json", out)
     with subprocess.Popen(command(*asked), stdout=subprocess.PIPE, text=True, env=bare) as killed:
         before = killed.stdout.readline() + killed.stdout.readline()
         killed.kill()
@@ -111,12 +110,15 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
 
     short = made("GPU_SECONDS=0")
     assert short.returncode == 2 and "Error 3" in short.stderr, short.stderr
-    marked = {path.name for path in (ROOT / "tests").rglob("test_*.py") if "\n@pytest.mark.gpu\n" in path.read_text()}
-    assert marked and all(name in short.stdout for name in marked)
     whole = made()
     assert whole.returncode == 0, whole.stdout + whole.stderr
+    marked = {path.name for path in (ROOT / "tests").rglob("test_*.py") if "\n@pytest.mark.gpu\n" in path.read_text()}
+    assert marked and all(name in whole.stdout for name in marked)
     (case,) = json.loads((out / "gpu.json").read_text())["models"]["tiny"]["cases"]
     assert not any(mode["refused"] for mode in case["modes"])
+    parts = json.loads((out / "gpu-core.json").read_text())["parts"]
+    assert len(parts) == 6 and {part["exit_code"] for part in parts.values()} == {0}
+    assert made().stdout == "", "what has ended well is not begun again"
 
 
 @pytest.mark.slow
@@ -153,7 +155,7 @@ def test_the_transfer_on_a_gpu_is_rehearsed_and_its_tables_are_judged(tmp_path, 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("width 16") == 14, "at its base the standard parametrization is muP"
     again = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)
-    assert (again.returncode, again.stdout) == (0, "")
+    assert (again.returncode, again.stdout.count("\n")) == (0, 5), "nothing is trained again; a line a width"
     for name in ("mup", "sp", "muon"):
         table = ["transfer", "--runs", tmp_path / f"gpu_transfer-{name}.csv", "--target-width", "64", "--json"]
         judged = subprocess.run([sys.executable, "-m", "launcher", *table], capture_output=True, text=True, check=False)

@@ -27,7 +27,7 @@ class Machines:
 
     def __init__(self, study, hosts):
         make = HostFactory(study_dir=str(study.study_dir.resolve()), corpus=str(study.corpus))
-        self.num_workers, self.hosts = len(hosts), hosts
+        self.num_workers, self.calls_ahead, self.hosts = len(hosts), 0, hosts
         self.pools = [InlinePool(make) for _ in hosts]
         self.pids = list(range(100, 100 + len(hosts)))
         self.busy, self.current, self.turn = [], 0, 0

@@ -83,15 +83,15 @@ class Interrupt:
     """Sends a real SIGINT once so many more outcomes are recorded."""
 
     def __init__(self, monkeypatch, left):
-        self.left, commit = left, Ledger.commit
+        self.left, commit_all = left, Ledger.commit_all
 
-        def counted(ledger, spec, result):
-            commit(ledger, spec, result)
-            self.left -= 1
-            if self.left == 0:
+        def counted(ledger, runs):
+            commit_all(ledger, runs)
+            before, self.left = self.left, self.left - len(runs)
+            if before > 0 >= self.left:
                 signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(Ledger, "commit", counted)
+        monkeypatch.setattr(Ledger, "commit_all", counted)
 
 
 def test_interrupted_and_resumed(finished, num_runs, tmp_path, monkeypatch):

@@ -1,0 +1,79 @@
+"""All that one lent GPU is asked, part by part, until the time is up: `make gpu PYTHON=python3`, 20 minutes in all.
+
+    python benchmarks/gpu_core.py --out build/gpu --seconds 480
+
+In order: the tests marked `gpu`; the embedded trainer beside the proxy (`gpu_trainer.py`); a transfer over widths 256
+to 1,024 by muP and the standard parametrization (`gpu_transfer.py`); rates and shares of the peak by mode, beside a
+plain loop (`gpu.py`). Then what is worth more time: Muon's transfer, muP at width 2,048. Each has its own file in
+`--out`, and goes on from it; a part that has ended well on this device, torch and source is not begun again. Parts
+begin while half a minute is left; what is under way then ends: a call of 480 seconds takes at most nine minutes.
+
+Exit codes: 0, all is done; 1, a part failed (others were still begun); 3, parts are left: run it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu_runs import ROOT, machine
+
+from proxies.core import canon
+
+LEAST_SECONDS = 30.0
+HERE = Path(__file__).parent
+TRANSFER = [HERE / "gpu_transfer.py", "--out", "{out}", "--seeds", "1", "--seconds", "{seconds}"]
+PARTS: dict[str, list[str | Path]] = {
+    "tests": [
+        "-m", "pytest", "-p", "gpu_tests", "-m", "gpu", "--outcomes", "{out}/gpu-tests.json",
+        "--session-timeout", "{seconds}",
+    ],
+    "trainer": [HERE / "gpu_trainer.py", "--out", "{out}", "--seconds", "{seconds}"],
+    "transfer": [*TRANSFER, "--conditions", "mup,sp"],
+    "rates": [HERE / "gpu.py", "--json", "{out}/gpu.json", "--seconds", "{seconds}"],
+    "transfer of Muon": [*TRANSFER, "--conditions", "muon"],
+    "transfer to 2,048": [*TRANSFER, "--conditions", "mup", "--widths", "2048"],
+}  # fmt: skip
+"""By name, the arguments of a Python: where its files go and after how many seconds it begins nothing more."""
+
+
+def main(arguments: list[str]) -> int:
+    """Begin what is left, in order; see above for the exit codes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="Folder of the files.")
+    parser.add_argument("--seconds", type=float, default=480.0, help="After which no further part is begun.")
+    parser.add_argument("--quick", action="store_true", help="Tiny, on a CPU, tests named alone: for the tests.")
+    asked = parser.parse_args(arguments)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    file, here = asked.out / "gpu-core.json", machine()
+    before = json.loads(file.read_text()) if file.exists() else {}
+    content = before if before.get("machine") == here else {"machine": here, "parts": {}}
+    until, failed = time.monotonic() + asked.seconds, False
+    for name, command in PARTS.items():
+        left = until - time.monotonic()
+        if content["parts"].get(name, {}).get("exit_code") == 0:
+            continue
+        if left < LEAST_SECONDS:
+            print(f"gpu: {name} and what follows it is left: run the same command again", file=sys.stderr)
+            return 1 if failed else 3
+        print(f"gpu: {name}", flush=True)
+        words = [str(word).format(out=asked.out, seconds=int(left)) for word in command]
+        if asked.quick:
+            words.append("--collect-only" if name == "tests" else "--quick")
+        began = time.monotonic()
+        code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
+        content["parts"][name] = {"exit_code": code, "seconds": round(time.monotonic() - began, 1)}
+        canon.write_atomic(file, canon.pretty(content))
+        failed = failed or code not in (0, 3)
+    done = [part["exit_code"] == 0 for part in content["parts"].values()]
+    return 0 if all(done) else 1 if failed else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
