@@ -26,7 +26,8 @@ from gpu_runs import ROOT, machine
 
 from proxies.core import canon
 
-LEAST_SECONDS = 30.0
+LEAST_SECONDS, MOST_SECONDS = 30.0, 240.0
+"""Of a part: with less it is not begun, and after so many it begins nothing more, for what hangs must leave time."""
 HERE = Path(__file__).parent
 TRANSFER = [HERE / "gpu_transfer.py", "--out", "{out}", "--seeds", "1", "--seconds", "{seconds}"]
 PARTS: dict[str, list[str | Path]] = {
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
             print(f"gpu: {name} and what follows it is left: run the same command again", file=sys.stderr)
             return 1 if failed else 3
         print(f"gpu: {name}", flush=True)
-        words = [str(word).format(out=asked.out, seconds=int(left)) for word in command]
+        words = [str(word).format(out=asked.out, seconds=int(min(left, MOST_SECONDS))) for word in command]
         if asked.quick:
             words.append("--collect-only" if name == "tests" else "--quick")
         began = time.monotonic()
