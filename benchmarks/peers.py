@@ -3,11 +3,11 @@
     python benchmarks/peers.py --json benchmarks/results/peers.json --peer-python PYTHON
 
 1. The same search: same proxy, corpus, space, number of trials, 2 workers of one thread. Ours is `forerun sweep` on the
-   plan that `forerun init` writes (banks in Ray actors), and without Ray in one process; theirs trains each trial by
-   `proxies.training.solo.Solo` (our engine for one trial): Ray Tune in a process per trial or in reused ones, Optuna in
-   two processes over SQLite. Told: wall and processor seconds of the whole process tree, Python's and
-   Ray's start included; and, along the trials as they ended, until one is within 0.01 nats of the best of all trials of
-   all, and until one is as good as the best of the search that ended worst. A round has a seed of its own.
+   plan that `forerun init` writes, less its repeats of the best, on Ray (banks in two actors) and in one process;
+   theirs trains each trial by `proxies.training.solo.Solo` (our engine for one trial): Ray Tune in a process per trial
+   or in reused ones, Optuna in two processes over SQLite. Told: wall and processor seconds of the whole process tree,
+   Python's and Ray's start included; and, along the trials as they ended, until one is within 0.01 nats of the best of
+   all trials of all, and until one is as good as the best of the search that ended worst. A round has its own seed.
 2. The cost of orchestration: an objective that costs nothing, from the workers' start to the last outcome; and the
    driver's largest memory, its libraries included. Ours has TPE, the ledger on disk and Ray's actors, as in a study.
 
@@ -42,6 +42,8 @@ sys.path.insert(0, str(ROOT / "tests" / "sweeps"))
 
 NUM_WORKERS, NUM_SLOTS, NEAR_NATS = 2, 4, 0.01
 OURS = "forerun"
+NUM_STEPS = {32: 200, 128: 60}
+"""By width: a minute or two of two cores each."""
 INLINE = {"forerun, inline": ('cluster.backend="inline"', "cluster.num_workers=1")}
 """Our other arms: keys of the plan."""
 THEIRS = {"tune": False, "tune, reused": True}
@@ -135,8 +137,8 @@ def searches(python: Path, folder: Path, corpus: Path, width: int, num_trials: i
         at.mkdir()
         plan = at / "plan.toml"
         plan.write_text(
-            f'[data]\npath = "{corpus}"\n[proxy]\nbase_width = {width}\n[search]\nnum_trials = {num_trials}\n'
-            f"seed = {number}\n[cluster]\nnum_workers = {NUM_WORKERS}\n"
+            f'[data]\npath = "{corpus}"\n[proxy]\nbase_width = {width}\nnum_steps = {NUM_STEPS[width]}\n[search]\n'
+            f"num_trials = {num_trials}\ntie_seeds = 0\nseed = {number}\n[cluster]\nnum_workers = {NUM_WORKERS}\n"
         )
         found = {OURS: sweep(at / "ours", plan)}
         found |= {name: sweep(at / name.replace(", ", "-"), plan, keys) for name, keys in INLINE.items()}

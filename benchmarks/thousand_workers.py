@@ -153,6 +153,7 @@ class StandinPool:
         steps = int(seconds * STEPS_PER_SECOND)
         if worker.calls[0].ahead and not worker.may_go_on:
             steps = 0
+        skipped = not steps
         steps = min([steps, *(total - done for _, done, total in worker.slots.values())])
         worker.busy_seconds += steps / STEPS_PER_SECOND
         ended = []
@@ -162,8 +163,9 @@ class StandinPool:
                 ended.append(self._ended(slot, held[0]))
                 del worker.slots[slot]
         report = Report(
-            worker=index, finished=tuple(ended), steps={slot: held[1] for slot, held in worker.slots.items()}
-        )
+            worker=index, finished=tuple(ended), skipped=skipped,
+            steps={slot: held[1] for slot, held in worker.slots.items()},
+        )  # fmt: skip
         worker.may_go_on = steps > 0 and not ended
         heapq.heappush(self._events, (now + steps / STEPS_PER_SECOND, self.num_calls, report))
         self.num_calls += 1

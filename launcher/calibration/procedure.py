@@ -7,7 +7,6 @@ measured again: it is part of which runs the study asks for. No torch.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from proxies.core.spec import Numerics, RunSpec
 from proxies.training.calibration import Answer, CalibrationProbe
 from scaling_fits.allocation.shapes import WidthCount
 from sweeps.run.kinds import kinds_of, kinds_text
-from sweeps.run.pool import HostCall, Pool
+from sweeps.run.pool import Pool, ask_all
 from sweeps.store.errors import LedgerCorrupt, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger
 
@@ -48,7 +47,6 @@ SILENT_SECONDS = 300.0
 """A worker that has not answered by then is started anew: building, and compiling from nothing, take a minute or two.
 """
 MEMORY_SHARE = 0.9
-POLL_SECONDS = 0.5
 
 
 class UnmeasurableError(Exception):
@@ -224,7 +222,8 @@ def asking(
             worker_gpus=cluster.worker_gpus, most_bytes=int(MEMORY_SHARE * cluster.worker_memory_gib * 2**30),
         )  # fmt: skip
         answers, errors = _asked(pool, probe, kinds, check_stop)
-        silent = set(kinds) - {answer.kind for answer in answers}  # a mode is for every kind
+        known = set(kinds) - {""} or {""}  # a worker of no known kind speaks for none
+        silent = known - {answer.kind for answer in answers}  # a mode is for every kind
         if silent and len(modes) == 1:
             theirs = [(cause, problem) for kind, cause, problem in errors if kind in silent]
             if all(cause in _TOO_MUCH for cause, _ in theirs):
@@ -243,28 +242,14 @@ def _asked(
     pool: Pool, probe: CalibrationProbe, kinds: Sequence[str], check_stop: Callable[[], None]
 ) -> tuple[list[Answer], list[tuple[str, Cause, str]]]:
     """The answers of those workers that give one, and why others do not, with their kinds; these are started anew."""
-    call = HostCall(
-        bank_key="", num_slots=1, admit=(), seconds=0, probe=cast(dict[str, canon.Json], canon.to_json(probe))
-    )  # fmt: skip
-    for worker in range(pool.num_workers):
-        pool.start(worker, call)
-    busy, answers, errors = set(range(pool.num_workers)), list[Answer](), list[tuple[str, Cause, str]]()
-    until = time.monotonic() + SILENT_SECONDS + 10 * probe.seconds
-    while busy:
-        for report in pool.wait(POLL_SECONDS):
-            busy.discard(report.worker)
-            kind = kinds[report.worker]
-            if report.error is None and report.answer is not None:
-                answers.append(dataclasses.replace(canon.decode(Answer, report.answer), kind=kind))
-            else:
-                problem = report.error or "it did not answer"
-                errors.append((kind, report.cause, problem))
-                say(f"calibration: worker {report.worker}: {problem}; it is restarted")
-                pool.restart(report.worker)
-        check_stop()
-        if busy and time.monotonic() > until:
-            for worker in busy:
-                errors.append((kinds[worker], "hung", f"no answer in {duration(SILENT_SECONDS)}"))
-                pool.restart(worker)
-            break
+    answers, errors = list[Answer](), list[tuple[str, Cause, str]]()
+    asked = cast(dict[str, canon.Json], canon.to_json(probe))
+    for report in ask_all(pool, asked, SILENT_SECONDS + 10 * probe.seconds, check_stop):
+        kind = kinds[report.worker]
+        if report.answer is not None:
+            answers.append(dataclasses.replace(canon.decode(Answer, report.answer), kind=kind))
+        else:
+            problem = report.error or "it did not answer"
+            errors.append((kind, report.cause, problem))
+            say(f"calibration: worker {report.worker}: {problem}; it was restarted")
     return answers, errors

@@ -89,7 +89,7 @@ def speeds_of(found: Sequence[Calibration], study: Study, source: str) -> Speeds
         if figure is None or figure.refused or study.asked(asked.part, asked.shape, asked.batch_tokens) != asked:
             continue
         by_kind = {timing.kind: timing for timing in figure.by_kind}
-        if by_kind.keys() >= {kind.kind for kind in kinds}:
+        if kinds and by_kind.keys() >= {kind.kind for kind in kinds}:
             flops = _step_flops(asked)
             rate, low, high = mean_rate([by_kind[kind.kind] for kind in kinds for _ in range(kind.num_workers)])
             measured.append((asked, Span(value=rate * flops, low=low * flops, high=high * flops)))
@@ -205,7 +205,7 @@ def total_of(stages: Iterable[StageCost]) -> StageCost:
 def wall_hours(stages: Iterable[StageCost], num_workers: int) -> Span:
     """From the command to the report: the runs, and Ray's start, checks, fits and reports; ends with ends.
 
-    Checks train in the driver, with no worker beside it.
+    Checks are counted as on one worker: their sizes follow one another, and seeds alone run side by side.
     """
     every = list(stages)
     trained = added(stage.hours(1 if stage.name == "check" else num_workers) for stage in every)

@@ -38,7 +38,7 @@ from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
 from proxies.core.branches import own_flops
 from proxies.core.spec import RunSpec
-from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven
+from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven, spent
 from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.kinds import kinds_of, kinds_text
 from sweeps.run.pool import Pool
@@ -188,36 +188,31 @@ class Runner:
             return self._stopping or bool(overrun)
 
         done = self.ledger.results()
-        last, under_way = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0), 0.0
+        last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
+        parts: dict[str, float] = {}  # FLOPs done, by run that has not ended
         left = [spec for spec in specs if spec.id not in done]
         work = {spec.id: flops for spec, flops in zip(left, own_flops(left), strict=True)}
         mean_work = sum(work.values()) / max(1, len(work))
         reporter.progress.ask(float(sum(work.values())))
 
         def progress(event: DriverProgress) -> None:
-            nonlocal last, under_way
+            nonlocal last, parts
             for sentence in (*event.lost, *event.notes):
                 say(f"{label}: {sentence}")
             if event.running is not last.running:  # a second of reports has the same
-                under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
+                parts = {r.run_id: work.get(r.run_id, mean_work) * r.step / r.num_steps for r in event.running}
+            for outcome in event.outcomes:  # the last look was before it
+                parts.pop(outcome.id, None)
             last = event
-            reporter.ended(event.running, under_way)
+            reporter.ended(event.running, sum(parts.values()))
 
         try:
             drive(
-                source,
-                pool,
-                self.ledger,
-                self.study.study_dir,
-                num_slots_for=lambda spec: spec.numerics.num_slots,
-                bank_key_for=bank_key,
-                max_attempts=cluster.max_attempts,
-                noise=noise,
-                kinds=self._kinds,
-                progress=progress,
-                should_stop=should_stop,
-                refusal=budget.refusal,
-            )
+                source, pool, self.ledger, self.study.study_dir,
+                num_slots_for=lambda spec: spec.numerics.num_slots, bank_key_for=bank_key,
+                max_attempts=cluster.max_attempts, noise=noise, kinds=self._kinds, progress=progress,
+                should_stop=should_stop, refusal=budget.refusal,
+            )  # fmt: skip
         finally:
             reporter.pause()
             accounts.write_down()
@@ -243,7 +238,8 @@ class Runner:
         """What the workers' time is written down in; they are started. Raises ClusterUnfit."""
         if self._accounts is None:
             cluster = self.study.plan.cluster
-            if unpriced := [kind for kind in set(self._kinds) if cluster.max_usd and cluster.caps.price(kind) is None]:
+            kinds = {*self._kinds, *(each.kind for each in spent(self.ledger, cluster.caps).by_kind)}
+            if unpriced := [kind for kind in kinds if cluster.max_usd and cluster.caps.price(kind) is None]:
                 names = ", ".join(kind or "a device that did not tell its name" for kind in sorted(unpriced))
                 raise ClusterUnfit(
                     f"cluster.max_usd = {cluster.max_usd:g}: no price is known of {names}: add it to "

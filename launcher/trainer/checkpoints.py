@@ -194,7 +194,12 @@ def read_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
     weights, moments = get_state_dict(model, optimizer)
     # Filled in place.
     load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    own: list[dict[str, Any]] = [
+        {name: group[name] for name in ("fused", "foreach") if name in group} for group in optimizer.param_groups
+    ]
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    for group, kernels in zip(optimizer.param_groups, own, strict=True):
+        group.update(kernels)  # this device's, not those of the one that saved
 
 
 def saved_tensors(folder: Path) -> dict[str, Tensor]:

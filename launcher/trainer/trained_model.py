@@ -17,11 +17,10 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from launcher.frozen.frozen import Decision, FrozenError, OwnModel, assign_groups
 from launcher.trainer import assembly
-from launcher.trainer.ranks import device, hand_out, together
+from launcher.trainer.ranks import device, hand_out, own_part, together
 from proxies.external.construction import (
     Build,
     block_prefixes,
@@ -193,16 +192,19 @@ class UserModel:
         """See `TrainedModel`: stds over all blocks together, for a factory may start each block otherwise."""
         blocks = block_prefixes(module, self.decision.shape.num_layers)
         assigned = assign_groups(self.decision.groups, [name for name, _ in module.named_parameters()])
-        moments: dict[str, list[float]] = {}
+        sums: dict[str, Tensor] = {}
         wanted: dict[str, float] = {}
         for name, parameter in module.named_parameters():
-            whole = (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).double()
-            powers = [float(whole.numel()), *(float(whole.pow(power).sum()) for power in (1, 2, 4))]
+            part, share = own_part(parameter)
+            part = part.double()
             group = group_of(name, blocks)
             wanted[group] = assigned[name].init_std
-            moments[group] = [a + b for a, b in zip(moments.get(group, [0.0] * 4), powers, strict=True)]
+            found = torch.stack([part.new_tensor(part.numel()), *(part.pow(power).sum() for power in (1, 2, 4))])
+            sums[group] = sums[group] + share * found if group in sums else share * found
+        total_G4 = torch.stack([*sums.values()])
+        dist.all_reduce(total_G4)
         problems = []
-        for group, (count, total, squares, fourths) in moments.items():
+        for group, (count, total, squares, fourths) in zip(sums, total_G4.tolist(), strict=True):
             std, frozen = math.sqrt(max(0.0, squares / count - (total / count) ** 2)), wanted[group]
             # The standard error of a std, whatever the distribution: half of that of the variance, over the std.
             error = math.sqrt(max(0.0, fourths / count - std**4) / count) / (2 * std) if std else 0.0

@@ -121,16 +121,17 @@ class WorkerHost:
         if not call.ahead:
             self._prepare(call)
         engine, own = self._engine, self._resumable
-        if engine is None:  # the call before failed to make one
-            return HostAnswer()
-        train = call.seconds > 0 and (may_go_on or not call.ahead)
+        if call.ahead and not may_go_on:
+            return HostAnswer(steps={} if engine is None else engine.steps, skipped=True)
+        assert engine is not None, "what goes on was prepared"
+        train = call.seconds > 0
         ended = self._named(lambda: engine.advance(MOST_STEPS, call.seconds)) if train else []
         if call.save and own is not None:
             own.save()
         answer = HostAnswer(
             finished=tuple(self._told(*each) for each in ended),
             steps=engine.steps,
-            paused=tuple(self._told(*each) for each in own.paused()) if own is not None and train else (),
+            paused=() if own is None else tuple(self._told(*each) for each in own.paused()),
             notes=() if own is None else own.take_notes(),
         )
         self._may_go_on = train and not answer.needs_reply
@@ -252,7 +253,8 @@ class WorkerHost:
         from proxies.training.calibration import CalibrationProbe, measure
         from proxies.training.torch_device import TorchDevice
 
-        self._engine, self._resumable, self._key = None, None, ""  # the memory is the probe's
+        self._drop()  # the memory is the probe's
+        self._key = ""
         probe = canon.decode(CalibrationProbe, asked)
         return measure(probe, self._own, TorchDevice(probe))
 

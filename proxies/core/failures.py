@@ -80,7 +80,9 @@ _TAIL_LINES = 20
 _DETAIL_CHARS = 2000
 _MOST_READ_BYTES = 256 * 2**10
 _PATTERNS: dict[Cause, re.Pattern[str]] = {
-    "out_of_memory": re.compile(r"OutOfMemoryError|(?:out of|not enough) memory|can(?:'t|not) allocate memory", re.I),
+    "out_of_memory": re.compile(
+        r"OutOfMemoryError|(?:out of|not enough) memory|can(?:'t|not) allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.I
+    ),
     # The last is torch's, of a write that was cut short.
     "disk_full": re.compile(r"No space left on device|Disk quota exceeded|File too large|unexpected pos \d"),
     "no_device": re.compile(

@@ -263,10 +263,11 @@ class Linear(Weight):
 def beside(x_KND: Tensor, *maps: Linear) -> list[Tensor]:
     """What each map makes of x. Compiled in bfloat16 by one product, whose joined weight is made as it is cast.
 
-    Not elsewhere: in float32 there is no cast, so joining would be a copy more; and uncompiled each map is called by
-    itself, for hooks to see.
+    Not elsewhere: without a cast (float32, or weights that FSDP has cast) joining would be a copy more, which nobody
+    frees until the backward pass; and uncompiled each map is called by itself, for hooks to see.
     """
-    if not torch.compiler.is_compiling() or x_KND.dtype != torch.bfloat16:
+    cast = x_KND.dtype == torch.bfloat16 != maps[0].weight.dtype
+    if not (cast and torch.compiler.is_compiling()):
         return [one(x_KND) for one in maps]
     joined_KFD = torch.cat([one.weight.to(x_KND.dtype) for one in maps], dim=-2)
     parts_KNF = torch.split(linear(x_KND, joined_KFD), [one.weight.shape[-2] for one in maps], dim=-1)

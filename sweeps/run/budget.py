@@ -123,8 +123,9 @@ class StudyBudget:
             return _reached("max_hours", caps.hours, f"{now.hours:.4g} hours have passed")
         if caps.device_hours is not None and now.device_hours >= caps.device_hours:
             return _reached("max_device_hours", caps.device_hours, f"{now.device_hours:.4g} device-hours are spent")
-        if caps.usd is not None and now.usd is not None and now.usd >= caps.usd:
-            return _reached("max_usd", caps.usd, f"{now.usd:.4g} dollars are spent")
+        usd = sum(each.usd or 0.0 for each in now.by_kind)  # at least, where a price is not known
+        if caps.usd is not None and usd >= caps.usd:
+            return _reached("max_usd", caps.usd, f"{usd:.4g} dollars are spent")
         return ""
 
     def _count(self) -> None:

@@ -65,7 +65,9 @@ class Worker:
     saves: bool = False
     """Whether that one only saves what it holds."""
     call_steps: int = 0
-    """Optimizer steps that a run made in the last call that trained; 0: none yet."""
+    """Optimizer steps that a run made in a call of this bank, at most; 0: none yet."""
+    call_seconds: float = 0.0
+    """That the last call took."""
     built_key: str = ""
     """Of the bank that its host has built."""
 
@@ -165,13 +167,20 @@ class Crew:
             self._held[held.run_id] = index
             worker.steps.pop(slot, None)  # of the run before it
         worker.saves = not seconds
+        if worker.built_key != worker.bank_key:
+            worker.call_steps = 0
         self._begin(index, call)
         if seconds and not some.again:
             self._may_go_on.append(index)
 
     def go_on(self, index: int) -> None:
-        """Have a worker train on when its call has ended, so that it does not wait for us; if the pool can do that."""
-        if self.workers[index].num_calls <= self._pool.calls_ahead:
+        """Have a worker train on when its call has ended, so that it does not wait for us; if the pool can do that.
+
+        Where a call takes much longer than it should (a step of many seconds), none waits: a stop would wait for both.
+        """
+        worker = self.workers[index]
+        quick = worker.built_key == worker.bank_key and worker.call_seconds <= 2 * CALL_SECONDS
+        if quick and worker.num_calls <= self._pool.calls_ahead:
             self._begin(index, AHEAD)
 
     def _begin(self, index: int, call: HostCall) -> None:
@@ -201,7 +210,8 @@ class Crew:
                 what = "end" if report.finished else "train"
             self._leases.learn((worker.bank_key, what), now - worker.busy_since)
             worker.built_key = worker.bank_key
-            worker.call_steps = max(gained, default=0) or worker.call_steps
+            worker.call_steps = max([worker.call_steps, *gained])
+            worker.call_seconds = now - worker.busy_since
         worker.steps, worker.busy_since = report.steps, now
         worker.num_calls = max(0, worker.num_calls - 1)
         if not worker.num_calls:

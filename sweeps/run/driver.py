@@ -176,14 +176,17 @@ class Driver:
         for index, worker in self._crew.training():
             if not self._backlog.waits_for(worker.bank_key, worker.slots, self._ready):
                 self._crew.go_on(index)
+        none_ready = not len(self._backlog)
         for index, worker in self._crew.idle():
             if not worker.slots:
-                if not len(self._backlog):
+                if none_ready:
                     continue
                 worker.bank_key = self._backlog.choose_key(worker.bank_key, self._ready)
             moved = self._backlog.fill(worker.bank_key, worker.slots, self._ready, self._may_start)
             if worker.slots:
                 self._crew.start(index, moved, kept=self._trunks.kept)
+            else:
+                none_ready = True  # nor for any other empty bank
 
     def _ready(self, attempt: Attempt) -> bool:
         return self._trunks.may_start(attempt, self._crew.steps_done)
@@ -325,6 +328,7 @@ class Driver:
         Raises:
             RunsFail: nothing has ended well yet.
         """
+        self._commit()  # what came in beside it counts
         reason = f"lost {attempt.standing.num_in_a_row} times, {how}"
         if any(result.status != "failed" for result in self._ledger.own_results()):
             self._end(attempt, failed_result(attempt.run_id, reason), NO_CURVE)

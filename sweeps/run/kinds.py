@@ -6,16 +6,14 @@ A kind is a device's name, as results have it in `environment` (`sweeps.store.si
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from sweeps.run.pool import HostCall, Pool
+from sweeps.run.pool import Pool, ask_all
 from sweeps.store.sites import DEVICE, WHERE
 
-POLL_SECONDS = 0.5
-WHERE_SECONDS = 60.0
-"""For workers to answer where they are: a first call makes a host, and looks at its GPU."""
+WHERE_SECONDS = 300.0
+"""For workers to answer where they are: a first call loads torch and opens its GPU, many at once from a cold disk."""
 
 
 def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
@@ -25,21 +23,8 @@ def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
         pool: idle.
         check: raises what ends the work.
     """
-    busy, found = set(range(pool.num_workers)), dict[int, dict[str, str]]()
-    for worker in busy:
-        pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=WHERE))
-    until = time.monotonic() + WHERE_SECONDS
-    while busy and time.monotonic() < until:
-        for report in pool.wait(POLL_SECONDS):
-            busy.discard(report.worker)
-            if report.error is not None or report.answer is None:
-                pool.restart(report.worker)
-            else:
-                found[report.worker] = {name: str(value) for name, value in report.answer.items()}
-        check()
-    for worker in busy:
-        pool.restart(worker)
-    return found
+    reports = ask_all(pool, WHERE, WHERE_SECONDS, check)
+    return {r.worker: {name: str(value) for name, value in r.answer.items()} for r in reports if r.answer is not None}
 
 
 def kinds_of(pool: Pool, check: Callable[[], None]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,11 +137,13 @@ class HostAnswer:
     """What the user should hear: a checkpoint resumed from, or put aside."""
     answer: dict[str, Json] | None = None
     """To a probe."""
+    skipped: bool = False
+    """It was sent ahead, and nothing was done: the answer before it, which may arrive after it, needs a reply."""
 
     @property
     def needs_reply(self) -> bool:
         """Whether slots became free or runs wait: what follows is for the driver to say."""
-        return bool(self.finished or self.paused)
+        return bool(self.finished or self.paused or self.skipped)
 
 
 class Host(Protocol):
@@ -196,7 +199,7 @@ def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
         )
     return Report(
         worker=worker, finished=done.finished, steps=done.steps, paused=done.paused, notes=done.notes,
-        answer=done.answer,
+        answer=done.answer, skipped=done.skipped,
     )  # fmt: skip
 
 
@@ -223,6 +226,33 @@ class Pool(Protocol):
     def close(self) -> None:
         """Stop every worker; what is in flight is lost."""
         ...
+
+
+_POLL_SECONDS = 0.5
+
+
+def ask_all(pool: Pool, probe: dict[str, Json], seconds: float, check: Callable[[], None]) -> list[Report]:
+    """What every worker of an idle pool answers to a probe; one that fails, or is silent for so long, is restarted.
+
+    `check` is called a few times a second, and raises what ends the work.
+    """
+    call = HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=probe)
+    busy, found = set(range(pool.num_workers)), list[Report]()
+    for worker in range(pool.num_workers):
+        pool.start(worker, call)
+    until = time.monotonic() + seconds
+    while busy:
+        for report in pool.wait(_POLL_SECONDS):
+            busy.discard(report.worker)
+            found.append(report)
+        check()
+        if time.monotonic() > until:
+            break
+    found += [Report(worker=worker, error=f"no answer in {seconds:.3g} s", cause="hung") for worker in sorted(busy)]
+    for report in found:
+        if report.answer is None:
+            pool.restart(report.worker)
+    return found
 
 
 class InlinePool:

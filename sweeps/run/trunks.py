@@ -2,7 +2,8 @@
 
 Within a trunk (`proxies.core.branches`) runs start by rising duration: each once the one before it has come to its
 branch step, where the worker writes the state that the next goes on from, or has ended. So the trunk is trained once.
-A state that could not be written, or does not fit a worker, costs time and changes no result.
+A state that could not be written, or does not fit a worker, costs time and changes no result. So does a longer run that
+its source gives once the worker of a shorter one trains on by itself: whoever has a list gives it at once.
 """
 
 from __future__ import annotations

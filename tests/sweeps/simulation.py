@@ -262,9 +262,8 @@ class SimPool:
         if call.ahead:
             if not self.may_go_on[worker]:
                 self.flight[worker] = (True, world.now)
-                self._push(
-                    world.now, worker, Report(worker=worker, steps={slot: step for slot, (_, step) in slots.items()})
-                )
+                steps = {slot: step for slot, (_, step) in slots.items()}
+                self._push(world.now, worker, Report(worker=worker, steps=steps, skipped=True))
                 return
             world.counts["went on"] += 1
             call = dataclasses.replace(self.last[worker], admit=())

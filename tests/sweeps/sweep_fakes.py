@@ -110,7 +110,7 @@ class FakeHost:
     def advance(self, call):
         if call.ahead:
             if not self.may_go_on:
-                return HostAnswer(steps={slot: step for slot, (_, step) in self.slots.items()})
+                return HostAnswer(steps={slot: step for slot, (_, step) in self.slots.items()}, skipped=True)
             call = dataclasses.replace(self.last, admit=())
         self.may_go_on, self.last = False, call
         answer = self._advance(call)

@@ -95,6 +95,7 @@ def test_an_hour_of_each_kind_has_its_price(ledger):
     assert [(each.kind, each.device_hours, each.usd) for each in found.by_kind] == [(A100, 6.0, 9.0), (H100, 3.0, 7.5)]
     record_driven(ledger, 1, 0, 3600.0, {"NVIDIA L4": 3600.0})
     assert spent(ledger, BudgetCaps(usd_per_device_hour_by_kind=prices)).usd is None, "one price is not known"
+    assert "max_usd" in mine.overrun(), "what is known is over the cap by itself"
     assert spent(ledger, BudgetCaps(usd_per_device_hour=1.0, usd_per_device_hour_by_kind=prices)).usd == 6.5
     ledger.append("driven", "2/0", {"seconds": 3600.0, "device_seconds": 3600.0})  # of before there were kinds
     assert spent(ledger, BudgetCaps(usd_per_device_hour=1.0, usd_per_device_hour_by_kind=prices)).usd == 7.5

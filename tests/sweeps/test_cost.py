@@ -63,13 +63,16 @@ class Turns:
     def wait(self, timeout_seconds):
         worker, call = self.calls.popleft()
         held, ended = self.runs.get(worker), ()
-        if held and (not call.ahead or self.may_go_on[worker]):
+        skipped = call.ahead and not self.may_go_on[worker]
+        if held and not skipped:
             held[1] += 1
             if held[1] == 10:
                 ended = (finished(0, self.runs.pop(worker)[0]),)
         self.may_go_on[worker] = not ended
         self.num_reports += 1
-        return [Report(worker=worker, finished=ended, steps={0: held[1]} if held and not ended else {})]
+        return [
+            Report(worker=worker, finished=ended, steps={0: held[1]} if held and not ended else {}, skipped=skipped)
+        ]
 
 
 def calls_a_report(study_dir, num_workers):

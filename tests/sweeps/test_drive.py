@@ -1,3 +1,5 @@
+import dataclasses
+import math
 import time
 
 import pytest
@@ -14,7 +16,8 @@ from sweep_fakes import (
 
 from proxies.core import canon
 from proxies.core.spec import RunSpec
-from sweeps.run.crew import FLOOR_SECONDS, AdaptiveTimeouts
+from sweeps.run.backlog import Attempt
+from sweeps.run.crew import FLOOR_SECONDS, AdaptiveTimeouts, Crew
 from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool, Report
 from sweeps.search.source import SourceSignal, StaticSource
@@ -205,3 +208,48 @@ def test_a_list_comes_key_by_key_the_costliest_first():
     assert [spec.shape.width for spec in order] == [128] * 3 + [64] * 3 + [32] * 3
     assert [spec.seed for spec in order[:3]] == [0, 1, 2]
     assert source.next({}) is SourceSignal.DONE
+
+
+def test_what_ends_beside_a_run_that_is_given_up_counts(study):
+    """One report has a good outcome and the last invalid result of another run: the first makes the study go on."""
+
+    def answer(pool, call, number):
+        good, bad = (finished(slot, spec) for slot, spec in sorted(pool.slots.items()))
+        pool.slots = {}
+        return Report(worker=0, finished=(good, dataclasses.replace(bad, result=bad.result | {"loss_nats": math.nan})))
+
+    scripted(study, answer)
+    specs = make_specs(2)
+    results = study.drive(specs, max_attempts=1)
+    assert results[specs[0].id] == expected(specs)[specs[0].id] and results[specs[1].id].status == "failed"
+
+
+def test_no_call_follows_one_that_was_skipped_or_is_slow(study):
+    """The answer that the skipped one waited for may be on its way; behind a slow call, a stop would wait for both."""
+    pool = scripted(study, lambda pool, call, number: None)
+    pool.calls_ahead = 1
+    crew = Crew(pool, num_slots, AdaptiveTimeouts(600.0), pool.clock)
+    spec = make_spec(num_steps=99)
+    crew.workers[0].bank_key, crew.workers[0].slots[0] = "one", Attempt(spec=spec, run_id=spec.id, bank_key="one")
+
+    def calls(report, seconds=1.0):
+        """How many are in flight after a report, which is there so many seconds later."""
+        pool.now, pool.arrived = pool.now + seconds, [report]
+        crew.wait(0.0)
+        for index, _ in crew.training():
+            crew.go_on(index)
+        return crew.workers[0].num_calls
+
+    crew.start(0, {})
+    for index, _ in crew.training():
+        crew.go_on(index)
+    assert crew.workers[0].num_calls == 1, "the first builds a bank, for who knows how long"
+    assert calls(Report(worker=0, steps={0: 2})) == 0
+    crew.start(0, {})
+    for index, _ in crew.training():
+        crew.go_on(index)
+    assert crew.workers[0].num_calls == 2
+    assert calls(Report(worker=0, steps={0: 4})) == 2
+    assert calls(Report(worker=0, steps={0: 4}, skipped=True)) == 1
+    crew.go_on(0)
+    assert calls(Report(worker=0, steps={0: 6}), 9.0) == 1, "nine seconds for one call"

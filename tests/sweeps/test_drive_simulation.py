@@ -358,7 +358,7 @@ PRUNING_MUTANTS = (
 )  # fmt: skip
 
 
-NUM_TRIES = 100
+NUM_TRIES = 400
 
 
 def first_caught(plant):
