@@ -85,11 +85,21 @@ def test_one_graph_is_compiled_and_gives_the_same(family, num_trials, checkpoint
 
 @pytest.mark.parametrize(("family", "num_trials"), [("llama-qk", K), ("gpt2", None)])
 @pytest.mark.parametrize(
-    ("compute", "num_products"), [(torch.bfloat16, {"llama": 4, "gpt2": 4}), (None, {"llama": 7, "gpt2": 6})]
+    ("compute", "weights", "num_products"),
+    [
+        (torch.bfloat16, torch.float32, {"llama": 4, "gpt2": 4}),
+        (None, torch.float32, {"llama": 7, "gpt2": 6}),
+        (None, torch.bfloat16, {"llama": 7, "gpt2": 6}),
+    ],
+    ids=["as proxies cast", "float32", "as FSDP has cast"],
 )
-def test_maps_of_one_input_are_one_product_where_compiled_in_bfloat16(family, num_trials, compute, num_products):
+def test_maps_of_one_input_are_one_product_where_compiled_as_it_is_cast(
+    family, num_trials, compute, weights, num_products
+):
+    """Not of weights that FSDP has cast: nobody would free the joined ones until the backward pass."""
     torch.compiler.reset()
     model, multipliers, ids, targets = case(family, num_trials, compute=compute)
+    model.to(weights)
     graphs = []
 
     def backend(graph, inputs):
