@@ -31,6 +31,9 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; the old one warns
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, workers would install the project anew
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",  # Ray ends a process, unasked, that misses its head for 60 s
+    # A Python for each core before anybody asks. None becomes a worker of ours: those have their own environment.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",  # workers run at the driver's; Ray's own 15 starves them beside others
 }
 _AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
