@@ -75,12 +75,11 @@ class PlannedWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KindTiming:
-    """What workers of one kind measured of a mode."""
+class Timing:
+    """What workers measured of a mode."""
 
-    kind: str
     trial_steps_per_second: float
-    """One worker's rate while all were measuring."""
+    """One worker's rate while all were measuring; 0: the mode was refused."""
     interval: tuple[float, float]
     """The range of the middle half of the rounds."""
     ratio: float
@@ -93,6 +92,13 @@ class KindTiming:
     """The most that any of them held."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindTiming(Timing):
+    """Of one kind."""
+
+    kind: str
+
+
 def mean_rate(workers: Sequence[KindTiming]) -> tuple[float, float, float]:
     """Trial-steps a second of the mean of these workers, with the ends of its interval: (rate, low, high)."""
     each = [(worker.trial_steps_per_second, *worker.interval) for worker in workers]
@@ -101,19 +107,12 @@ def mean_rate(workers: Sequence[KindTiming]) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModeTiming:
-    """What was measured of a mode, the mean over all workers, and what the planned runs would take with it."""
+class ModeTiming(Timing):
+    """Of all kinds: the mean over the workers; `first_seconds`, `again_seconds` and `peak_bytes` of the kind with the
+    most. And what the planned runs would take.
+    """
 
     mode: Numerics
-    trial_steps_per_second: float
-    """0: the mode was refused."""
-    interval: tuple[float, float]
-    ratio: float
-    least_ratio: float
-    first_seconds: float
-    again_seconds: float
-    """These two, and `peak_bytes`: of the kind with the most."""
-    peak_bytes: int
     planned_seconds: float
     refused: str = ""
     by_kind: tuple[KindTiming, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)

@@ -17,6 +17,7 @@ from launcher.estimates.main_run import MASTER_BYTES, RESERVED, memory_per_rank
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.spec import Precision
 from proxies.data.tokens import TokenStore
+from proxies.training.step_loop import to_device
 
 
 class Rows(TypedDict):
@@ -47,11 +48,6 @@ class Batches:
         if self._ahead is not None and self._ahead[0] is store and self._ahead[1] == rows:
             return
         self._ahead = store, rows, to_device(torch.from_numpy(store.train_batch(**rows)), self._device)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device behind what it computes; from pageable memory the host would wait for all of that."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Exchange:

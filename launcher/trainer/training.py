@@ -31,7 +31,7 @@ from launcher.frozen.frozen import Decision, FrozenError
 from launcher.trainer import assembly, checkpoints, rollback
 from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo, Stop
 from launcher.trainer.checkpoint_saver import SaveError, Saver
-from launcher.trainer.passes import Batches, Exchange, Rows, to_device
+from launcher.trainer.passes import Batches, Exchange, Rows
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
 from launcher.trainer.spikes import SpikeWatch
@@ -44,6 +44,7 @@ from proxies.data.tokens import TokenStore
 from proxies.model.decoder import token_loss
 from proxies.model.optimizer import clip_to, set_rates
 from proxies.training.outcome import validation_ids
+from proxies.training.step_loop import to_device
 
 _OTHER_FORMS = {"PCIe", "NVL"}
 """Forms of a card that are slower than the one of the reference table."""

@@ -37,7 +37,7 @@ from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.memory import keep_freed_memory
 from proxies.training.outcome import RunProgress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, StateError, captured, resumed
-from proxies.training.step_loop import Ended, StepReport, default_steps_ahead, pinned, run_steps
+from proxies.training.step_loop import Ended, StepReport, default_steps_ahead, run_steps, to_device
 from proxies.training.torch_device import set_arithmetic
 from proxies.training.trainable_model import BuiltModel, DecoderModel, our_model
 
@@ -279,8 +279,7 @@ class Solo:
 
     def _forward_backward(self, trial: _Trial, step: int) -> tuple[Tensor, Tensor]:
         """The batch's loss in nats per token and its gradient's norm; the gradients are left in the parameters."""
-        ids_BT = pinned(batch_of(self._store, trial.progress.spec, step), self.device)
-        ids_BT = ids_BT.to(self.device, non_blocking=True)
+        ids_BT = to_device(batch_of(self._store, trial.progress.spec, step), self.device)
         trial.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part_BT in torch.split(ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)):

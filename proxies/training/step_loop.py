@@ -36,6 +36,11 @@ def pinned(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory() if device.type == "cuda" else values
 
 
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy of `values` [...] on the device, behind what it computes; the host does not wait for any of that."""
+    return pinned(values, device).to(device, non_blocking=True)
+
+
 class StepReport:
     """What a step found, on its way to the host."""
 
