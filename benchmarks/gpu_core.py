@@ -31,10 +31,7 @@ LEAST_SECONDS, MOST_SECONDS = 30.0, 240.0
 HERE = Path(__file__).parent
 TRANSFER = [HERE / "gpu_transfer.py", "--out", "{out}", "--seeds", "1", "--seconds", "{seconds}"]
 PARTS: dict[str, list[str | Path]] = {
-    "tests": [
-        "-m", "pytest", "-p", "gpu_tests", "-m", "gpu", "--outcomes", "{out}/gpu-tests.json",
-        "--session-timeout", "{seconds}",
-    ],
+    "tests": [HERE / "gpu_tests.py", "--outcomes", "{out}/gpu-tests.json", "--seconds", "{seconds}"],
     "trainer": [HERE / "gpu_trainer.py", "--out", "{out}", "--seconds", "{seconds}"],
     "transfer": [*TRANSFER, "--conditions", "mup,sp"],
     "rates": [HERE / "gpu.py", "--json", "{out}/gpu.json", "--seconds", "{seconds}"],

@@ -101,7 +101,7 @@ def plain_loop(asked: dict[str, Any]) -> None:
     from proxies.model.decoder import Decoder, Multipliers
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape = run_spec(asked["model"], asked["seq_len"], asked["batch"], Numerics(), "").shape
+    shape = run_spec(asked["model"], asked["seq_len"], asked["batch"], Numerics(), "0").shape
     model = Decoder(shape, device=device)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)

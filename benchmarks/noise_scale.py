@@ -39,7 +39,7 @@ from proxies.core.noise_scale import NoiseLook, NoiseScale, noise_scale
 from proxies.core.schedule import Schedule
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
-from proxies.model.decoder import token_loss
+from proxies.model.loss import token_loss
 from proxies.training.gradient_noise import NoiseLooks, gram
 from proxies.training.outcome import validation_ids
 from proxies.training.solo import Solo

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from launcher.trainer.checkpoint_saver import Saver
 from launcher.trainer.checkpoints import folder_of
 from proxies.core.shape import Shape
-from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.model.decoder import Decoder, Multipliers
+from proxies.model.loss import token_loss
 
 
 def main() -> None:

@@ -59,6 +59,14 @@ def test_without_a_device_nothing_is_measured(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_there_was_no_time_for_is_left_out(tmp_path, bare):
+    done = benchmark("--quick", "--seconds", 0, "--json", tmp_path / "gpu.json", env=bare)
+    assert done.returncode == 3, done.stderr
+    tiny = json.loads((tmp_path / "gpu.json").read_text())["models"]["tiny"]
+    assert not tiny["cases"] and tiny["peak_flops"] > 0
+
+
+@pytest.mark.slow
 def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
     out = tmp_path / "gpu.json"
     elsewhere = {"machine": {"device": "another"}, "steps": {"peak": 1.0}}
@@ -90,6 +98,7 @@ def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
         achieved = mode["trial_steps_per_second"] * step_flops
         assert mode["share_of_peak"] * models["tiny"]["peak_flops"] == pytest.approx(achieved)
     assert modes["one slot"]["over_one_eager_trial"] == 1
+    assert case["plain_loop"]["steps_per_second"] > 0
     assert {"1 eager processes", "2 eager processes"} <= case["trials_per_hour"].keys()
     assert f"| {case['chosen']} |" in done.stdout
 
@@ -129,11 +138,11 @@ def test_the_trainer_beside_the_proxy_is_rehearsed_resumed_and_told(tmp_path, ba
         return subprocess.run([*script, *more], capture_output=True, text=True, check=False, env=bare)
 
     late = called("--seconds", "0")
-    assert (late.returncode, steps_told(late.stdout)) == (3, []), late.stderr
+    assert (late.returncode, steps_told(late.stdout)) == (3, ["measured: tiny, peak"]), late.stderr
     done = called()
     assert done.returncode == 0, done.stdout + done.stderr
     ways = [f"{who}, {how}" for how in ("eager", "compiled") for who in ("trainer", "proxy")]
-    assert steps_told(done.stdout) == [f"measured: tiny, {name}" for name in (*ways, "peak")]
+    assert steps_told(done.stdout) == [f"measured: tiny, {name}" for name in ways]
     tiny = json.loads((tmp_path / "gpu_trainer.json").read_text())["models"]["tiny"]
     eager = tiny["steps"]["proxy, eager"]["losses"]
     assert len(eager) == 14

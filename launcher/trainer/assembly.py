@@ -20,6 +20,7 @@ from launcher.frozen.frozen import Decision, FrozenError, Parallelism, Parameter
 from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
+from proxies.model.loss import FusedLoss
 from proxies.model.optimizer import torch_optimizer
 from proxies.model.precision import PRECISIONS
 from proxies.parametrization.parametrization import drawn
@@ -42,7 +43,7 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     decision, model = source.decision, source.outline()
     blocks = source.blocks(model).values()
     if decision.compiled:
-        compile_blocks([*blocks])
+        compile_blocks([*blocks, *(part for part in model.modules() if isinstance(part, FusedLoss))])
     policy, precision = MixedPrecisionPolicy(), PRECISIONS[decision.precision]
     if precision.compute != precision.weights:
         policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.weights)
@@ -54,7 +55,7 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
 
 
 def compile_blocks(blocks: Sequence[nn.Module]) -> None:
-    """torch.compile of each block; from the first that cannot be compiled on, all are computed eagerly, and say so.
+    """torch.compile of each block, or the loss; from the first that cannot be compiled on, all are eager, and say so.
 
     Backward passes are compiled with the forward ones: an error in the midst of a backward pass could only end the run.
     """
@@ -84,7 +85,8 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
         return call
 
     for block in blocks:
-        block.compile()
+        # The loss for each size of a pass by itself: how many parts it has follows from the size.
+        block.compile(dynamic=False if isinstance(block, FusedLoss) else None)
         block._compiled_call_impl = guarded(block)
 
 

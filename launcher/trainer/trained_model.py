@@ -31,7 +31,8 @@ from proxies.external.construction import (
     spreads,
 )
 from proxies.external.factory import checked_load, hook_multipliers
-from proxies.model.decoder import Checkpointing, Decoder, Multipliers, recomputed, token_loss
+from proxies.model.decoder import Checkpointing, Decoder, Multipliers, recomputed
+from proxies.model.loss import token_loss
 
 MEASURED = 0.01
 """Share by which a user's initial std may be another than frozen beside its sampling error: both are measured."""

@@ -41,7 +41,7 @@ from proxies.core import canon
 from proxies.core.flops import flops_per_token
 from proxies.core.schedule import lr_table
 from proxies.data.tokens import TokenStore
-from proxies.model.decoder import token_loss
+from proxies.model.loss import token_loss
 from proxies.model.optimizer import clip_to, set_rates
 from proxies.training.outcome import validation_ids
 from proxies.training.step_loop import to_device

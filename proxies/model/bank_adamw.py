@@ -86,6 +86,13 @@ class BankAdamW:
             self.spans[name] = (start, stop)
             parameter.data = self.weights_KP[:, start:stop].view(parameter.shape)
             start = stop
+        self._alone: list[Tensor] | None = None
+        """On a GPU, where a lone trial's gradients go: places in one piece each, copied to at full speed."""
+        if num_trials == 1 and not self._by_row:
+            self._alone = [
+                self.gradients_KP[:, start:stop].view(parameter.shape)
+                for (start, stop), parameter in zip(self.spans.values(), self._parameters, strict=True)
+            ]
         # Which tensor a weight is of, alike in all trials: where all rows are updated at once, rates are found by it.
         sizes_S = torch.tensor([stop - start for start, stop in self.spans.values()], device=device)
         order_S = torch.arange(len(parameters), dtype=torch.int32, device=device)
@@ -137,8 +144,11 @@ class BankAdamW:
 
     def gather_gradients(self) -> Tensor:
         """Move the parameters' gradients into the flat buffer; returns their norms per trial, [K]."""
-        gradients = [p.grad.flatten(1) for p in self._parameters if p.grad is not None]
-        torch.cat(gradients, dim=1, out=self.gradients_KP)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if self._alone is not None:
+            torch._foreach_copy_(self._alone, gradients)
+        else:
+            torch.cat([gradient.flatten(1) for gradient in gradients], dim=1, out=self.gradients_KP)
         for parameter in self._parameters:
             parameter.grad = None
         norms_K: Tensor = torch.linalg.vector_norm(self.gradients_KP, dim=1)

@@ -16,105 +16,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from proxies.core.shape import Shape
-from proxies.model.precision import wide_of, widened
-
-# Cross-entropy from hidden states and the readout's weight, by parts: a batch's logits are never whole in memory.
-#
-# The forward pass computes each part's loss and its gradients at once, so a part's logits are made once and dropped,
-# and what stays is the gradient of the hidden states and of the weight. With p the softmax of a token's logits W h, y
-# its target and N tokens, the gradient of the mean loss by the logits is (p - one_hot(y)) / N; by h it is W^T times
-# that, by W its outer product with h, summed over tokens. With a leading K every trial is its own; its numbers do not
-# depend on the others'.
-
-PART_LOGITS = {"cpu": 2**18, "cuda": 2**26}
-"""Logits of one part, all trials together: what stays in a core's cache, and what fills a GPU."""
-
-
-class _FusedLoss(torch.autograd.Function):
-    """Mean losses [K] whose gradients were computed with them."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden_KND: Tensor, weight_KVD: Tensor, targets_KN: Tensor, part_tokens: int) -> Tensor:
-        num_tokens = hidden_KND.shape[1]
-        # Sums of many parts: in float32 at least.
-        total_K = torch.zeros(len(hidden_KND), dtype=wide_of(hidden_KND), device=hidden_KND.device)
-        d_weight_KVD = torch.zeros_like(weight_KVD, dtype=wide_of(weight_KVD))
-        d_hidden = []
-        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part_tokens):
-            logits_KNV = h_KND @ weight_KVD.mT
-            surprise_KN, d_logits_KNV = _surprise_and_gradient(logits_KNV, y_KN)
-            total_K += surprise_KN.sum(dim=1)
-            d_logits_KNV = d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)
-            d_hidden.append((d_logits_KNV @ weight_KVD).to(hidden_KND.dtype))
-            d_weight_KVD += d_logits_KNV.mT @ h_KND
-        ctx.save_for_backward(torch.cat(d_hidden, dim=1), d_weight_KVD.to(weight_KVD.dtype))
-        return total_K / num_tokens
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_losses_K: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        d_hidden_KND, d_weight_KVD = ctx.saved_tensors
-        share_K11 = d_losses_K[:, None, None]
-        return (
-            d_hidden_KND * share_K11.to(d_hidden_KND.dtype),
-            d_weight_KVD * share_K11.to(d_weight_KVD.dtype),
-            None,
-            None,
-        )
-
-
-def fused_token_loss(
-    hidden_KND: Tensor, weight_KVD: Tensor, targets_KBT: Tensor, *, part_tokens: int | None = None
-) -> Tensor:
-    """`decoder.token_loss` of the logits `hidden @ weight^T`: mean nats per token, [K], or a scalar without K.
-
-    Args:
-        hidden_KND: what the readout is applied to, any multiplier included; [N, D] without K.
-        weight_KVD: the readout's, tied or not; [V, D] without K.
-        targets_KBT: token ids [K, B, T], N = B * T; [B, T] without K.
-        part_tokens: tokens per trial whose logits are made at once; None: by `PART_LOGITS`.
-    """
-    if hidden_KND.dim() == 2:
-        return fused_token_loss(hidden_KND[None], weight_KVD[None], targets_KBT[None], part_tokens=part_tokens)[0]
-    num_trials, vocab_size, _ = weight_KVD.shape
-    part = part_tokens or max(1, PART_LOGITS[hidden_KND.device.type] // (num_trials * vocab_size))
-    targets_KN = targets_KBT.flatten(1)
-    if torch.is_grad_enabled():
-        losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part)  # type: ignore[no-untyped-call]
-        return losses_K
-    sums = [
-        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1) for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
-    ]
-    return torch.stack(sums).sum(dim=0) / targets_KN.shape[1]
-
-
-def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tuple[Tensor, Tensor]]:
-    return zip(torch.split(hidden_KND, part_tokens, dim=1), torch.split(targets_KN, part_tokens, dim=1), strict=True)
-
-
-def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N] nats, and the logarithms of all shares, in float32 at least."""
-    log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
-    return -log_shares_KNV.gather(2, targets_KN[..., None])[..., 0], log_shares_KNV
-
-
-def _surprise_and_gradient(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N] nats, and its gradient by the logits, in float32 at least."""
-    if torch.compiler.is_compiling():
-        # The target by comparison: then the compiler makes one kernel of it all, which reads logits and writes their
-        # gradient, in their own dtype. A scatter would end that kernel, with a float32 copy of all shares in memory.
-        log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
-        hit_KNV = targets_KN[..., None] == torch.arange(logits_KNV.shape[-1], device=logits_KNV.device)
-        return -torch.where(hit_KNV, log_shares_KNV, 0).sum(dim=-1), log_shares_KNV.exp() - hit_KNV.to(log_shares_KNV)
-    surprise_KN, log_shares_KNV = _surprise(logits_KNV, targets_KN)
-    minus_one_KN1 = torch.full_like(surprise_KN, -1)[..., None]
-    return surprise_KN, log_shares_KNV.exp_().scatter_add_(2, targets_KN[..., None], minus_one_KN1)
-
+from proxies.model.loss import FusedLoss, token_loss
+from proxies.model.precision import widened
 
 # Rotary position embedding (arXiv 2104.09864), halves paired as in Llama's code.
 
@@ -141,18 +48,18 @@ def _constant_tables(seq_len: int, num_heads: int, head_dim: int, device: torch.
 _constant_tables._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def rotate(x_BTHE: Tensor, most_heads: int | None = None) -> Tensor:
+def rotate(x_BTHE: Tensor, seq_len: int, num_heads: int, head_dim: int) -> Tensor:
     """Rotary position embedding (arXiv 2104.09864), halves paired: [B, T, H, E] to the same, in float32 at least.
 
     Whole rows at a time, halves swapped by a roll: half rows of a few floats cost a CPU ten times as much. And on a CPU
-    the tables are written out for every head, `most_heads` where keys have fewer than queries, so that a model has one
-    pair of them: a loop over one head's few floats costs it twice as much.
+    the tables are written out for every head, `num_heads` where keys have fewer than queries, so that a model has one
+    pair of them: a loop over one head's few floats costs it twice as much. Sizes are numbers of the model, not read off
+    x: compiled for batches of any size, torch 2.11 takes those for unknown, and the tables are to be constants.
     """
     x_BTHE = widened(x_BTHE)
-    _, seq_len, num_heads, head_dim = x_BTHE.shape
-    table_heads = (most_heads or num_heads) if x_BTHE.device.type == "cpu" else 1
+    table_heads = num_heads if x_BTHE.device.type == "cpu" else 1
     tables_2THE = _constant_tables(seq_len, table_heads, head_dim, x_BTHE.device, x_BTHE.dtype)
-    cos_THE, sin_THE = tables_2THE[:, :, :num_heads].unbind()
+    cos_THE, sin_THE = tables_2THE[:, :, : x_BTHE.shape[2]].unbind()
     return torch.addcmul(x_BTHE * cos_THE, x_BTHE.roll(head_dim // 2, -1), sin_THE)
 
 
@@ -218,9 +125,30 @@ class Multipliers:
     output: float | Tensor = 1.0
 
 
+class _Products(torch.autograd.Function):
+    """`x W^T` of each trial, the gradient of W laid out as W is.
+
+    Torch computes that of a batched product transposed, and copies each once more to turn it; that of one it does not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_KND: Tensor, weight_KFD: Tensor) -> Tensor:
+        ctx.save_for_backward(x_KND, weight_KFD)
+        return x_KND @ weight_KFD.mT
+
+    @staticmethod
+    def backward(ctx: Any, d_out_KNF: Tensor) -> tuple[Tensor, Tensor]:
+        x_KND, weight_KFD = ctx.saved_tensors
+        return d_out_KNF @ weight_KFD, d_out_KNF.mT @ x_KND
+
+
 def linear(x_KND: Tensor, weight_KFD: Tensor) -> Tensor:
     """`x W^T` per trial: [K, N, D] and [K, F, D] give [K, N, F]; without K likewise."""
-    return x_KND @ weight_KFD.to(x_KND.dtype).mT
+    cast_KFD = weight_KFD.to(x_KND.dtype)
+    if x_KND.dim() == 3 and torch.compiler.is_compiling():
+        out_KNF: Tensor = _Products.apply(x_KND, cast_KFD)  # type: ignore[no-untyped-call]
+        return out_KNF
+    return x_KND @ cast_KFD.mT
 
 
 def _times(x_KND: Tensor, factor: float | Tensor) -> Tensor:
@@ -347,13 +275,14 @@ class Attention(nn.Module):
 
     def forward(self, x_KND: Tensor, scale: float | Tensor) -> Tensor:
         """[K, N, D] to the same; `scale` multiplies q . k."""
-        q_KND, k_KND, v_KND = beside(x_KND, self.wq, self.wk, self.wv)
+        # Not one product, as w1 and w3: their gradients, turned back by the rotation, would be joined by a slow kernel.
+        q_KND, k_KND, v_KND = self.wq(x_KND), self.wk(x_KND), self.wv(x_KND)
         q_BTHE = self._heads(_times(self._normed(q_KND, self.q_norm), scale), self.shape.num_heads)
         k_BTGE = self._heads(self._normed(k_KND, self.k_norm), self.shape.num_kv_heads)
         v_BTGE = self._heads(v_KND, self.shape.num_kv_heads)
         if self.shape.family == "llama":
-            most_heads = self.shape.num_heads
-            q_BTHE, k_BTGE = rotate(q_BTHE, most_heads), rotate(k_BTGE, most_heads)
+            sizes = self.shape.seq_len, self.shape.num_heads, self.shape.head_dim
+            q_BTHE, k_BTGE = rotate(q_BTHE, *sizes), rotate(k_BTGE, *sizes)
         mixed_BHTE = _attended(q_BTHE.to(v_BTGE.dtype), k_BTGE.to(v_BTGE.dtype), v_BTGE)
         out_KND: Tensor = self.wo(mixed_BHTE.transpose(1, 2).reshape(*x_KND.shape[:-1], -1))
         return out_KND
@@ -443,7 +372,8 @@ class Decoder(nn.Module):
         compute: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.shape, self.fused_loss, self.compute = shape, fused_loss, compute
+        self.shape, self.compute = shape, compute
+        self.fused_loss = FusedLoss() if fused_loss else None
         place = None if device is None else torch.device(device)
         self.tok_embeddings = Embedding(shape.vocab_size, shape.width, num_trials=num_trials, device=place)
         self.pos_embeddings: Positions | None = None
@@ -473,17 +403,8 @@ class Decoder(nn.Module):
         for block in self.layers:
             x_KND = block(x_KND, multipliers.attention, multipliers.residual)
         x_KND = _times(self.norm(x_KND), multipliers.output)
-        if targets_KBT is not None and self.fused_loss:
-            return fused_token_loss(x_KND, self.lm_head.weight.to(x_KND.dtype), targets_KBT)
+        if targets_KBT is not None and self.fused_loss is not None:
+            loss_K: Tensor = self.fused_loss(x_KND, self.lm_head.weight.to(x_KND.dtype), targets_KBT)
+            return loss_K
         logits_KNV: Tensor = self.lm_head(x_KND)
         return logits_KNV if targets_KBT is None else token_loss(logits_KNV, targets_KBT)
-
-
-def token_loss(logits_KNV: Tensor, targets_KBT: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token, in float32 at least: one number per trial, [K], or a scalar without."""
-    losses_KN = functional.cross_entropy(
-        widened(logits_KNV.flatten(0, -2)),
-        targets_KBT.flatten(),
-        reduction="none",
-    )
-    return losses_KN.view(logits_KNV.shape[:-1]).mean(dim=-1)

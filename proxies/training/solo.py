@@ -21,7 +21,7 @@ from proxies.core.schedule import lr_multiplier
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.model.bank_adamw import fail_past_recompile_limit
-from proxies.model.decoder import token_loss
+from proxies.model.loss import token_loss
 from proxies.model.optimizer import (
     MOMENTS,
     clip_gradients,

@@ -18,7 +18,8 @@ from launcher.base.policy import Monitoring
 from launcher.trainer import rollback
 from launcher.trainer.replay import ANOTHER_ORDER, Replay, difference, fingerprint
 from proxies.core.shape import Shape
-from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.model.decoder import Decoder, Multipliers
+from proxies.model.loss import token_loss
 
 pytestmark = QUIET_TORCH
 

@@ -21,7 +21,8 @@ from launcher.frozen.frozen import Parallelism, assign_groups
 from launcher.trainer.assembly import build_optimizer
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule, lr_table
-from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.model.decoder import Decoder, Multipliers
+from proxies.model.loss import token_loss
 from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 WSD = Schedule(kind="wsd", num_steps=12, decay_steps=5, final_fraction=0.1)

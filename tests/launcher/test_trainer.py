@@ -23,6 +23,7 @@ from main_run import (
     write_corpus,
 )
 from rank_runs import CUT
+from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from launcher.base import metrics
@@ -30,7 +31,7 @@ from launcher.base.policy import AbortPolicy, Monitoring
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
 from launcher.supervisor.launch import LOG_FILE, launch
-from launcher.trainer import assembly
+from launcher.trainer import assembly, trained_model
 from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
 from proxies.core.spec import Numerics
@@ -163,13 +164,16 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_blocks_are_compiled_or_said_not_to_be(one_rank, proxy, corpus, tmp_path, monkeypatch, capfd, name):
-    """Another backend than the one used, which takes half a minute."""
+def test_blocks_and_loss_are_compiled_or_said_not_to_be(one_rank, proxy, corpus, tmp_path, monkeypatch, capfd, name):
+    """In passes of two sizes, by another backend than the one used, which takes half a minute; the loss as on a GPU."""
     backend, said = BACKENDS[name]
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(Block, "compile", functools.partialmethod(Block.compile, backend=backend))
-    ending = train(dataclasses.replace(tiny_decision(corpus), compiled=True), corpus, tmp_path)
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend=backend))
+    monkeypatch.setattr(trained_model, "Decoder", functools.partial(Decoder, fused_loss=True))
+    layout = Parallelism(data_parallel_shard=1, microbatch_sequences=3)
+    decision = dataclasses.replace(tiny_decision(corpus), compiled=True, parallelism=layout)
+    ending = train(decision, corpus, tmp_path)
     assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy)
     told = capfd.readouterr().err
     assert told.count("blocks cannot be compiled") == bool(said) and said in told

@@ -15,7 +15,8 @@ from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
-from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.model.decoder import Decoder, Multipliers
+from proxies.model.loss import token_loss
 from proxies.model.optimizer import torch_optimizer
 from proxies.parametrization.parametrization import forward_numbers, initial_tensor, kind_of, parameter_table
 

@@ -11,7 +11,7 @@ from proxies.core import canon
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Numerics
 from proxies.model.bank_adamw import BankAdamW
-from proxies.model.decoder import token_loss
+from proxies.model.loss import token_loss
 from proxies.training.bank import Bank, NoGpuError
 
 WIDE = TINY.at_width(32)

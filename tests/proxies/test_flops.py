@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from proxies.core.flops import CONVENTIONS, count_params, flops_per_token, six_nd
 from proxies.core.shape import Shape
-from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.model.decoder import Decoder, Multipliers
+from proxies.model.loss import token_loss
 from proxies.parametrization.parametrization import kind_of
 
 LLAMA = {"vocab_size": 128_256, "num_kv_heads": 8, "seq_len": 8192}

@@ -10,8 +10,9 @@ from model_cases import FAMILIES, filled, token_ids
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxies.model import decoder
-from proxies.model.decoder import Decoder, Multipliers, fused_token_loss, token_loss
+from proxies.model import loss
+from proxies.model.decoder import Decoder, Multipliers
+from proxies.model.loss import fused_token_loss, token_loss
 
 K, B, T, D, V = 3, 2, 5, 6, 11
 CASES = [(lead, part) for lead in ((K,), ()) for part in (1, 4, None)]
@@ -48,13 +49,13 @@ def test_the_comparison_can_fail(monkeypatch):
     """Planted: the target's share is not taken off in the last part."""
     hidden, weight, targets = case((K,))
     plain = results(lambda h, w: token_loss(h @ w.mT, targets), hidden, weight, 1.0)
-    real = decoder._parts
+    real = loss._parts
 
     def careless(hidden, targets, part):
         for h, y in real(hidden, targets, part):
             yield (h, y) if h.shape[1] == part else (h, (y + 1) % V)
 
-    monkeypatch.setattr(decoder, "_parts", careless)
+    monkeypatch.setattr(loss, "_parts", careless)
     fused = results(lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), hidden, weight, 1.0)
     assert all((ours - wanted).abs().max() > 1e-3 for ours, wanted in zip(fused, plain, strict=True))
 
@@ -63,7 +64,7 @@ def test_the_comparison_can_fail(monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_models_gradients_are_those_of_the_plain_loss(family, tied, num_trials, monkeypatch):
     """Output multipliers and tied matrices included, in several parts."""
-    monkeypatch.setitem(decoder.PART_LOGITS, "cpu", 200)
+    monkeypatch.setitem(loss.PART_LOGITS, "cpu", 200)
     shape = dataclasses.replace(FAMILIES[family], tied=tied)
     lead = () if num_trials is None else (num_trials,)
     outputs = torch.tensor([1.0, 4.0, 0.25], dtype=torch.float64)[:, None, None] if lead else 0.5
@@ -94,7 +95,7 @@ class Sizes(TorchDispatchMode):
 def test_logits_are_never_whole_in_memory(monkeypatch):
     """In the forward pass, in the backward pass, in validation; planted: the plain loss, whose logits are."""
     shape = dataclasses.replace(FAMILIES["llama"], vocab_size=4096)
-    monkeypatch.setitem(decoder.PART_LOGITS, "cpu", 4 * 2 * 4096)
+    monkeypatch.setitem(loss.PART_LOGITS, "cpu", 4 * 2 * 4096)
     ids, whole = token_ids(2, 8), 2 * 8 * shape.seq_len * 4096
     largest = {}
     for fused in (True, False):
@@ -122,7 +123,6 @@ def compiling():
     torch.compiler.reset()
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")  # what torch's compiler calls
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_compiled_it_is_the_same_without_a_scatter(dtype):
     """Which would end the kernel that softmax, loss and gradient are."""

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from proxies.model import decoder
-from proxies.model.decoder import Block, Decoder, Linear, Multipliers, token_loss
+from proxies.model.decoder import Block, Decoder, Linear, Multipliers
+from proxies.model.loss import token_loss
 from proxies.model.precision import PRECISIONS
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo

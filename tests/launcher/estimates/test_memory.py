@@ -17,7 +17,8 @@ from launcher.trainer.ranks import device_mesh
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
 from proxies.model import decoder
-from proxies.model.decoder import Block, Decoder, Multipliers, token_loss
+from proxies.model.decoder import Block, Decoder, Multipliers
+from proxies.model.loss import token_loss
 
 
 def shape_of(layers, width, heads, kv_heads, ffn, vocab, seq_len, **more):
