@@ -94,6 +94,21 @@ def memory_per_rank(
     return max((moment for stage in stages for moment in stage), key=lambda moment: moment.total_bytes)
 
 
+def _of_passes(
+    shape: Shape, degrees: Parallelism, compute_bytes: int, index: int, num_sequences: int, num_microbatches: int
+) -> tuple[float, float, float]:
+    """Of a stage, bytes kept for backward passes and of one block's insides in its own, and elements of the logits."""
+    tp, c, last = degrees.tensor, compute_bytes, index == degrees.pipeline - 1
+    tokens = num_sequences * shape.seq_len / degrees.context
+    kept = kept_per_token(shape, degrees.activation_checkpointing, c)
+    gradients = (3 if shape.family == "llama" else 2) * shape.ffn_width  # of the activations about the nonlinearity
+    again = tokens / tp * (kept_per_token(shape, "none", c) - kept + c * (gradients + 2 * shape.width))
+    end = tokens / tp * (8 + c) * shape.width if last else 0.0
+    in_flight = max(1, min(degrees.pipeline - index, num_microbatches))
+    activations = in_flight * (shape.num_layers // degrees.pipeline * (tokens / tp * kept) + end)
+    return activations, again, tokens * shape.vocab_size / tp if last else 0.0
+
+
 def _moments(
     shape: Shape, degrees: Parallelism, precision: Precision, index: int, num_sequences: int, num_microbatches: int,
     optimizer: OptimizerName,
@@ -116,29 +131,31 @@ def _moments(
     # Of what is stepped: torch's foreach AdamW holds one more copy, Muon two of matrices, and one of them whole.
     copies = 2 * mine - root_shard if kind.rates_by_shape else mine
     whole = MATRIX_BYTES * shape.width * max(shape.width, shape.ffn_width) * kind.rates_by_shape
-    # Bytes of one micro-batch: kept by a block; recomputed, and of gradients, in its backward pass; kept by the end.
-    tokens = num_sequences * shape.seq_len / degrees.context
-    kept = kept_per_token(shape, degrees.activation_checkpointing, c)
-    gradients = (3 if shape.family == "llama" else 2) * shape.ffn_width  # of the activations about the nonlinearity
-    again = tokens / tp * (kept_per_token(shape, "none", c) - kept + c * (gradients + 2 * shape.width))
-    end = tokens / tp * (8 + c) * shape.width if last else 0.0
-    logits = tokens * shape.vocab_size / tp if last else 0.0  # elements
-    in_flight = max(1, min(degrees.pipeline - index, num_microbatches))
-    activations = in_flight * (shape.num_layers // degrees.pipeline * (tokens / tp * kept) + end)
+    activations, again, logits = _of_passes(shape, degrees, c, index, num_sequences, num_microbatches)
+    # Whole weights beside the shards; gradients, whole ones not yet reduced too. At the loss, in a block, at the end.
+    gathered = [c * root, c * (root + 2 * block), 0.0]
+    unreduced = [
+        held, held + c * (last * table + block), max(held, mine - root_shard) + (c + MASTER_BYTES) * root + c * table
+    ]  # fmt: skip
+    if degrees.num_ranks == 1:  # nothing is sharded: there are casts of weights, kept unless they are made again
+        cast = c * (precision == "bfloat16")
+        casts = cast * block * shape.num_layers * (degrees.activation_checkpointing == "none")
+        gathered = [casts + cast * table, casts + cast * block, 0.0]
+        unreduced = [held, max(held, MASTER_BYTES * table) + c * block, mine + cast * table]
     return [
         Memory(
-            moment="the loss's backward pass", weights_bytes=mine, optimizer_bytes=kept_moments, gradients_bytes=held,
-            gathered_bytes=c * root, activations_bytes=activations, logits_bytes=12.0 * logits,
+            moment="the loss's backward pass", weights_bytes=mine, optimizer_bytes=kept_moments,
+            gradients_bytes=unreduced[0], gathered_bytes=gathered[0], activations_bytes=activations,
+            logits_bytes=12.0 * logits,
         ),
         Memory(
             moment="the last block's backward pass", weights_bytes=mine, optimizer_bytes=kept_moments,
-            gradients_bytes=held + c * (last * table + block), gathered_bytes=c * (root + 2 * block),
+            gradients_bytes=unreduced[1], gathered_bytes=gathered[1],
             activations_bytes=activations + again, logits_bytes=0.0,
         ),
         Memory(
             moment="the end of the backward pass", weights_bytes=mine, optimizer_bytes=kept_moments,
-            gradients_bytes=max(held, mine - root_shard) + (c + MASTER_BYTES) * root + c * table,
-            gathered_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0,
+            gradients_bytes=unreduced[2], gathered_bytes=gathered[2], activations_bytes=0.0, logits_bytes=0.0,
         ),
         Memory(
             moment="the optimizer's step", weights_bytes=mine, optimizer_bytes=kept_moments + copies,

@@ -20,6 +20,7 @@ from launcher.frozen.frozen import Decision, FrozenError, Parallelism, Parameter
 from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
+from proxies.model.decoder import Decoder
 from proxies.model.loss import FusedLoss
 from proxies.model.optimizer import torch_optimizer
 from proxies.model.precision import PRECISIONS
@@ -38,13 +39,17 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
 
     Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
     compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. `parallelism` is the
-    decision's own, or what other ranks make of it.
+    decision's own, or what other ranks make of it. One rank alone shards nothing: forerun's own model casts its weights
+    itself there, to the same bits, and the host is spared FSDP2's half of its work.
     """
     decision, model = source.decision, source.outline()
     blocks = source.blocks(model).values()
     if decision.compiled:
         compile_blocks([*blocks, *(part for part in model.modules() if isinstance(part, FusedLoss))])
     policy, precision = MixedPrecisionPolicy(), PRECISIONS[decision.precision]
+    if isinstance(model, Decoder) and parallelism.num_ranks == 1:
+        model.compute = precision.compute
+        return model.to_empty(device=device_type)
     if precision.compute != precision.weights:
         policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.weights)
     mesh = device_mesh(parallelism, device_type)

@@ -64,8 +64,8 @@ def small_disk():
 
 
 def values(model, optimizer):
-    moments = [value.full_tensor() for state in optimizer.state.values() for value in (state["exp_avg"],)]
-    return [parameter.full_tensor().clone() for parameter in model.parameters()] + [m.clone() for m in moments]
+    moments = [value for state in optimizer.state.values() for value in (state["exp_avg"],)]
+    return [parameter.detach().clone() for parameter in model.parameters()] + [m.clone() for m in moments]
 
 
 def test_the_weights_saved_are_those_of_the_step_though_training_goes_on(live, held, tmp_path):

@@ -254,7 +254,7 @@ def test_a_weight_that_is_no_number_stops_the_run_before_it_is_saved(
         update(self, step, norm)
         if step == 5:
             with torch.no_grad():
-                self.model.get_parameter("layers.1.attention.wo.weight").to_local()[3, 4] = math.nan
+                self.model.get_parameter("layers.1.attention.wo.weight")[3, 4] = math.nan
 
     monkeypatch.setattr(Trainer, "_update", spoiling)
     ending = train(dataclasses.replace(tiny_decision(corpus, every_steps=3), monitoring=monitoring), corpus, tmp_path)

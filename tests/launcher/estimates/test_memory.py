@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -45,7 +46,7 @@ def fake_ranks(count):
 
 
 def tracked(shape, degrees, precision, num_sequences, num_microbatches):
-    """The peak that FSDPMemTracker sees over a step's passes, moments there already; bytes."""
+    """The peak that torch sees over a step's passes, moments there already; bytes. One rank shards nothing."""
     policy = MixedPrecisionPolicy()
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -54,17 +55,26 @@ def tracked(shape, degrees, precision, num_sequences, num_microbatches):
         with FakeTensorMode():
             kind = degrees.activation_checkpointing
             checkpointing = {"none": False, "full": True}.get(kind, kind)
-            model = Decoder(shape, device="meta", checkpointing=checkpointing)
-            for block in (*model.layers, model):
+            alone, bfloat16 = degrees.num_ranks == 1, torch.bfloat16 if precision == "bfloat16" else None
+            model = Decoder(
+                shape, device="cpu" if alone else "meta", checkpointing=checkpointing,
+                compute=bfloat16 if alone else None,
+            )  # fmt: skip
+            for block in () if alone else (*model.layers, model):
                 fully_shard(block, mesh=mesh, mp_policy=policy)
-            model.to_empty(device="cpu")
+            if not alone:
+                model.to_empty(device="cpu")
             optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             optimizer.zero_grad()
-            tracker = FSDPMemTracker(model, optimizer)
-            tracker.track_inputs(())
+            if alone:
+                tracker = MemTracker()
+                tracker.track_external(model, optimizer)
+            else:
+                tracker = FSDPMemTracker(model, optimizer)
+                tracker.track_inputs(())
             ids = torch.zeros(num_sequences, shape.seq_len, dtype=torch.long)
             numbers = Multipliers(attention=0.1, output=0.5, embedding=2.0, residual=0.5)
             with tracker:
@@ -82,6 +92,8 @@ def tracked(shape, degrees, precision, num_sequences, num_microbatches):
         (LARGE_VOCABULARY, 4, 2, "selective", "bfloat16", 2),
         (SMALL_VOCABULARY, 4, 2, "full", "bfloat16", 1),
         (FEW_TOKENS, 2, 1, "none", "bfloat16", 2),
+        (SMALL_VOCABULARY, 1, 2, "none", "bfloat16", 2),
+        (LARGE_VOCABULARY, 1, 2, "full", "float32", 1),
     ],
 )  # fmt: skip
 def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing, precision, passes):
