@@ -36,6 +36,12 @@ COMPILE_SHARE = 0.1
 """Compiling is tried where it takes a smaller share of the planned work: it has to be compiled twice."""
 
 
+TOGETHER: dict[str, object] = {"fused_loss": True, "cuda_graphs": True, "compiled": True}
+"""Tried first on a GPU: each alone may gain nothing, while one trial with all of them was an H100's fastest mode at
+every size measured (`benchmarks/NOTES.md`).
+"""
+
+
 Ask = Callable[[tuple[Numerics, ...]], Sequence[Answer]]
 """Has every worker measure these modes at once; their answers. None: a kind of worker did not survive it."""
 
@@ -156,12 +162,16 @@ def choose(asked: ModeRequest, work: PlannedWork, bench: Bench, most_threads: in
     """
     bench.measure(asked.given)
     rule = _Rule(asked, work, bench)
-    several = "num_slots" in asked.open
-    best = rule.climb(asked.given) if several else asked.given
-    for change in _changes(asked, bench.device, most_threads):
-        best = rule.tried(best, change)
-    if several and best.num_slots > 1 and bench.device == "cuda":
-        best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
+    several, on_gpu = "num_slots" in asked.open, bench.device == "cuda"
+    best = rule.tried(asked.given, TOGETHER) if several and on_gpu and "compiled" in asked.open else asked.given
+    if best != asked.given:
+        best = rule.climb(best)
+    else:
+        best = rule.climb(best) if several else best
+        for change in _changes(asked, bench.device, most_threads):
+            best = rule.tried(best, change)
+        if several and best.num_slots > 1 and on_gpu:
+            best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
     figures = tuple(bench.figure(mode, work) for mode in bench.modes)
     kinds = tuple(
         WorkerKind(kind=kind, num_workers=work.kinds.count(kind), free_bytes=bench.free_bytes[kind])

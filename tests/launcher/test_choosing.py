@@ -87,6 +87,26 @@ def test_a_gpu_gets_graphs_and_the_slots_that_these_leave_worth_it():
     assert graphs.chosen == dataclasses.replace(PLAIN, cuda_graphs=True), "without launches one slot does as well"
 
 
+def h100(mode):
+    """40M at 32 x 512 on one: what arithmetic bounds gains by all together only. Steps a second, of all slots."""
+    together = mode.compiled and mode.cuda_graphs and mode.fused_loss
+    return (55.6 if together else 20.4) * min(mode.num_slots, 4) ** 0.03
+
+
+def test_a_gpu_tries_all_together_first():
+    both = ("num_slots", "compiled")
+    best = dataclasses.replace(PLAIN, compiled=True, cuda_graphs=True, fused_loss=True)
+    found = chosen(Machine(h100, kind="cuda", first=40.0, again=2.0), names=both)
+    assert found.chosen == best
+    assert len(found.figures) == 3, "one slot, all together, and two slots of it: each compiles for most of a minute"
+    many = Machine(lambda mode: h100(mode) * min(mode.num_slots, 16) ** 0.5, kind="cuda")
+    assert chosen(many, names=both).chosen == dataclasses.replace(best, num_slots=16)
+    seldom = PlannedWork(kinds=("", ""), phases=((8, (100,) * 8),))  # 20 s: not worth compiling
+    assert not any(figure.mode.compiled for figure in chosen(Machine(h100, kind="cuda"), seldom, both).figures)
+    refused = Machine(lambda mode: 0 if mode.fused_loss else 10.0 * min(mode.num_slots, 4), kind="cuda")
+    assert chosen(refused, names=both).chosen.num_slots == 4, "then one by one"
+
+
 def test_noise_seldom_decides():
     """Of two that are alike in truth the plain one is taken, whatever the noise; one twice as fast is not missed."""
     alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
