@@ -37,6 +37,10 @@ PARTS: dict[str, list[str | Path]] = {
     "rates": [HERE / "gpu.py", "--json", "{out}/gpu.json", "--seconds", "{seconds}"],
     "transfer of Muon": [*TRANSFER, "--conditions", "muon"],
     "transfer to 2,048": [*TRANSFER, "--conditions", "mup", "--widths", "2048"],
+    "workers": [
+        HERE / "gpu_workers.py", "--models", "1M,10M", "--json", "{out}/gpu_workers.json", "--seconds", "{seconds}",
+    ],
+    "torchtitan": [HERE / "gpu_trainer.py", "--ways", "torchtitan", "--out", "{out}", "--seconds", "{seconds}"],
 }  # fmt: skip
 """By name, the arguments of a Python: where its files go and after how many seconds it begins nothing more."""
 
