@@ -65,7 +65,7 @@ from proxies.parametrization.parametrization import forward_numbers, parameter_t
 SIZES = {"40M": MODELS["40M"], "160M": (1024, 12, 3072, 32768)}
 """Width, layers, feed-forward width, vocabulary. At 40M the host, which FSDP2 keeps busy, is what takes the time."""
 MAIN = Path(__file__).with_name("torchtitan_main.py")
-LIMIT_SECONDS = 200.0
+LIMIT_SECONDS = 120.0
 """That torchtitan may take for a run, start and compiling included."""
 SETTLED = 10
 """Steps left out of the times."""
@@ -166,7 +166,7 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
         shutil.copy(MAIN, name)
         rows = Path(name) / "losses.jsonl"
         command = [
-            python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", MAIN.name,
+            str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", MAIN.name,
             "--module", torchtitan.MODULE, "--config", "main_run", "--compile.backend", settings.backend,
         ]  # fmt: skip
         told = {"FORERUN_DATA": str(corpus), "FORERUN_LOG_EVERY_STEPS": "1", "LOSSES": str(rows)}

@@ -30,6 +30,7 @@ from typing import Any
 from gpu import ALL, Settings, Steps, attempted, begun, main, processes
 
 NUMBERS = (1, 2, 4)
+TURNS = "in turns"
 CONTROL = "nvidia-cuda-mps-control"
 PLACES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 ORDER_SECONDS = 60.0
@@ -91,38 +92,36 @@ def ordered(folder: str, places: Mapping[str, str], *options: str, order: str = 
 
 
 def workers(settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]) -> list[Steps]:
-    """All models and batches into the file, small models first, for they have most to gain."""
+    """All models and batches into the file; small ones first, for they have most to gain."""
     all_steps, corpora = begun(settings, folder, file, save)
-    fastest = replace(settings.plain, **(ALL if settings.device == "cuda" else {"fused_loss": True}))
+    changes: dict[str, Any] = ALL if settings.device == "cuda" else {"fused_loss": True}
+    fastest = replace(settings.plain, **changes)
+    numbers, lines = [number for number in NUMBERS if number <= settings.num_processes], []
     for batch in settings.batches:
         for steps in all_steps:
             run = partial(processes, settings, steps.model, batch, corpora[steps.model])
-            some = partial(run, NUMBERS, fastest)
             ways: dict[str, Callable[[], dict[str, Any]]] = {
-                "alone": lambda run=run: run([1], fastest),  # type: ignore[misc]
-                "in turns": some,
-                "by MPS": lambda some=some: by_mps(some),  # type: ignore[misc]
+                "alone": partial(run, [1], fastest),
+                TURNS: partial(run, numbers, fastest),
+                "by MPS": partial(by_mps, partial(run, numbers, fastest)),
             }
-            for way, measured in ways.items():
-                steps.once(f"{batch} sequences, {way}", lambda measured=measured: attempted(measured))  # type: ignore[misc]
-    for steps in all_steps:
-        steps.body["findings"] = findings(steps)
-        save()
-        print("\n".join(steps.body["findings"]), flush=True)
+            case = f"{batch} sequences"
+            found = {way: steps.once(f"{case}, {way}", partial(attempted, ways[way])) or {} for way in ways}
+            lines += [f"{steps.model}, {case}, {line}" for line in findings(found)]
+    print("\n".join(lines), flush=True)
     return all_steps
 
 
-def findings(steps: Steps) -> list[str]:
+def findings(found: dict[str, dict[str, Any]]) -> list[str]:
     """A line for each way of sharing, rates over that of one process among waiting ones, without MPS."""
     lines = []
-    for name, one in steps.body["steps"].items():
+    for way, one in found.items():
         if "refused" in one:
-            lines.append(f"{steps.model}, {name}: left out: {one['refused'].splitlines()[0]}")
-        elif len(rates := one.get("trial_steps_per_second", ())) == len(NUMBERS):
-            batch = name.partition(",")[0]
-            (single, *_) = steps.body["steps"][f"{batch}, in turns"].get("trial_steps_per_second", rates)
-            said = (f"{number}: {rate:.1f} ({rate / single:.2f})" for number, rate in zip(NUMBERS, rates, strict=True))
-            lines.append(f"{steps.model}, {name}: trial-steps a second (over one's) of processes {', '.join(said)}")
+            lines.append(f"{way}: left out: {one['refused'].splitlines()[0]}")
+        elif len(rates := one.get("trial_steps_per_second", ())) > 1:
+            single = found[TURNS].get("trial_steps_per_second", rates)[0]
+            each = [f"{number}: {rate:.1f} ({rate / single:.2f})" for number, rate in zip(NUMBERS, rates, strict=False)]
+            lines.append(f"{way}: trial-steps a second (over one's) of processes {', '.join(each)}")
     return lines
 
 

@@ -24,7 +24,7 @@ from subprocess import PIPE
 from typing import IO, Any
 
 LOOK_SECONDS, GONE_SECONDS = 0.1, 30.0
-LIMIT_SECONDS = 300.0
+LIMIT_SECONDS = 120.0
 """That processes together may take, before they are held to hang."""
 MOST_SAID = 2000
 """Characters kept of why a process ended."""
@@ -133,11 +133,16 @@ def together(
     """
     began, sums = time.monotonic(), []
     with contextlib.ExitStack() as stack:
-        started = []
-        guard = threading.Timer(limit_seconds, lambda: [one.kill() for one, _ in started])
+        started: list[tuple[subprocess.Popen[str], IO[str]]] = []
+
+        def stop() -> None:
+            for one, _ in started:
+                one.kill()
+
+        guard = threading.Timer(limit_seconds, stop)
         try:
             for _ in range(max(numbers)):
-                said = stack.enter_context(tempfile.TemporaryFile("w+"))
+                said: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
                 # A pipe that nobody reads would stop who writes much.
                 one = subprocess.Popen(
                     list(map(str, command)), stdin=PIPE, stdout=PIPE, stderr=said, text=True,
@@ -159,8 +164,8 @@ def together(
                 one.communicate()
         finally:
             guard.cancel()
+            stop()
             for one, _ in started:
-                one.kill()
                 one.communicate()
     return sums, start_seconds
 
