@@ -81,7 +81,7 @@ def rates(mode: str, width: int, ffn_width: int, seconds: float) -> dict[str, fl
     precision = "medium" if mode == "medium" else "highest"
     sizes = {"square": (SQUARE, SQUARE, SQUARE), "own": (ROWS, width, ffn_width)}
     return {
-        name: sum(together([sys.executable, __file__, "rate", dtype, precision, *size, seconds], NUM_WORKERS)[0])
+        name: together([sys.executable, __file__, "rate", dtype, precision, *size, seconds], [NUM_WORKERS])[0][0]
         for name, size in sizes.items()
     }
 

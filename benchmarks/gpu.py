@@ -21,11 +21,12 @@ the file. Proxies that a call leaves out (`--models 40M`) stay in it.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_runs import TRIAL_STEPS, corpus_of, machine, run_spec
+from gpu_runs import TRIAL_STEPS, corpus_of, engine, machine, run_spec
 from process_tree import together
 
 from launcher.calibration.mode_choice import Bench, choose
@@ -104,6 +105,8 @@ class Steps:
     save: Callable[[], None]
     """Writes the file."""
     finished: bool = True
+    failures: list[str] = field(default_factory=list)
+    """A line for each step asked for that failed, now or in an earlier call."""
 
     def once(self, name: str, measured: Callable[[], Any], *, needed: bool = False) -> Any:
         """A step's figures as JSON, measured unless the file has them; None if it is too late, unless `needed`."""
@@ -117,7 +120,21 @@ class Steps:
             self.body["seconds"] = self.body.get("seconds", 0.0) + time.monotonic() - began
             self.save()
             print(f"measured: {self.model}, {name}", flush=True)
+        if isinstance(done[name], dict) and "error" in done[name]:
+            self.failures.append(f"{self.model}, {name}: FAILED: {done[name]['error'].splitlines()[0]}")
         return done[name]
+
+
+def exit_code(all_steps: Sequence[Steps]) -> int:
+    """Tell what failed; 1 if anything did, 3 where the time was too short, else 0."""
+    failures = [line for steps in all_steps for line in steps.failures]
+    if failures:
+        print("\n".join(failures), flush=True)
+        return 1
+    if all(steps.finished for steps in all_steps):
+        return 0
+    print("not finished within --seconds: run the same command again to resume", file=sys.stderr)
+    return 3
 
 
 @dataclass(kw_only=True)
@@ -129,8 +146,8 @@ class Case:
     spec: RunSpec
     bench: Bench
     steps: Steps
-    processes: dict[int, dict[str, float]] = field(default_factory=dict)
-    plain_loop: dict[str, float] = field(default_factory=dict)
+    processes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    plain_loop: dict[str, Any] = field(default_factory=dict)
     unreached: set[Numerics] = field(default_factory=set)
 
 
@@ -163,17 +180,6 @@ def name_of(mode: Numerics, plain: Numerics) -> str:
     return mode_name(mode, plain) + (f", {mode.dtype}" if mode.dtype != plain.dtype else "")
 
 
-def engine(spec: RunSpec, store: Any) -> Any:
-    """What a worker would train this run with (`launcher.workers.host`)."""
-    if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
-        from proxies.training.solo import Solo
-
-        return Solo(store)
-    from proxies.training.bank import Bank
-
-    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
-
-
 def product_flops(device: str, rows: int, inner: int, columns: int) -> float:
     """FLOP/s of a bfloat16 product of random matrices, the best of three times some."""
     import torch
@@ -191,18 +197,43 @@ def product_flops(device: str, rows: int, inner: int, columns: int) -> float:
     return best
 
 
-def processes(settings: Settings, case: Case, corpus: Path, number: int, *, plain: bool = False) -> dict[str, float]:
-    """So many eager processes at once, or plain loops: their steps a second together, and seconds until all had begun
-    to train.
+def processes(
+    settings: Settings,
+    model: str,
+    batch: int,
+    corpus: Path,
+    numbers: Sequence[int],
+    numerics: Numerics | None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Processes of a trial each, of a plain loop each without numerics: for each of `numbers`, the trial-steps a second
+    of so many at once, together; and seconds until all had begun to train.
+
+    Raises:
+        RuntimeError: one of them failed.
     """
     run = {
-        "plain": plain,
-        "model": settings.models[case.model], "batch": case.batch, "seq_len": settings.seq_len, "corpus": str(corpus),
-        "dtype": settings.plain.dtype, "seconds": 2 * settings.mode_seconds,
+        "model": settings.models[model], "batch": batch, "seq_len": settings.seq_len, "corpus": str(corpus),
+        "numerics": numerics and canon.to_json(numerics), "seconds": 2 * settings.mode_seconds,
     }  # fmt: skip
     command = [sys.executable, Path(__file__).with_name("gpu_runs.py"), json.dumps(run)]
-    rates, start_seconds = together(command, number)
-    return {"trial_steps_per_second": sum(rates), "start_seconds": start_seconds} if rates else {}
+    rates, start_seconds = together(command, numbers, environment=environment)
+    return {"trial_steps_per_second": rates, "start_seconds": start_seconds}
+
+
+def attempted(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was measured, or why it could not be; nothing of it stays on the device."""
+    import torch
+
+    try:
+        return measured()
+    except Exception as error:  # the others are still measured
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
@@ -214,7 +245,7 @@ def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
     )
     chosen = choose(asked, work, bench)
     step_flops = flops_per_token(spec.shape) * spec.batch_tokens
-    loop = case.plain_loop.get("trial_steps_per_second", 0.0)
+    (loop,) = case.plain_loop.get("trial_steps_per_second", [0.0])
     modes = []
     for mode in bench.modes:
         figure = bench.figure(mode, work)
@@ -243,8 +274,8 @@ def trials_per_hour(case: Case, best: dict[str, Any]) -> dict[str, float]:
     """Of `TRIAL_STEPS` steps on one device: eager processes one by one, some at a time, and the best mode."""
     found = {}
     for number, one in case.processes.items():
-        if one:
-            seconds = TRIAL_STEPS * number / one["trial_steps_per_second"]
+        if "error" not in one:
+            seconds = TRIAL_STEPS * number / one["trial_steps_per_second"][0]
             found[f"{number} eager processes"] = 3600 * number / (one["start_seconds"] + seconds)
     found[f"best: {best['mode']}"] = 3600 * best["trial_steps_per_second"] / TRIAL_STEPS
     return found
@@ -263,8 +294,10 @@ def say(model: str, row: dict[str, Any]) -> None:
                 f"| {one['mode']} | {one['trial_steps_per_second']:.1f} | {one['over_one_eager_trial']:.2f} | "
                 f"{one['share_of_peak']:.1%} | {one['mib_per_slot']:.0f} | {one['first_step_seconds']:.1f} |"
             )
-    loop = row["plain_loop"]
-    print(f"  a plain compiled loop: {loop['steps_per_second']:.1f} steps/s, {loop['share_of_peak']:.1%} of the peak")
+    if (loop := row["plain_loop"])["steps_per_second"]:
+        print(
+            f"  a plain compiled loop: {loop['steps_per_second']:.1f} steps/s, {loop['share_of_peak']:.1%} of the peak"
+        )
     alone = row["trials_per_hour"].get("1 eager processes", float("nan"))
     for name, rate in row["trials_per_hour"].items():
         print(f"  {name}: {rate:.1f} trials of {TRIAL_STEPS} steps an hour, {rate / alone:.1f} times one process")
@@ -274,14 +307,22 @@ def say(model: str, row: dict[str, Any]) -> None:
         print(f"  aim: {wanted:.0%} of the peak; reached: {reached:.1%}", flush=True)
 
 
-def measured(settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]) -> bool:
-    """All cases, tier by tier, into the file's models; whether every step was reached."""
+def begun(
+    settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]
+) -> tuple[list[Steps], dict[str, Path]]:
+    """The steps of all models, none begun yet in this call; and each model's corpus."""
     places = {
         size: corpus_of(folder, size, settings.num_ids) for size in {model[3] for model in settings.models.values()}
     }
     corpora = {model: places[size] for model, (*_, size) in settings.models.items()}
     until = time.monotonic() + settings.seconds
     all_steps = [Steps(model=model, body=file["models"][model], until=until, save=save) for model in settings.models]
+    return all_steps, corpora
+
+
+def measured(settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]) -> list[Steps]:
+    """All cases, tier by tier, into the file's models."""
+    all_steps, corpora = begun(settings, folder, file, save)
     cases = [
         make_case(settings, steps, batch, corpora[steps.model]) for steps in all_steps for batch in settings.batches
     ]
@@ -289,13 +330,13 @@ def measured(settings: Settings, folder: Path, file: dict[str, Any], save: Calla
         for case in cases:
             case.bench.measure(settings.plain)
             if tier == 0:
-                name = f"{case.batch} sequences, plain loop"
-                loop = partial(processes, settings, case, corpora[case.model], 1, plain=True)
-                case.plain_loop = case.steps.once(name, loop) or {}
+                case.plain_loop = reference(settings, case, corpora[case.model], "plain loop", 1, None) or {}
             for change in changes:
                 case.bench.measure(replace(settings.plain, **change))
             if number := {1: 1, 2: settings.num_processes}.get(tier):
-                together_again(settings, case, corpora[case.model], number)
+                name = f"{number} processes"
+                if found := reference(settings, case, corpora[case.model], name, number, settings.plain):
+                    case.processes[number] = found
     for steps in all_steps:
         square = (settings.square,) * 3
         peak_flops = steps.once("peak", lambda square=square: product_flops(settings.device, *square), needed=True)
@@ -303,15 +344,16 @@ def measured(settings: Settings, folder: Path, file: dict[str, Any], save: Calla
         rows = [told(settings, case, peak_flops) for case in mine]
         steps.body |= {"peak_flops": peak_flops, "cases": rows}
         save()
-    return all(steps.finished for steps in all_steps)
+    return all_steps
 
 
-def together_again(settings: Settings, case: Case, corpus: Path, number: int) -> None:
-    """The reference of so many processes, unless it is too late for it."""
-    name = f"{case.batch} sequences, {number} processes"
-    found = case.steps.once(name, lambda: processes(settings, case, corpus, number))
-    if found is not None:
-        case.processes[number] = found
+def reference(
+    settings: Settings, case: Case, corpus: Path, name: str, number: int, numerics: Numerics | None
+) -> dict[str, Any] | None:
+    """A step of so many processes; None if it is too late for it."""
+    run = partial(processes, settings, case.model, case.batch, corpus, [number], numerics)
+    found: dict[str, Any] | None = case.steps.once(f"{case.batch} sequences, {name}", lambda: attempted(run))
+    return found
 
 
 def told(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
@@ -342,9 +384,13 @@ def opened(path: Path | None, here: dict[str, Any], models: Sequence[str]) -> tu
     return content, save
 
 
-def main(arguments: list[str]) -> int:
-    """Measure, print, write; 2 where there is no device, 3 where the time was too short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+Measured = Callable[[Settings, Path, dict[str, Any], Callable[[], None]], list[Steps]]
+"""From the settings, a folder for corpora, the file's content and what writes it."""
+
+
+def main(arguments: list[str], measured: Measured = measured, description: str | None = __doc__) -> int:
+    """Measure, print, write; 1 where a step failed, 2 where there is no device, 3 where the time was too short."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", default=",".join(MODELS), help="Some of them, as 1M,10M.")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="Sequences, as 32 or 32,8.")
@@ -364,10 +410,7 @@ def main(arguments: list[str]) -> int:
     settings = quick(settings) if asked.quick else settings
     content, save = opened(asked.json, machine(), list(settings.models))
     with tempfile.TemporaryDirectory() as name:
-        finished = measured(settings, Path(name), content, save)
-    if not finished:
-        print(f"not finished within --seconds {asked.seconds:g}: run the same command again to resume", file=sys.stderr)
-    return 0 if finished else 3
+        return exit_code(measured(settings, Path(name), content, save))
 
 
 if __name__ == "__main__":

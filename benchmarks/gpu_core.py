@@ -1,12 +1,15 @@
-"""All that one lent GPU is asked, part by part, until the time is up: `make gpu PYTHON=python3`, 20 minutes in all.
+"""All that one lent GPU is asked, part by part, until the time is up: `make gpu PYTHON=python3`, call after call.
 
     python benchmarks/gpu_core.py --out build/gpu --seconds 480
 
 In order: the tests marked `gpu`; the embedded trainer beside the proxy (`gpu_trainer.py`); a transfer over widths 256
 to 1,024 by muP and the standard parametrization (`gpu_transfer.py`); rates and shares of the peak by mode, beside a
-plain loop (`gpu.py`). Then what is worth more time: Muon's transfer, muP at width 2,048. Each has its own file in
-`--out`, and goes on from it; a part that has ended well on this device, torch and source is not begun again. Parts
-begin while half a minute is left; what is under way then ends: a call of 480 seconds takes at most nine minutes.
+plain loop (`gpu.py`): 20 minutes. Then what is worth more time: Muon's transfer; muP at width 2,048; several workers on
+the GPU, by turns and by MPS (`gpu_workers.py`); torchtitan beside the embedded trainer, where it is installed
+(`gpu_trainer.py`); the transfer of a published protocol (`gpu_transfer.py`). Each has its file in `--out`, which it may
+share with another part, and goes on from it; a part that has ended well on this device, torch and source is not begun
+again. Parts begin while half a minute is left; what is under way then ends: a call of 480 seconds takes at most nine
+minutes.
 
 Exit codes: 0, all is done; 1, a part failed (others were still begun); 3, parts are left: run it again.
 """
@@ -37,6 +40,11 @@ PARTS: dict[str, list[str | Path]] = {
     "rates": [HERE / "gpu.py", "--json", "{out}/gpu.json", "--seconds", "{seconds}"],
     "transfer of Muon": [*TRANSFER, "--conditions", "muon"],
     "transfer to 2,048": [*TRANSFER, "--conditions", "mup", "--widths", "2048"],
+    "workers": [
+        HERE / "gpu_workers.py", "--models", "1M,10M", "--json", "{out}/gpu_workers.json", "--seconds", "{seconds}",
+    ],
+    "torchtitan": [HERE / "gpu_trainer.py", "--ways", "torchtitan", "--out", "{out}", "--seconds", "{seconds}"],
+    "published transfer": [*TRANSFER, "--conditions", "mup", "--protocol", "published"],
 }  # fmt: skip
 """By name, the arguments of a Python: where its files go and after how many seconds it begins nothing more."""
 

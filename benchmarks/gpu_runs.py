@@ -1,7 +1,7 @@
 """The runs that `gpu.py` trains; as a program, one of them alone in a process of its own: `gpu_runs.py ASKED`.
 
-ASKED is {"model", "batch", "seq_len", "corpus", "dtype", "seconds", "plain"}. It says "ready" after its first steps,
-waits for a line, trains for so many seconds and says its steps a second.
+ASKED is {"model", "batch", "seq_len", "corpus", "numerics", "seconds"}; without numerics it is the plain loop. It says
+"ready" after its first steps; for every line that it reads it trains for so many seconds and says its steps a second.
 """
 
 from __future__ import annotations
@@ -85,13 +85,24 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def engine(spec: RunSpec, store: Any) -> Any:
+    """What a worker would train this run with (`launcher.workers.host`)."""
+    if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
+        from proxies.training.solo import Solo
+
+        return Solo(store)
+    from proxies.training.bank import Bank
+
+    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+
+
 def timed(advance: Callable[[float], int], seconds: float) -> None:
-    """Say "ready", wait, and say the steps a second of what trains for so long, returning the number of its steps."""
+    """Say "ready", and for every line the steps a second of what trains so long and returns the number of its steps."""
     print("ready", flush=True)
-    sys.stdin.readline()
-    began = time.monotonic()
-    num_steps = advance(seconds)
-    print(num_steps / (time.monotonic() - began), flush=True)
+    for _ in sys.stdin:
+        began = time.monotonic()
+        num_steps = advance(seconds)
+        print(num_steps / (time.monotonic() - began), flush=True)
 
 
 def plain_loop(asked: dict[str, Any]) -> None:
@@ -132,22 +143,24 @@ def plain_loop(asked: dict[str, Any]) -> None:
 
 def train(asked: dict[str, Any]) -> None:
     """The run, for as long as was asked."""
+    from proxies.core import canon
     from proxies.data.tokens import TokenStore
-    from proxies.training.solo import Solo
 
     store = TokenStore(Path(asked["corpus"]), trusted=True)
-    numerics, solo = Numerics(dtype=asked["dtype"]), Solo(store)
-    data_id = store.manifest.data_id
-    solo.admit(0, run_spec(asked["model"], asked["seq_len"], asked["batch"], numerics, data_id, ENDLESS_STEPS))
-    solo.advance(FIRST_STEPS)
+    numerics, data_id = canon.decode(Numerics, asked["numerics"]), store.manifest.data_id
+    spec = run_spec(asked["model"], asked["seq_len"], asked["batch"], numerics, data_id, ENDLESS_STEPS)
+    one = engine(spec, store)
+    one.admit(0, spec)
+    one.advance(FIRST_STEPS)
 
     def advance(seconds: float) -> int:
-        solo.advance(ENDLESS_STEPS, seconds)
-        return solo.steps[0] - FIRST_STEPS
+        before = one.steps[0]
+        one.advance(ENDLESS_STEPS, seconds)
+        return int(one.steps[0] - before)
 
     timed(advance, asked["seconds"])
 
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
-    (plain_loop if options["plain"] else train)(options)
+    (train if options["numerics"] else plain_loop)(options)

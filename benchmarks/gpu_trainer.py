@@ -7,6 +7,11 @@ weights on the same batches: as a proxy (`Solo`) and by one rank of the trainer 
 and compiled. How far the two proxies lie apart is what bfloat16 makes of another order of the same sums. Times are
 medians of the steps from the eleventh on; the peak is measured as in `gpu.py`.
 
+With `--ways torchtitan` the same run is exported and trained by torchtitan, one rank of it, each loss read as our
+trainer does; its lines stand beside those of the other ways in the file. Where no torchtitan is installed that the
+export knows, in the Python of FORERUN_TORCHTITAN_PYTHON, `.venv-trainers` or the one that runs this, that is the
+finding.
+
 Needs a CUDA device (exit code 2 without one), torch, numpy, safetensors, PyYAML and `mup`; no Ray, Optuna, W&B,
 pydantic, network. Writes gpu_trainer.json after each step. None is begun after `--seconds`: the exit code is then 3,
 and the same command resumes. What fails is told with its error and is an exit code of 1.
@@ -16,24 +21,32 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
+import importlib.metadata
+import json
 import math
+import os
+import re
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu import MODELS, SEQ_LEN, Steps, opened, product_flops
+from gpu import MODELS, SEQ_LEN, Steps, attempted, exit_code, opened, product_flops
 from gpu_runs import corpus_of, machine, run_spec
 
 from launcher.base import metrics
 from launcher.base.policy import AbortPolicy, Checkpointing
+from launcher.exporters import proof
+from launcher.exporters.trainers import torchtitan
 from launcher.frozen.frozen import (
     SCHEMA_VERSION,
     Data,
@@ -51,6 +64,9 @@ from proxies.parametrization.parametrization import forward_numbers, parameter_t
 
 SIZES = {"40M": MODELS["40M"], "160M": (1024, 12, 3072, 32768)}
 """Width, layers, feed-forward width, vocabulary. At 40M the host, which FSDP2 keeps busy, is what takes the time."""
+MAIN = Path(__file__).with_name("torchtitan_main.py")
+LIMIT_SECONDS = 120.0
+"""That torchtitan may take for a run, start and compiling included."""
 SETTLED = 10
 """Steps left out of the times."""
 
@@ -63,6 +79,7 @@ class Settings:
     backend: str = "inductor"
     """Of torch.compile."""
     models: tuple[str, ...] = tuple(SIZES)
+    ways: tuple[str, ...] = ("trainer", "proxy")
     sizes: dict[str, tuple[int, int, int, int]]
     batch: int = 32
     seq_len: int = SEQ_LEN
@@ -126,6 +143,45 @@ def by_trainer(settings: Settings, corpus: Path, decision: Decision) -> dict[str
     return {"losses": [line["train_loss_nats"] for line in lines], "seconds": [line["seconds"] for line in lines]}
 
 
+def torchtitan_python() -> Path | str:
+    """A Python that has the torchtitan of the export, or why there is none."""
+    if python := proof.interpreter("torchtitan"):
+        return python
+    try:
+        version = importlib.metadata.version("torchtitan")
+    except importlib.metadata.PackageNotFoundError:
+        return "torchtitan is not installed"
+    return (
+        Path(sys.executable) if version in torchtitan.VERSIONS else f"torchtitan {version} is not {torchtitan.VERSIONS}"
+    )
+
+
+def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[str, Any]:
+    """The same by torchtitan: one rank in a process of its own, which runs the export."""
+    python = torchtitan_python()
+    if isinstance(python, str):
+        return {"refused": python}
+    with tempfile.TemporaryDirectory() as name:
+        torchtitan.export(decision, Path(name))
+        shutil.copy(MAIN, name)
+        rows = Path(name) / "losses.jsonl"
+        command = [
+            str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", MAIN.name,
+            "--module", torchtitan.MODULE, "--config", "main_run", "--compile.backend", settings.backend,
+        ]  # fmt: skip
+        told = {"FORERUN_DATA": str(corpus), "FORERUN_LOG_EVERY_STEPS": "1", "LOSSES": str(rows)}
+        done = subprocess.run(
+            command, cwd=name, env={**os.environ, **told}, capture_output=True, text=True, check=False,
+            timeout=LIMIT_SECONDS,
+        )  # fmt: skip
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            errors = [line for line in lines if re.match(r"(\[rank0\]:)?\s*\w+(Error|Exception)\b", line)]
+            raise RuntimeError("\n".join([f"torchtitan: exit code {done.returncode}: {errors[:1]}", *lines[-20:]]))
+        steps = [json.loads(line) for line in rows.read_text().splitlines()]
+    return {"losses": [loss for _, loss, _, _ in steps], "seconds": [seconds for _, _, _, seconds in steps]}
+
+
 def one_rank(settings: Settings) -> None:
     """This process alone as all the ranks there are."""
     import torch
@@ -138,21 +194,6 @@ def one_rank(settings: Settings) -> None:
     backend = "nccl" if settings.device == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     Block.compile = functools.partialmethod(Block.compile, backend=settings.backend)  # type: ignore[assignment]
-
-
-def told(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What was measured, or why it could not be; nothing of it stays on the device."""
-    import torch
-
-    try:
-        return measured()
-    except Exception as error:  # the others are still measured
-        return {"error": f"{type(error).__name__}: {error}"[-2000:]}
-    finally:
-        torch._dynamo.reset()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def measure(settings: Settings, steps: Steps, corpus: Path) -> None:
@@ -168,10 +209,17 @@ def measure(settings: Settings, steps: Steps, corpus: Path) -> None:
     for name, compiled in (("eager", False), ("compiled", True)):
         proxy = replace(spec, numerics=replace(plain, compiled=compiled, fused_loss=compiled))
         main_run = decision_of(spec, store.manifest, compiled=compiled)
-        steps.once(f"trainer, {name}", lambda run=main_run: told(lambda: by_trainer(settings, corpus, run)))
-        steps.once(f"proxy, {name}", lambda run=proxy: told(lambda: by_proxy(settings, store, run)))
+        ways: dict[str, Callable[[], dict[str, Any]]] = {
+            "trainer": partial(by_trainer, settings, corpus, main_run),
+            "proxy": partial(by_proxy, settings, store, proxy),
+            "torchtitan": partial(by_torchtitan, settings, corpus, main_run),
+        }
+        for way in settings.ways:
+            steps.once(f"{way}, {name}", partial(attempted, ways[way]))
     square = [settings.square] * 3
-    peak = steps.once("peak", lambda: told(lambda: {"flops": product_flops(settings.device, *square)}), needed=True)
+    peak = steps.once(
+        "peak", lambda: attempted(lambda: {"flops": product_flops(settings.device, *square)}), needed=True
+    )
     steps.body["step_flops"] = flops_per_token(spec.shape) * spec.batch_tokens
     steps.body["findings"] = findings(steps.model, steps.body, peak.get("flops"))
     steps.save()
@@ -182,8 +230,8 @@ def findings(model: str, body: dict[str, Any], peak_flops: float | None) -> list
     done, lines = body["steps"], []
     eager = done.get("proxy, eager", {}).get("losses")
     for name, one in done.items():
-        if "error" in one:
-            lines.append(f"{model}, {name}: FAILED: {one['error'].splitlines()[0]}")
+        if "refused" in one:
+            lines.append(f"{model}, {name}: left out: {one['refused']}")
         if "losses" not in one:
             continue
         seconds = statistics.median(one["seconds"][SETTLED:])
@@ -202,6 +250,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="Folder of the file.")
     parser.add_argument("--models", default=",".join(SIZES), help="Some of them, as 40M.")
+    parser.add_argument("--ways", default="trainer,proxy", help="Some of trainer, proxy, torchtitan.")
     parser.add_argument("--seconds", type=float, default=240.0, help="After which no further step is begun.")
     parser.add_argument("--quick", action="store_true", help="A tiny model on a CPU, as the tests do it.")
     asked = parser.parse_args(arguments)
@@ -210,7 +259,7 @@ def main(arguments: list[str]) -> int:
     if not asked.quick and not torch.cuda.is_available():
         print("needs a CUDA device; not measured", file=sys.stderr)
         return 2
-    settings = Settings(models=tuple(asked.models.split(",")), sizes=SIZES)
+    settings = Settings(models=tuple(asked.models.split(",")), ways=tuple(asked.ways.split(",")), sizes=SIZES)
     settings = quick(settings) if asked.quick else settings
     content, save = opened(asked.out / "gpu_trainer.json", machine(), settings.models)
     until = time.monotonic() + asked.seconds
@@ -223,9 +272,7 @@ def main(arguments: list[str]) -> int:
             measure(settings, steps, places[settings.sizes[steps.model][3]])
     lines = [line for steps in all_steps for line in steps.body["findings"]]
     print("\n".join(lines), flush=True)
-    if any("FAILED" in line for line in lines):
-        return 1
-    return 0 if all(steps.finished for steps in all_steps) else 3
+    return exit_code(all_steps)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,13 @@ bfloat16. Writes gpu_transfer.json, and a table for each condition that `forerun
 
     forerun transfer --runs benchmarks/results/gpu_transfer-mup.csv --target-width 2048
 
+`--protocol published` runs that of EleutherAI/nanoGPT-mup's mutransfer_lr_owt, the cheapest published one, on the same
+bytes instead of OpenWebText: GPT-2 blocks, 2 layers, heads of 64, a tied readout, widths 256 to 2048, 1,000 steps of 32
+sequences of 1,024, AdamW (0.9, 0.95) with decay 0.1 on all matrices, clip 1. Its trainer's default of 2,000 steps of
+warmup stands in its scripts, so the rate rises all the way to half of what is told; so it does here. Ours: biases,
+initial values and attention's scale (1/8 for theirs of 1/64), and seven of their twelve rates, an octave apart around
+2^-8, where they found muP's optimum at all widths. It writes gpu_transfer_published.json, with tables of its own.
+
 Needs a CUDA device, torch, numpy, tokenizers, pyarrow and `mup`; no Ray, Optuna, W&B, pydantic. The runs of one
 condition and seed come together; a run is not begun after `--seconds`, and those that the file has are not run again.
 At width 256, the base, the standard parametrization is muP: it takes those runs.
@@ -24,7 +31,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +42,7 @@ from gpu_runs import machine
 from proxies.core.hyperparameters import Hparams
 from proxies.core.optimizers import OptimizerName
 from proxies.core.rules import named
-from proxies.core.schedule import Schedule
+from proxies.core.schedule import Schedule, ScheduleKind
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 
@@ -54,6 +61,9 @@ class Condition:
     log2_rates: range = range(-11, -4)
     octaves_per_doubling: int = 0
     """That the grid follows the optimum by, where it is known to move."""
+    rules: dict[str, Any] = field(default_factory=dict)
+    """Other answers than the parametrization's own."""
+    hparams: dict[str, Any] = field(default_factory=dict)
 
     def rates(self, widths_over_base: float) -> list[float]:
         """Seven of them."""
@@ -64,8 +74,11 @@ class Condition:
 CONDITIONS = {
     "mup": Condition(parametrization="mup"),
     "sp": Condition(parametrization="sp", octaves_per_doubling=-1),
-    "muon": Condition(parametrization="mup", optimizer="muon", log2_rates=range(-8, -1)),
-}
+    "muon": Condition(
+        parametrization="mup", optimizer="muon", log2_rates=range(-8, -1), rules={"muon_rate": "original"},
+        hparams={"adamw_learning_rate": 2.0**-8},
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +91,47 @@ class Settings:
     batch_tokens: int = BATCH_TOKENS
     numerics: Numerics = FASTEST
     device: str = "cuda"
+    kind: ScheduleKind = "cosine"
+    warmup_share: float = 0.1
+    """Of the steps."""
+    peak_share: float = 1.0
+    """That is reached of the rate told."""
+    rules: dict[str, Any] = field(default_factory=dict)
+    """Other answers of every parametrization than its own."""
+    weight_decay: float = 0.0
 
 
-def quick() -> Settings:
+PROTOCOLS = {
+    "ours": Settings(),
+    "published": Settings(
+        base=replace(BASE, num_layers=2, ffn_width=1024, seq_len=1024, family="gpt2", tied=True),
+        widths=(256, 512, 1024, 2048), num_steps=1000, kind="constant", warmup_share=1.0, peak_share=0.5,
+        rules={"weight_decay": "unscaled", "decayed": "two_dimensional"}, weight_decay=0.1,
+    ),
+}  # fmt: skip
+
+
+def quick(settings: Settings) -> Settings:
     """The same paths in seconds, on a CPU: for the tests."""
-    base = replace(BASE, num_layers=1, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, seq_len=16)
-    return Settings(
-        base=base, widths=(16, 32), num_steps=4, batch_tokens=64, numerics=Numerics(num_slots=1), device="cpu",
+    base = replace(settings.base, num_layers=1, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, seq_len=16)
+    return replace(
+        settings, base=base, widths=(16, 32), num_steps=4, batch_tokens=64, numerics=Numerics(num_slots=1),
+        device="cpu",
     )  # fmt: skip
 
 
 def spec_of(settings: Settings, condition: Condition, width: int, rate: float, seed: int, data_id: str) -> RunSpec:
-    """One run: a tenth of its steps warm up, the rest decay along a cosine."""
-    muon = condition.optimizer == "muon"
+    """One run."""
+    num_steps, warmup_steps = settings.num_steps, int(settings.warmup_share * settings.num_steps)
     return RunSpec(
         shape=settings.base.at_width(width), base_shape=settings.base,
-        parametrization=named(condition.parametrization, **({"muon_rate": "original"} if muon else {})),
+        parametrization=named(condition.parametrization, **settings.rules, **condition.rules),
         optimizer=condition.optimizer,
-        hparams=Hparams(learning_rate=rate, clip_norm=1.0, **({"adamw_learning_rate": 2.0**-8} if muon else {})),
-        schedule=Schedule(kind="cosine", num_steps=settings.num_steps, warmup_steps=settings.num_steps // 10),
+        hparams=Hparams(
+            learning_rate=settings.peak_share * rate, clip_norm=1.0, weight_decay=settings.weight_decay,
+            **condition.hparams,
+        ),
+        schedule=Schedule(kind=settings.kind, num_steps=num_steps, warmup_steps=warmup_steps),
         batch_tokens=settings.batch_tokens, data_id=data_id, seed=seed, numerics=settings.numerics,
     )  # fmt: skip
 
@@ -165,14 +200,14 @@ def findings(settings: Settings, content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def tables(content: dict[str, Any], out: Path, base_width: int) -> None:
-    """A table of runs for each condition."""
+def tables(content: dict[str, Any], stem: Path, base_width: int) -> None:
+    """A table of runs for each condition, STEM-CONDITION.csv."""
     runs = list(content["runs"].values())
     for name in sorted({run["condition"] for run in runs}):
         mine = [run for run in runs if run["condition"] == name]
         if name == "sp":
             mine += [run for run in runs if run["condition"] == "mup" and run["width"] == base_width]
-        with (out / f"gpu_transfer-{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        with Path(f"{stem}-{name}.csv").open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, ["width", "lr", "seed", "loss"], extrasaction="ignore", lineterminator="\n")
             table.writeheader()
             table.writerows({**run, "loss": run["loss"] or "nan"} for run in mine)
@@ -182,8 +217,9 @@ def main(arguments: list[str]) -> int:
     """Train and write; 2 where there is no device, 3 where runs are left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="Folder of the files.")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="ours")
     parser.add_argument("--conditions", default=",".join(CONDITIONS), help="Some of them, as mup,sp.")
-    parser.add_argument("--widths", default=",".join(map(str, WIDTHS)), help="Some, as 2048.")
+    parser.add_argument("--widths", help="Some, as 2048.")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240.0, help="After which no further run is begun.")
     parser.add_argument("--quick", action="store_true", help="Tiny proxies on a CPU, as the tests do it.")
@@ -194,9 +230,13 @@ def main(arguments: list[str]) -> int:
         print("needs a CUDA device; not measured", file=sys.stderr)
         return 2
     until = time.monotonic() + asked.seconds
-    settings = quick() if asked.quick else Settings(widths=tuple(map(int, asked.widths.split(","))))
+    settings = PROTOCOLS[asked.protocol]
+    if asked.widths:
+        settings = replace(settings, widths=tuple(map(int, asked.widths.split(","))))
+    settings = quick(settings) if asked.quick else settings
     asked.out.mkdir(parents=True, exist_ok=True)
-    file = asked.out / "gpu_transfer.json"
+    stem = asked.out / ("gpu_transfer" if asked.protocol == "ours" else f"gpu_transfer_{asked.protocol}")
+    file = stem.with_suffix(".json")
     content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if content.get("machine") != machine():  # another arithmetic: its runs are not beside ours
         content = {"machine": machine(), "runs": {}}
@@ -205,7 +245,7 @@ def main(arguments: list[str]) -> int:
         file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
     finished = run_all(settings, content, save, asked.conditions.split(","), asked.seeds, until)
-    tables(content, asked.out, settings.base.width)
+    tables(content, stem, settings.base.width)
     print("\n".join(findings(settings, content)), flush=True)
     return 0 if finished else 3
 

@@ -14,14 +14,20 @@ import os
 import platform
 import re
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import IO, Any
 
 LOOK_SECONDS, GONE_SECONDS = 0.1, 30.0
+LIMIT_SECONDS = 120.0
+"""That processes together may take, before they are held to hang."""
+MOST_SAID = 2000
+"""Characters kept of why a process ended."""
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -110,26 +116,70 @@ def _look(cost: Cost, seen: dict[tuple[int, str], int], command: int) -> int:
     return alive
 
 
-def together(command: Sequence[object], number: int) -> tuple[list[float], float]:
-    """What so many processes of a command say when all were let go at once, and seconds until all were ready.
+def together(
+    command: Sequence[object],
+    numbers: Sequence[int],
+    *,
+    environment: Mapping[str, str] | None = None,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> tuple[list[float], float]:
+    """For each of `numbers`, the sum of what so many processes of a command say when let go at once; and seconds until
+    all were ready. The processes are the same: those that are not let go wait.
 
-    Each says "ready", waits for a line, and says a number. An empty list: one of them ended before it was ready.
+    Each says "ready"; then, to every line that it reads, a number. It ends when there are no more lines.
+
+    Raises:
+        RuntimeError: one of them ended without an answer, or all were not done within `limit_seconds`, and why.
     """
-    began = time.monotonic()
-    started = [subprocess.Popen(list(map(str, command)), stdin=PIPE, stdout=PIPE, text=True) for _ in range(number)]
-    try:
-        if not all(one.stdout is not None and one.stdout.readline() == "ready\n" for one in started):
-            return [], 0.0
-        start_seconds = time.monotonic() - began
-        for one in started:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        return [float(one.communicate()[0]) for one in started], start_seconds
-    finally:
-        for one in started:
-            one.kill()
-            one.communicate()
+    began, sums = time.monotonic(), []
+    with contextlib.ExitStack() as stack:
+        started: list[tuple[subprocess.Popen[str], IO[str]]] = []
+
+        def stop() -> None:
+            for one, _ in started:
+                one.kill()
+
+        guard = threading.Timer(limit_seconds, stop)
+        try:
+            for _ in range(max(numbers)):
+                said: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
+                # A pipe that nobody reads would stop who writes much.
+                one = subprocess.Popen(
+                    list(map(str, command)), stdin=PIPE, stdout=PIPE, stderr=said, text=True,
+                    env={**os.environ, **(environment or {})},
+                )  # fmt: skip
+                started.append((one, said))
+            guard.start()
+            for one, said in started:
+                _answer(one, said, began + limit_seconds)
+            start_seconds = time.monotonic() - began
+            for number in numbers:
+                for one, _ in started[:number]:
+                    with contextlib.suppress(BrokenPipeError):  # its answer will be missing
+                        assert one.stdin is not None
+                        one.stdin.write("go\n")
+                        one.stdin.flush()
+                sums.append(sum(float(_answer(one, said, began + limit_seconds)) for one, said in started[:number]))
+            for one, _ in started:
+                one.communicate()
+        finally:
+            guard.cancel()
+            stop()
+            for one, _ in started:
+                one.communicate()
+    return sums, start_seconds
+
+
+def _answer(one: subprocess.Popen[str], said: IO[str], until: float) -> str:
+    """The next line of its output; `until`: when it is killed, as `time.monotonic()`."""
+    assert one.stdout is not None
+    if line := one.stdout.readline():
+        return line
+    code = one.wait()
+    said.seek(0)
+    lines = said.read()[-MOST_SAID:].splitlines() or ["it said nothing"]
+    ended = "killed, for the time is up" if time.monotonic() > until else f"exit code {code}"
+    raise RuntimeError("\n".join([f"a process ended without an answer, {ended}: {lines[-1]}", *lines[:-1]]))
 
 
 def machine() -> dict[str, Any]:

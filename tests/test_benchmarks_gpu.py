@@ -1,13 +1,18 @@
 """`make gpu` and its benchmark, rehearsed on a CPU with a tiny model: they must not rot until a GPU is lent."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from trainer_venv import interpreter
+
+from proxies.core.schedule import lr_multiplier
 
 ROOT = Path(__file__).parents[1]
 REFUSING = """
@@ -15,7 +20,7 @@ import sys
 
 class Refusing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"ray", "optuna", "wandb", "pydantic"}:
+        if name.partition(".")[0] in {"ray", "optuna", "wandb", "pydantic", "click", "torchtitan"}:
             raise ModuleNotFoundError(f"a lent machine lacks {name}", name=name)
 
 sys.meta_path.insert(0, Refusing())
@@ -27,6 +32,15 @@ case "$*" in
 esac
 """
 """An interpreter on a CPU that has the recipe believe in a GPU."""
+CONTROL = """#!/bin/sh
+case "$1" in -d) order=start ;; *) read -r order ;; esac
+echo "$order $CUDA_MPS_PIPE_DIRECTORY" >> {told}
+case "$order" in
+start) {start} ;;
+get_server_list) {servers} ;;
+esac
+"""
+"""A control program of MPS that notes what it was told."""
 
 
 @pytest.fixture
@@ -35,8 +49,28 @@ def bare(tmp_path):
     (tmp_path / "refusing").mkdir()
     (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING)
     # `MAKEFLAGS` would have our own `make` seen by the one that is asked here.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "FORERUN_"))}
     return {**kept, "PYTHONPATH": str(tmp_path / "refusing")}
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Imports a module of the benchmarks."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+def mps(folder, start="true", servers="echo 4321"):
+    """A folder with such a control program, and where it notes its orders."""
+    folder.mkdir()
+    control = folder / "nvidia-cuda-mps-control"
+    control.write_text(CONTROL.format(told=folder / "told", start=start, servers=servers))
+    control.chmod(0o755)
+    return folder, folder / "told"
+
+
+def orders(told):
+    return [line.split()[0] for line in told.read_text().splitlines()] if told.exists() else []
 
 
 def command(*arguments):
@@ -108,6 +142,7 @@ def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tmp_path, bare):
     python, out = tmp_path / "python", tmp_path / "out"
     python.write_text(PRETENDING)
@@ -126,7 +161,10 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
     (case,) = json.loads((out / "gpu.json").read_text())["models"]["tiny"]["cases"]
     assert not any(mode["refused"] for mode in case["modes"])
     parts = json.loads((out / "gpu-core.json").read_text())["parts"]
-    assert len(parts) == 6 and {part["exit_code"] for part in parts.values()} == {0}
+    assert len(parts) == 9 and {part["exit_code"] for part in parts.values()} == {0}
+    assert "torchtitan, compiled: left out: torchtitan is not installed\n" in whole.stdout
+    runs = json.loads((out / "gpu_transfer_published.json").read_text())["runs"].values()
+    assert len(runs) == 14 and all(run["loss"] > 0 for run in runs)
     assert "gpu: " not in made().stdout, "what has ended well is not begun again"
 
 
@@ -170,3 +208,127 @@ def test_the_transfer_on_a_gpu_is_rehearsed_and_its_tables_are_judged(tmp_path, 
         judged = subprocess.run([sys.executable, "-m", "launcher", *table], capture_output=True, text=True, check=False)
         assert judged.returncode in (0, 3, 4), judged.stderr
         assert [one["size"] for one in json.loads(judged.stdout)["optima"]] == [16, 32]
+
+
+@pytest.mark.slow
+def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, bare):
+    folder, told = mps(tmp_path / "bin")
+    env = {**bare, "PATH": f"{folder}:{bare['PATH']}"}
+    out = tmp_path / "workers.json"
+    script = [sys.executable, ROOT / "benchmarks" / "gpu_workers.py", "--quick", "--json", out]
+
+    def called(*more):
+        return subprocess.run([*script, *more], capture_output=True, text=True, check=False, env=env)
+
+    late = called("--seconds", "0")
+    assert (late.returncode, steps_told(late.stdout)) == (3, []), late.stderr
+    done = called()
+    assert done.returncode == 0, done.stdout + done.stderr
+    ways = ("alone", "in turns", "by MPS")
+    assert steps_told(done.stdout) == [f"measured: tiny, 2 sequences, {way}" for way in ways]
+    tiny = json.loads(out.read_text())["models"]["tiny"]
+    rates = {way: tiny["steps"][f"2 sequences, {way}"]["trial_steps_per_second"] for way in ways}
+    assert [len(rates[way]) for way in ways] == [1, 2, 2] and all(rate > 0 for each in rates.values() for rate in each)
+    over = rates["by MPS"][1] / rates["in turns"][0]
+    assert "tiny, 2 sequences, by MPS: " in done.stdout and f"2: {rates['by MPS'][1]:.1f} ({over:.2f})\n" in done.stdout
+    assert orders(told) == ["start", "get_server_list", "quit"]
+    again = called()
+    findings = "".join(line for line in done.stdout.splitlines(keepends=True) if not line.startswith("measured: "))
+    assert (again.returncode, again.stdout, len(orders(told))) == (0, findings, 3)
+    assert json.loads(out.read_text())["models"]["tiny"] == tiny
+
+
+@pytest.mark.parametrize(
+    ("start", "servers", "failing", "refused", "told"),
+    [
+        ("true", "echo 4321", False, "", ["start", "get_server_list", "quit"]),
+        ("true", "true", False, "no process reached the service", ["start", "get_server_list", "quit"]),
+        ("true", "echo 4321", True, "exit code 1: no context", ["start", "quit"]),
+        ("echo no permission; exit 1", "", False, "-d: exit code 1: no permission", ["start"]),
+        (None, "", False, "nvidia-cuda-mps-control is not on PATH", []),
+    ],
+)  # fmt: skip
+def test_mps_is_quit_whatever_happens_and_what_it_does_not_do_is_a_finding(
+    tmp_path, monkeypatch, bench, start, servers, failing, refused, told
+):
+    folder, log = mps(tmp_path / "bin", start or "", servers)
+    if start is None:
+        (folder / "nvidia-cuda-mps-control").unlink()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    seen = []
+
+    def measured(environment):
+        seen.append(Path(environment["CUDA_MPS_PIPE_DIRECTORY"]))
+        assert seen[0].is_dir()
+        if failing:
+            raise RuntimeError("a process ended without an answer, exit code 1: no context")
+        return {"trial_steps_per_second": [1.0]}
+
+    found = bench("gpu_workers").by_mps(measured)
+    assert refused in found.get("refused", "") and ("refused" in found) == bool(refused)
+    assert "not_quit" not in found
+    assert orders(log) == told
+    assert not any(place.exists() for place in seen), "its folder was temporary"
+
+
+def test_a_process_that_fails_or_hangs_is_told_with_its_last_words(bench):
+    together = bench("process_tree").together
+
+    def program(text):
+        return [sys.executable, "-c", text]
+
+    saying = "import sys; print('ready', flush=True)\nfor _ in sys.stdin: print({}, flush=True)"
+    rates, start_seconds = together(program(saying.format("2.5")), [1, 3])
+    assert rates == [2.5, 7.5] and start_seconds > 0
+    with pytest.raises(RuntimeError, match=r"answer, exit code 1: ValueError: no kernel\n"):
+        together(program("raise ValueError('no kernel')"), [2])
+    with pytest.raises(RuntimeError, match="exit code 1: ZeroDivisionError"):
+        together(program(saying.format("1 / 0")), [2])
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="the time is up: it said nothing"):
+        together(program("import time; time.sleep(60)"), [1], limit_seconds=0.5)
+    assert time.monotonic() - began < 20
+
+
+def test_a_step_whose_processes_fail_makes_the_call_fail(tmp_path, bench, capsys):
+    gpu = bench("gpu")
+    settings = gpu.quick(gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60))
+    steps = gpu.Steps(model="tiny", body={}, until=0.0, save=lambda: None)
+    failing = lambda: gpu.processes(settings, "tiny", 2, tmp_path / "nowhere", [1], settings.plain)  # noqa: E731
+    found = steps.once("2 sequences, 1 processes", lambda: gpu.attempted(failing), needed=True)
+    assert "nowhere" in found["error"] and gpu.exit_code([steps]) == 1
+    assert "tiny, 2 sequences, 1 processes: FAILED: RuntimeError: a process ended" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_torchtitan_is_rehearsed_beside_the_embedded_trainer(tmp_path, bare):
+    python = interpreter("torchtitan")
+    script = [sys.executable, ROOT / "benchmarks" / "gpu_trainer.py", "--out", tmp_path, "--quick"]
+    env = {**bare, "FORERUN_TORCHTITAN_PYTHON": str(python)}
+
+    def called(ways):
+        return subprocess.run([*script, "--ways", ways], capture_output=True, text=True, check=False, env=env)
+
+    assert called("trainer,proxy").returncode == 0
+    env["PYTHONPATH"] = ""
+    done = called("torchtitan")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert steps_told(done.stdout) == [f"measured: tiny, torchtitan, {how}" for how in ("eager", "compiled")]
+    tiny = json.loads((tmp_path / "gpu_trainer.json").read_text())["models"]["tiny"]["steps"]
+    for how in ("eager", "compiled"):
+        assert tiny[f"torchtitan, {how}"]["losses"] == pytest.approx(tiny["trainer, eager"]["losses"], abs=1e-4)
+        assert min(tiny[f"torchtitan, {how}"]["seconds"]) > 0
+    assert called("torchtitan").returncode == 0
+
+
+def test_the_published_protocol_is_that_of_its_scripts(bench):
+    transfer = bench("gpu_transfer")
+    protocol, rate = transfer.PROTOCOLS["published"], 2.0**-8
+    spec = transfer.spec_of(protocol, transfer.CONDITIONS["mup"], 2048, rate, 1, "0" * 64)
+    shape, hparams = spec.shape, spec.hparams
+    assert (shape.num_layers, shape.num_heads, shape.ffn_width, shape.seq_len) == (2, 32, 8192, 1024)
+    assert (spec.base_shape.width, spec.batch_sequences, spec.schedule.num_steps) == (256, 32, 1000)
+    assert (hparams.beta1, hparams.beta2, hparams.weight_decay, hparams.clip_norm) == (0.9, 0.95, 0.1, 1.0)
+    # 2,000 steps of warmup in a run of 1,000.
+    assert lr_multiplier(spec.schedule, 499) * hparams.learning_rate == pytest.approx(rate * 500 / 2000)
+    assert lr_multiplier(spec.schedule, 999) * hparams.learning_rate == pytest.approx(rate / 2)
