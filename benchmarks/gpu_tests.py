@@ -79,7 +79,7 @@ class Outcomes:
         if report.when == "call" or report.outcome != "passed":
             self._tests[report.nodeid] = {
                 "outcome": report.outcome, "seconds": round(report.duration, 2),
-                "said": report.longreprtext[-MOST_SAID:],
+                "said": report.longreprtext.replace(f"{ROOT}/", "")[-MOST_SAID:],
             }  # fmt: skip
             write(self._path, self._content)
 
@@ -93,6 +93,16 @@ class Outcomes:
             session.exitstatus = pytest.ExitCode.OK
 
 
+def merge(path: Path) -> None:
+    """The outcomes of all processes into the file."""
+    content = opened(path)
+    for process in range(NUM_PROCESSES):
+        if (part := of_process(path, process)).exists():
+            content["tests"] |= opened(part)["tests"]
+            part.unlink()
+    write(path, content)
+
+
 def main(arguments: list[str]) -> int:
     """Run what is left and merge the outcomes; see above for the exit codes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,6 +112,7 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     more = ["--collect-only"] if asked.collect_only else []
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    merge(asked.outcomes)  # what a killed call left
     running = [
         subprocess.Popen(
             [
@@ -113,12 +124,7 @@ def main(arguments: list[str]) -> int:
         for process in range(NUM_PROCESSES)
     ]  # fmt: skip
     codes = [one.wait() for one in running]
-    content = opened(asked.outcomes)
-    for process in range(NUM_PROCESSES):
-        if (part := of_process(asked.outcomes, process)).exists():
-            content["tests"] |= opened(part)["tests"]
-            part.unlink()
-    write(asked.outcomes, content)
+    merge(asked.outcomes)
     failed = any(code not in (0, 3) for code in codes)
     return 1 if failed else max(codes)
 

@@ -3,7 +3,7 @@
     python benchmarks/gpu_trainer.py --out benchmarks/results
 
 The 40M of `gpu.py` and one of 160M at 32 sequences of 512 tokens, random ids, bfloat16, 50 steps from the same initial
-weights on the same batches: as a proxy (`Solo`) and by one rank of the trainer (FSDP2, a checkpoint at the end), eager
+weights on the same batches: as a proxy (`Solo`) and by one rank of the trainer (a checkpoint at the end), eager
 and compiled. How far the two proxies lie apart is what bfloat16 makes of another order of the same sums. Times are
 medians of the steps from the eleventh on; the peak is measured as in `gpu.py`.
 
@@ -63,7 +63,7 @@ from proxies.data.tokens import Manifest, TokenStore
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 SIZES = {"40M": MODELS["40M"], "160M": (1024, 12, 3072, 32768)}
-"""Width, layers, feed-forward width, vocabulary. At 40M the host, which FSDP2 keeps busy, is what takes the time."""
+"""Width, layers, feed-forward width, vocabulary. At 40M it is the host that takes the time."""
 MAIN = Path(__file__).with_name("torchtitan_main.py")
 LIMIT_SECONDS = 120.0
 """That torchtitan may take for a run, start and compiling included."""

@@ -37,8 +37,8 @@ COMPILE_SHARE = 0.1
 
 
 TOGETHER: dict[str, object] = {"fused_loss": True, "cuda_graphs": True, "compiled": True}
-"""Tried first on a GPU: each alone may gain nothing, while one trial with all of them was an H100's fastest mode at
-every size measured (`benchmarks/NOTES.md`).
+"""Tried at once on a GPU: each alone may gain nothing, while one trial with all of them was an H100's fastest mode at
+every size measured (`benchmarks/NOTES.md`). With the slots there are, and with one, which takes less memory.
 """
 
 
@@ -163,15 +163,11 @@ def choose(asked: ModeRequest, work: PlannedWork, bench: Bench, most_threads: in
     bench.measure(asked.given)
     rule = _Rule(asked, work, bench)
     several, on_gpu = "num_slots" in asked.open, bench.device == "cuda"
-    best = rule.tried(asked.given, TOGETHER) if several and on_gpu and "compiled" in asked.open else asked.given
-    if best != asked.given:
-        best = rule.climb(best)
-    else:
-        best = rule.climb(best) if several else best
-        for change in _changes(asked, bench.device, most_threads):
-            best = rule.tried(best, change)
-        if several and best.num_slots > 1 and on_gpu:
-            best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
+    best = rule.climb(asked.given) if several else asked.given
+    for change in _changes(asked, bench.device, most_threads):
+        best = rule.tried(best, change)
+    if several and best.num_slots > 1 and on_gpu:
+        best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
     figures = tuple(bench.figure(mode, work) for mode in bench.modes)
     kinds = tuple(
         WorkerKind(kind=kind, num_workers=work.kinds.count(kind), free_bytes=bench.free_bytes[kind])
@@ -188,6 +184,7 @@ def _changes(asked: ModeRequest, device: str, most_threads: int) -> list[dict[st
     changes: list[dict[str, object]] = []
     if "num_slots" in asked.open and device == "cuda":
         changes += [{"fused_loss": True}, {"cuda_graphs": True}]
+        changes += [TOGETHER, {"num_slots": 1, **TOGETHER}] if "compiled" in asked.open else []
     if "num_slots" in asked.open and device != "cuda":
         changes += [{"num_threads": 2**power} for power in range(1, most_threads.bit_length())]
     if "compiled" in asked.open:
@@ -208,7 +205,7 @@ class _Rule:
         """Twice the slots while that pays, if what it ends at is clearly better than where it began."""
         best = start
         while (wider := dataclasses.replace(best, num_slots=2 * best.num_slots)).num_slots <= MOST_SLOTS:
-            if not self._may_pay(best, wider, start) or not self._fits(best):
+            if not self._may_pay(best, wider, start) or not self._fits(best) or not self._worth_compiling(wider, best):
                 break
             self._bench.measure(best, wider)
             if not self._pays(wider, best, STEP):
@@ -248,10 +245,14 @@ class _Rule:
         changed: Numerics = dataclasses.replace(best, **change)  # type: ignore[arg-type]
         if changed == best:
             return best
-        if "compiled" in change and self._seconds(best) * COMPILE_SHARE < COMPILE_SECONDS:
+        if not self._worth_compiling(changed, best):
             return best
         self._bench.measure(best, changed)
         return changed if self._pays(changed, best, MARGIN) else best
+
+    def _worth_compiling(self, mode: Numerics, best: Numerics) -> bool:
+        """Of a mode that would have to be, beside what is left to do by the best one so far."""
+        return not mode.compiled or self._seconds(best) * COMPILE_SHARE >= COMPILE_SECONDS
 
     def narrowed(self, best: Numerics) -> Numerics:
         """One slot, unless those there are clearly faster."""

@@ -21,7 +21,7 @@ from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
 from proxies.model.decoder import Decoder
-from proxies.model.loss import FusedLoss
+from proxies.model.loss import FusedLoss, surprise_and_gradient
 from proxies.model.optimizer import torch_optimizer
 from proxies.model.precision import PRECISIONS
 from proxies.parametrization.parametrization import drawn
@@ -40,16 +40,19 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
     compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. `parallelism` is the
     decision's own, or what other ranks make of it. One rank alone shards nothing: forerun's own model casts its weights
-    itself there, to the same bits, and the host is spared FSDP2's half of its work.
+    itself there, as a proxy does (`proxies.model.precision`), and the host is spared FSDP2's half of its work.
     """
     decision, model = source.decision, source.outline()
     blocks = source.blocks(model).values()
     if decision.compiled:
-        compile_blocks([*blocks, *(part for part in model.modules() if isinstance(part, FusedLoss))])
+        compile_parts([*blocks], [part for part in model.modules() if isinstance(part, FusedLoss)])
     policy, precision = MixedPrecisionPolicy(), PRECISIONS[decision.precision]
     if isinstance(model, Decoder) and parallelism.num_ranks == 1:
         model.compute = precision.compute
-        return model.to_empty(device=device_type)
+        model.to_empty(device=device_type)
+        if decision.shape.tied:  # which made each of the two a parameter of its own
+            model.lm_head.weight = model.tok_embeddings.weight
+        return model
     if precision.compute != precision.weights:
         policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.weights)
     mesh = device_mesh(parallelism, device_type)
@@ -59,8 +62,8 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
     return model
 
 
-def compile_blocks(blocks: Sequence[nn.Module]) -> None:
-    """torch.compile of each block, or the loss; from the first that cannot be compiled on, all are eager, and say so.
+def compile_parts(blocks: Sequence[nn.Module], losses: Sequence[FusedLoss] = ()) -> None:
+    """torch.compile of each block, and of a loss's parts; from the first that cannot be, all are eager, and say so.
 
     Backward passes are compiled with the forward ones: an error in the midst of a backward pass could only end the run.
     """
@@ -70,29 +73,31 @@ def compile_blocks(blocks: Sequence[nn.Module]) -> None:
     if hasattr(functorch_config, "force_non_lazy_backward_lowering"):  # since torch 2.8
         functorch_config.force_non_lazy_backward_lowering = True
 
-    def guarded(block: nn.Module) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = block._compiled_call_impl  # type: ignore[assignment]
-
+    def guarded(compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
         def call(*inputs: Any, **named: Any) -> Any:
             try:
                 return compiled(*inputs, **named)
             except TorchDynamoException as error:
-                for each in blocks:
-                    each._compiled_call_impl = None
+                for block in blocks:
+                    block._compiled_call_impl = None
+                for loss in losses:
+                    loss.of_part = None
                 first = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
                 print(
                     f"blocks cannot be compiled ({first}): this rank goes on eagerly, slower, with the same numbers up "
                     "to rounding",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
-                return block(*inputs, **named)
+                return eager(*inputs, **named)
 
         return call
 
     for block in blocks:
-        # The loss for each size of a pass by itself: how many parts it has follows from the size.
-        block.compile(dynamic=False if isinstance(block, FusedLoss) else None)
-        block._compiled_call_impl = guarded(block)
+        block.compile()
+        assert block._compiled_call_impl is not None
+        block._compiled_call_impl = guarded(block._compiled_call_impl, block)
+    for loss in losses:
+        loss.of_part = guarded(torch.compile(surprise_and_gradient), surprise_and_gradient)
 
 
 def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) -> None:

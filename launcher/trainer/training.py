@@ -1,8 +1,8 @@
 """The steps of the main run: what one rank computes, sharded, saved and resumed.
 
-A step: each rank takes its rows of the global batch of (seed, step); FSDP2 averages the gradients; loss and trouble are
-agreed upon by all; only then the clipped update. So a batch that gives NaN is never stepped on, the loss curve depends
-on the number of ranks by rounding only, and a resumed run is the same run.
+A step: each rank takes its rows of the global batch of (seed, step); FSDP2 averages several ranks' gradients; loss and
+trouble are agreed upon by all; only then the clipped update. So a batch that gives NaN is never stepped on, the loss
+curve depends on the number of ranks by rounding only, and a resumed run is the same run.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ Shape suffixes: K trials, N = B * T tokens (B sequences of T), D width, V vocabu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,11 +36,16 @@ PART_LOGITS = {"cpu": 2**18, "cuda": 2**26}
 """Logits of one part, all trials together: what stays in a core's cache, and what fills a GPU."""
 
 
+OfPart = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
 class _FusedLoss(torch.autograd.Function):
     """Mean losses [K] whose gradients were computed with them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_KND: Tensor, weight_KVD: Tensor, targets_KN: Tensor, part_tokens: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden_KND: Tensor, weight_KVD: Tensor, targets_KN: Tensor, part_tokens: int, of_part: OfPart
+    ) -> Tensor:
         num_tokens = hidden_KND.shape[1]
         # Sums of many parts: in float32 at least.
         total_K = torch.zeros(len(hidden_KND), dtype=wide_of(hidden_KND), device=hidden_KND.device)
@@ -47,9 +53,8 @@ class _FusedLoss(torch.autograd.Function):
         d_hidden = []
         for h_KND, y_KN in _parts(hidden_KND, targets_KN, part_tokens):
             logits_KNV = h_KND @ weight_KVD.mT
-            surprise_KN, d_logits_KNV = _surprise_and_gradient(logits_KNV, y_KN)
+            surprise_KN, d_logits_KNV = of_part(logits_KNV, y_KN, num_tokens)
             total_K += surprise_KN.sum(dim=1)
-            d_logits_KNV = d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)
             d_hidden.append((d_logits_KNV @ weight_KVD).to(hidden_KND.dtype))
             d_weight_KVD += d_logits_KNV.mT @ h_KND
         ctx.save_for_backward(torch.cat(d_hidden, dim=1), d_weight_KVD.to(weight_KVD.dtype))
@@ -57,7 +62,7 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_losses_K: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, d_losses_K: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         d_hidden_KND, d_weight_KVD = ctx.saved_tensors
         share_K11 = d_losses_K[:, None, None]
         return (
@@ -65,27 +70,32 @@ class _FusedLoss(torch.autograd.Function):
             d_weight_KVD * share_K11.to(d_weight_KVD.dtype),
             None,
             None,
+            None,
         )
 
 
 def fused_token_loss(
-    hidden_KND: Tensor, weight_KVD: Tensor, targets_KBT: Tensor, *, part_tokens: int | None = None
-) -> Tensor:
-    """`decoder.token_loss` of the logits `hidden @ weight^T`: mean nats per token, [K], or a scalar without K.
+    hidden_KND: Tensor, weight_KVD: Tensor, targets_KBT: Tensor, *, part_tokens: int | None = None,
+    of_part: OfPart | None = None,
+) -> Tensor:  # fmt: skip
+    """`token_loss` of the logits `hidden @ weight^T`: mean nats per token, [K], or a scalar without K.
 
     Args:
         hidden_KND: what the readout is applied to, any multiplier included; [N, D] without K.
         weight_KVD: the readout's, tied or not; [V, D] without K.
         targets_KBT: token ids [K, B, T], N = B * T; [B, T] without K.
         part_tokens: tokens per trial whose logits are made at once; None: by `PART_LOGITS`.
+        of_part: `surprise_and_gradient`, compiled; None: as it stands.
     """
     if hidden_KND.dim() == 2:
-        return fused_token_loss(hidden_KND[None], weight_KVD[None], targets_KBT[None], part_tokens=part_tokens)[0]
+        hidden_KND, weight_KVD, targets_KBT = hidden_KND[None], weight_KVD[None], targets_KBT[None]
+        return fused_token_loss(hidden_KND, weight_KVD, targets_KBT, part_tokens=part_tokens, of_part=of_part)[0]
     num_trials, vocab_size, _ = weight_KVD.shape
     part = part_tokens or max(1, PART_LOGITS[hidden_KND.device.type] // (num_trials * vocab_size))
     targets_KN = targets_KBT.flatten(1)
     if torch.is_grad_enabled():
-        losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part)  # type: ignore[no-untyped-call]
+        each = of_part or surprise_and_gradient
+        losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part, each)  # type: ignore[no-untyped-call]
         return losses_K
     sums = [
         _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1) for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
@@ -94,11 +104,14 @@ def fused_token_loss(
 
 
 class FusedLoss(nn.Module):
-    """`fused_token_loss` as a module, which can be compiled by itself."""
+    """`fused_token_loss` of a model; what it makes of a part's logits can be compiled by itself."""
+
+    of_part: OfPart | None = None
+    """`surprise_and_gradient`, compiled; None: as it stands. The whole would be compiled part by part, all alike."""
 
     def forward(self, hidden_KND: Tensor, weight_KVD: Tensor, targets_KBT: Tensor) -> Tensor:
         """Losses [K], or a scalar without K."""
-        return fused_token_loss(hidden_KND, weight_KVD, targets_KBT)
+        return fused_token_loss(hidden_KND, weight_KVD, targets_KBT, of_part=self.of_part)
 
 
 def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tuple[Tensor, Tensor]]:
@@ -111,14 +124,20 @@ def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
     return -log_shares_KNV.gather(2, targets_KN[..., None])[..., 0], log_shares_KNV
 
 
-def _surprise_and_gradient(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N] nats, and its gradient by the logits, in float32 at least."""
+def surprise_and_gradient(logits_KNV: Tensor, targets_KN: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Each token's loss, [K, N] nats in float32 at least; the gradient of the mean of `num_tokens` by their logits.
+
+    Inside they are in float32 at least; the gradient is as the logits are.
+    """
     if torch.compiler.is_compiling():
         # The target by comparison: then the compiler makes one kernel of it all, which reads logits and writes their
         # gradient, in their own dtype. A scatter would end that kernel, with a float32 copy of all shares in memory.
         log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
         hit_KNV = targets_KN[..., None] == torch.arange(logits_KNV.shape[-1], device=logits_KNV.device)
-        return -torch.where(hit_KNV, log_shares_KNV, 0).sum(dim=-1), log_shares_KNV.exp() - hit_KNV.to(log_shares_KNV)
-    surprise_KN, log_shares_KNV = _surprise(logits_KNV, targets_KN)
-    minus_one_KN1 = torch.full_like(surprise_KN, -1)[..., None]
-    return surprise_KN, log_shares_KNV.exp_().scatter_add_(2, targets_KN[..., None], minus_one_KN1)
+        surprise_KN = -torch.where(hit_KNV, log_shares_KNV, 0).sum(dim=-1)
+        d_logits_KNV = log_shares_KNV.exp() - hit_KNV.to(log_shares_KNV)
+    else:
+        surprise_KN, log_shares_KNV = _surprise(logits_KNV, targets_KN)
+        minus_one_KN1 = torch.full_like(surprise_KN, -1)[..., None]
+        d_logits_KNV = log_shares_KNV.exp_().scatter_add_(2, targets_KN[..., None], minus_one_KN1)
+    return surprise_KN, d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)
