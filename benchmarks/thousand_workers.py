@@ -24,6 +24,7 @@ import contextlib
 import dataclasses
 import heapq
 import json
+import pickle
 import random
 import resource
 import statistics
@@ -42,14 +43,19 @@ from sweep_fakes import bank_key, make_spec, num_slots
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.spec import Curve, RunResult
+from proxies.core.hyperparameters import Hparams
+from proxies.core.schedule import whole_warmup
+from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.run import driver
 from sweeps.run.crew import AdaptiveTimeouts, Crew
 from sweeps.run.pool import Finished, HostAnswer, HostCall, Report
-from sweeps.search.source import StaticSource
+from sweeps.search.source import Search, SearchSource, StaticSource
+from sweeps.search.space import Axis, Params, SearchSpace
 from sweeps.store.ledger import Ledger
 
 NUM_WORKERS = (64, 256, 1_000, 4_000)
+MEMORY_TRIALS, MEMORY_WORKERS = (1_000, 30_000), 64
+MEMORY_AXES = {"learning_rate": (2.0**-12, 2.0**-6), "warmup_fraction": (0.02, 0.5), "clip_norm": (0.25, 4.0)}
 NUM_SLOTS, STEPS_PER_SECOND, CURVE_STEPS = 4, 100, 1_000
 RUN_SECONDS = (30.0, 90.0)
 WARM_SECONDS, SECONDS = 40.0, 60.0
@@ -94,9 +100,8 @@ class StandinPool:
 
     calls_ahead = 1
 
-    def __init__(self, num_workers: int, run_ids: list[str]) -> None:
-        """`run_ids`: by seed."""
-        self.num_workers, self._ids = num_workers, run_ids
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
         self.now = 0.0
         self._random = random.Random(0)
         self._workers = [Standin() for _ in range(num_workers)]
@@ -138,7 +143,7 @@ class StandinPool:
         worker = self._workers[index]
         for slot, data in call.admit:
             worker.slots[slot] = [
-                self._ids[int(str(data["seed"]))],
+                canon.content_id(data),
                 0,
                 int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS)),
             ]
@@ -173,11 +178,12 @@ class StandinPool:
 
     def _ended(self, slot: int, run_id: str) -> Finished:
         result = RunResult(
-            id=run_id, status="finished", loss_nats=3.0, num_steps=CURVE_STEPS, last_train_loss_nats=3.001,
-            curve_id=self._curve_id, flops=1.0, tokens=1, seconds=60.0,
-            environment={"device": "stand-in"}, reason="",
+            id=run_id, status="finished", loss_nats=3 + self._random.random(), num_steps=CURVE_STEPS,
+            last_train_loss_nats=3.001, curve_id=self._curve_id, flops=1e9, tokens=10**9,
+            seconds=60 * self._random.random(), environment={"device": "stand-in"}, reason="",
         )  # fmt: skip
-        return Finished(slot=slot, result=canon.to_json(result), curve=self._curve_body)  # type: ignore[arg-type]
+        body = pickle.loads(pickle.dumps(canon.to_json(result)))  # as from another process: nothing is shared
+        return Finished(slot=slot, result=body, curve=self._curve_body)
 
     def wait(self, timeout_seconds: float) -> list[Report]:
         self._enter()
@@ -210,7 +216,7 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
     """A drive of so many workers, each write of it taking so long."""
     num_runs = int(num_workers * NUM_SLOTS * (1 + (WARM_SECONDS + SECONDS) / RUN_SECONDS[0]))
     specs = [make_spec(seed=seed, num_steps=CURVE_STEPS, num_slots=NUM_SLOTS) for seed in range(num_runs)]
-    pool = StandinPool(num_workers, [spec.id for spec in specs])
+    pool = StandinPool(num_workers)
     marks: list[tuple[float, float, float, int, int]] = []
 
     def mark() -> None:
@@ -252,6 +258,42 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
         "busy_share": (busy_end - busy) / seconds / num_workers,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
+
+
+def searched(num_trials: int) -> dict[str, Any]:
+    """A random search of so many trials from its plan to its last outcome, then its ledger opened once more: megabytes.
+
+    For a process of its own, as the peak is the process's.
+    """
+    space = SearchSpace(axes=tuple(Axis(name=name, range=ends) for name, ends in MEMORY_AXES.items()))
+
+    def make_run(point: Params) -> RunSpec:
+        spec = make_spec(num_steps=CURVE_STEPS, num_slots=NUM_SLOTS)
+        steps = whole_warmup(point["warmup_fraction"], CURVE_STEPS, 0)
+        schedule = dataclasses.replace(spec.schedule, warmup_steps=steps)
+        return dataclasses.replace(spec, hparams=Hparams.at(point, {}), schedule=schedule)
+
+    def open_ledger(name: str) -> Ledger:
+        return Ledger.open(Path(name), {}, create=True)
+
+    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=folder) as name, mock.patch.object(driver, "store_curves", lambda *_: None):
+        with open_ledger(name) as ledger:
+            search = Search(space, 1, MEMORY_WORKERS * NUM_SLOTS, sampler="random")
+            source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
+            pool = StandinPool(MEMORY_WORKERS)
+            driver.drive(
+                source, pool, ledger, Path(name), num_slots_for=num_slots, bank_key_for=bank_key, clock=pool.clock
+            )
+            peak_mb = memory_mb("VmHWM")
+            assert len(ledger.results()) == num_trials
+        return {"num_trials": num_trials, "peak_mb": peak_mb}
+
+
+def memory_mb(name: str) -> float:
+    """A line of this process's `/proc/self/status`."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) / 1024
 
 
 def commit_seconds(num_outcomes: int) -> float:

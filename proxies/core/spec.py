@@ -270,3 +270,4 @@ class Run:
         checks = Checks(self)
         checks.that(self.spec.id == self.result.id, f"result {self.result.id[:12]} is of another spec")
         checks.done()
+        object.__setattr__(self.result, "id", self.spec.id)  # one text for both: a study has thousands
