@@ -14,7 +14,8 @@ where nobody has anything to do. Runs of 30 to 90 s end at any time, each with a
 3. What the workers' own saves ask of the file system, by arithmetic: bytes and operations a second against its
    published limits. And actors: Ray's own release test starts 389 a second (10,000 on 64 nodes, release log of 1.12.0).
 4. Real Ray: eight actors that do no work, calls a second by our pool and driver's crew beside a loop of Ray alone, in
-   turns (`--only ray`; not in `--only driver`).
+   turns (`--only ray`).
+5. Memory: a random search of 1,000 and of 30,000 trials, each in a process of its own (`--only memory`, 4 minutes).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import contextlib
 import dataclasses
 import heapq
 import json
+import multiprocessing
 import pickle
 import random
 import resource
@@ -32,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -51,10 +54,11 @@ from sweeps.run.crew import AdaptiveTimeouts, Crew
 from sweeps.run.pool import Finished, HostAnswer, HostCall, Report
 from sweeps.search.source import Search, SearchSource, StaticSource
 from sweeps.search.space import Axis, Params, SearchSpace
+from sweeps.store.curves import store_curves
 from sweeps.store.ledger import Ledger
 
 NUM_WORKERS = (64, 256, 1_000, 4_000)
-MEMORY_TRIALS, MEMORY_WORKERS = (1_000, 30_000), 64
+MEMORY_TRIALS, MEMORY_WORKERS, MEMORY_CURVES = (1_000, 30_000), 64, 1_000
 MEMORY_AXES = {"learning_rate": (2.0**-12, 2.0**-6), "warmup_fraction": (0.02, 0.5), "clip_norm": (0.25, 4.0)}
 NUM_SLOTS, STEPS_PER_SECOND, CURVE_STEPS = 4, 100, 1_000
 RUN_SECONDS = (30.0, 90.0)
@@ -237,9 +241,8 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
             pool.spend(commit_seconds(len(curves)))
         store(study_dir, curves)
 
-    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with (
-        tempfile.TemporaryDirectory(dir=folder) as name,
+        tempfile.TemporaryDirectory(dir=in_memory()) as name,
         Ledger.open(Path(name), {}, create=True) as ledger,
         mock.patch.object(driver, "store_curves", stored),
         contextlib.suppress(EnoughError),
@@ -260,40 +263,67 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def searched(num_trials: int) -> dict[str, Any]:
-    """A random search of so many trials from its plan to its last outcome, then its ledger opened once more: megabytes.
+def searched(num_trials: int, study_dir: Path) -> float:
+    """The most megabytes that a driver takes from a random search of so many trials, or from what is left of it.
 
-    For a process of its own, as the peak is the process's.
+    In a process of its own: the peak is the process's. Curves beyond `MEMORY_CURVES` are not written, for room.
     """
-    space = SearchSpace(axes=tuple(Axis(name=name, range=ends) for name, ends in MEMORY_AXES.items()))
+    axes = tuple(Axis(name=name, range=ends) for name, ends in MEMORY_AXES.items())
 
     def make_run(point: Params) -> RunSpec:
-        spec = make_spec(num_steps=CURVE_STEPS, num_slots=NUM_SLOTS)
-        steps = whole_warmup(point["warmup_fraction"], CURVE_STEPS, 0)
-        schedule = dataclasses.replace(spec.schedule, warmup_steps=steps)
+        spec: RunSpec = make_spec(num_steps=CURVE_STEPS, num_slots=NUM_SLOTS)
+        warmup_steps = whole_warmup(point["warmup_fraction"], CURVE_STEPS, 0)
+        schedule = dataclasses.replace(spec.schedule, warmup_steps=warmup_steps)
         return dataclasses.replace(spec, hparams=Hparams.at(point, {}), schedule=schedule)
 
-    def open_ledger(name: str) -> Ledger:
-        return Ledger.open(Path(name), {}, create=True)
+    num_curves = 0
 
-    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=folder) as name, mock.patch.object(driver, "store_curves", lambda *_: None):
-        with open_ledger(name) as ledger:
-            search = Search(space, 1, MEMORY_WORKERS * NUM_SLOTS, sampler="random")
-            source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
-            pool = StandinPool(MEMORY_WORKERS)
-            driver.drive(
-                source, pool, ledger, Path(name), num_slots_for=num_slots, bank_key_for=bank_key, clock=pool.clock
-            )
-            peak_mb = memory_mb("VmHWM")
-            assert len(ledger.results()) == num_trials
-        return {"num_trials": num_trials, "peak_mb": peak_mb}
+    def stored(study_dir: Path, curves: Any) -> None:
+        nonlocal num_curves
+        if num_curves < MEMORY_CURVES:
+            store_curves(study_dir, curves)
+        num_curves += len(curves)
+
+    search = Search(SearchSpace(axes=axes), 1, MEMORY_WORKERS * NUM_SLOTS, sampler="random")
+    pool = StandinPool(MEMORY_WORKERS)
+    with (
+        mock.patch.object(driver, "store_curves", stored),
+        Ledger.open(study_dir, {}, create=True) as ledger,
+    ):
+        driver.drive(
+            SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials), pool, ledger, study_dir,
+            num_slots_for=num_slots, bank_key_for=bank_key, clock=pool.clock,
+        )  # fmt: skip
+        return memory_mb("VmHWM")
+
+
+def memory() -> dict[str, Any]:
+    """Searches as they run, and as an ended one is opened again: megabytes, and bytes a trial."""
+    rows = []
+    for num_trials in MEMORY_TRIALS:
+        peaks = []
+        with tempfile.TemporaryDirectory(dir=in_memory()) as name:
+            for _ in range(2):
+                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+                    peaks.append(alone.submit(searched, num_trials, Path(name)).result())
+        rows.append({"num_trials": num_trials, "peak_mb": peaks[0], "reopened_peak_mb": peaks[1]})
+    few, many = rows[0], rows[-1]
+    grown = {name: 2**20 * (many[name] - few[name]) / (many["num_trials"] - few["num_trials"]) for name in few}
+    return {
+        "searches": rows, "ratio": many["peak_mb"] / few["peak_mb"],
+        "bytes_per_trial": grown["peak_mb"], "reopened_bytes_per_trial": grown["reopened_peak_mb"],
+    }  # fmt: skip
 
 
 def memory_mb(name: str) -> float:
     """A line of this process's `/proc/self/status`."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0]) / 1024
+
+
+def in_memory() -> str | None:
+    """A folder on a file system in memory, if there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def commit_seconds(num_outcomes: int) -> float:
@@ -397,12 +427,14 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=("driver", "ray"))
+    parser.add_argument("--only", choices=("driver", "ray", "memory"), help="what else the JSON has stays as it is")
     parser.add_argument("--workers", help="for the driver alone, e.g. 64,1000")
     options = parser.parse_args()
     body: dict[str, Any] = {"machine": machine()}
+    if options.only and options.json and options.json.is_file():
+        body = json.loads(options.json.read_text(encoding="utf-8"))
     sizes = tuple(map(int, options.workers.split(","))) if options.workers else NUM_WORKERS
-    if options.only != "ray":
+    if options.only in (None, "driver"):
         driven(64, 0.0)  # imports, caches
         body["driver"] = [driven(number, 0.0) for number in sizes]
         body["driver_on_efs"] = [driven(number, EFS_WRITE_SECONDS) for number in sizes]
@@ -415,7 +447,10 @@ def main() -> None:
                     f"{row['cpu_ms_per_call']:14.3f} {row['share_of_a_core']:10.3f} {row['busy_share']:6.1%}"
                 )
         print(json.dumps(body["file_system"], indent=2))
-    if options.only != "driver":
+    if options.only in (None, "memory"):
+        body["memory"] = memory()
+        print(json.dumps(body["memory"], indent=2))
+    if options.only in (None, "ray"):
         body["ray"] = beside_ray()
         print(json.dumps(body["ray"], indent=2))
     if options.json:

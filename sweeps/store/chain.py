@@ -165,16 +165,20 @@ def load(connection: sqlite3.Connection) -> Iterator[Record]:
         raise _named(error, f"record {num}") from error
 
 
-def stored(connection: sqlite3.Connection, num: int, head: str, **only: str) -> Iterator[Record]:
+def check_same(connection: sqlite3.Connection, num: int, head: str) -> None:
+    """Raise SweepError if the chain whose first `num` records end with the hash `head` is not there any more."""
+    with _named_errors(f"record {num - 1}"):
+        if connection.execute("SELECT hash FROM records WHERE seq = ?", (num - 1,)).fetchone() != (head,):
+            raise SweepError(f"record {num - 1} is another than it was: the ledger was replaced; run the command again")
+
+
+def stored(connection: sqlite3.Connection, num: int, **only: str) -> Iterator[Record]:
     """Those of the first `num` records, by `kind` and `key` if given, in order, of a chain that was verified before.
 
     Raises:
         LedgerCorrupt: one is not what its own hash proves.
-        SweepError: record `num - 1` has not the hash `head`: the file was replaced.
     """
     with _named_errors("a record"):
-        if connection.execute("SELECT hash FROM records WHERE seq = ?", (num - 1,)).fetchone() != (head,):
-            raise SweepError(f"record {num - 1} is another than it was: the ledger was replaced; run the command again")
         where = " AND ".join(["seq < ?", *(f"{name} = ?" for name in only)])
         rows = connection.execute(f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY seq", (num, *only.values()))
         for row in rows:

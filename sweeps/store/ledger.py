@@ -251,13 +251,19 @@ class Ledger:
         return tuple(self.stream(kind))
 
     def stream(self, kind: str | None = None, key: str | None = None) -> Iterator[Record]:
-        """`records`, and of them those with that key, read from the file one by one."""
+        """`records`, and of them those with that key, read from the file one by one.
+
+        Raises:
+            LedgerCorrupt: one is not what was written.
+            SweepError: the file is another than when it was opened for reading.
+        """
         with _advised(self._study_dir), contextlib.ExitStack() as stack:
             connection = self._connection
             if connection is None:
                 connection = stack.enter_context(chain.reading(self._study_dir / LEDGER_NAME))
+                chain.check_same(connection, self._num_records, self._head_hash)
             only = {name: value for name, value in (("kind", kind), ("key", key)) if value is not None}
-            yield from chain.stored(connection, self._num_records, self._head_hash, **only)
+            yield from chain.stored(connection, self._num_records, **only)
 
     def find(self, kind: str, key: str) -> Record | None:
         """The record of that kind and key, if there is one."""
