@@ -45,7 +45,7 @@ model from the same spec raises it, so that no study mixes the two.
 """
 SEARCH_STAGE = "search"
 MOST_TRIALS = 1000
-"""Specs of trials that a study keeps, 2 kB each."""
+"""Specs of trials that a study keeps, 1.6 kB each."""
 DEPTH = "depth"
 """The coordinate check over depths; those over widths bear their parametrization's name."""
 
