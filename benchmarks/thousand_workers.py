@@ -14,7 +14,8 @@ where nobody has anything to do. Runs of 30 to 90 s end at any time, each with a
 3. What the workers' own saves ask of the file system, by arithmetic: bytes and operations a second against its
    published limits. And actors: Ray's own release test starts 389 a second (10,000 on 64 nodes, release log of 1.12.0).
 4. Real Ray: eight actors that do no work, calls a second by our pool and driver's crew beside a loop of Ray alone, in
-   turns (`--only ray`; not in `--only driver`).
+   turns (`--only ray`).
+5. Memory: a random search of 1,000 and of 30,000 trials, each in a process of its own (`--only memory`, 4 minutes).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import contextlib
 import dataclasses
 import heapq
 import json
+import multiprocessing
+import pickle
 import random
 import resource
 import statistics
@@ -31,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -42,14 +46,20 @@ from sweep_fakes import bank_key, make_spec, num_slots
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.spec import Curve, RunResult
+from proxies.core.hyperparameters import Hparams
+from proxies.core.schedule import whole_warmup
+from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.run import driver
 from sweeps.run.crew import AdaptiveTimeouts, Crew
 from sweeps.run.pool import Finished, HostAnswer, HostCall, Report
-from sweeps.search.source import StaticSource
+from sweeps.search.source import Search, SearchSource, StaticSource
+from sweeps.search.space import Axis, Params, SearchSpace
+from sweeps.store.curves import store_curves
 from sweeps.store.ledger import Ledger
 
 NUM_WORKERS = (64, 256, 1_000, 4_000)
+MEMORY_TRIALS, MEMORY_WORKERS, MEMORY_CURVES = (1_000, 30_000), 64, 1_000
+MEMORY_AXES = {"learning_rate": (2.0**-12, 2.0**-6), "warmup_fraction": (0.02, 0.5), "clip_norm": (0.25, 4.0)}
 NUM_SLOTS, STEPS_PER_SECOND, CURVE_STEPS = 4, 100, 1_000
 RUN_SECONDS = (30.0, 90.0)
 WARM_SECONDS, SECONDS = 40.0, 60.0
@@ -94,9 +104,8 @@ class StandinPool:
 
     calls_ahead = 1
 
-    def __init__(self, num_workers: int, run_ids: list[str]) -> None:
-        """`run_ids`: by seed."""
-        self.num_workers, self._ids = num_workers, run_ids
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
         self.now = 0.0
         self._random = random.Random(0)
         self._workers = [Standin() for _ in range(num_workers)]
@@ -138,7 +147,7 @@ class StandinPool:
         worker = self._workers[index]
         for slot, data in call.admit:
             worker.slots[slot] = [
-                self._ids[int(str(data["seed"]))],
+                canon.content_id(data),
                 0,
                 int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS)),
             ]
@@ -173,11 +182,12 @@ class StandinPool:
 
     def _ended(self, slot: int, run_id: str) -> Finished:
         result = RunResult(
-            id=run_id, status="finished", loss_nats=3.0, num_steps=CURVE_STEPS, last_train_loss_nats=3.001,
-            curve_id=self._curve_id, flops=1.0, tokens=1, seconds=60.0,
-            environment={"device": "stand-in"}, reason="",
+            id=run_id, status="finished", loss_nats=3 + self._random.random(), num_steps=CURVE_STEPS,
+            last_train_loss_nats=3.001, curve_id=self._curve_id, flops=1e9, tokens=10**9,
+            seconds=60 * self._random.random(), environment={"device": "stand-in"}, reason="",
         )  # fmt: skip
-        return Finished(slot=slot, result=canon.to_json(result), curve=self._curve_body)  # type: ignore[arg-type]
+        body = pickle.loads(pickle.dumps(canon.to_json(result)))  # as from another process: nothing is shared
+        return Finished(slot=slot, result=body, curve=self._curve_body)
 
     def wait(self, timeout_seconds: float) -> list[Report]:
         self._enter()
@@ -210,7 +220,7 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
     """A drive of so many workers, each write of it taking so long."""
     num_runs = int(num_workers * NUM_SLOTS * (1 + (WARM_SECONDS + SECONDS) / RUN_SECONDS[0]))
     specs = [make_spec(seed=seed, num_steps=CURVE_STEPS, num_slots=NUM_SLOTS) for seed in range(num_runs)]
-    pool = StandinPool(num_workers, [spec.id for spec in specs])
+    pool = StandinPool(num_workers)
     marks: list[tuple[float, float, float, int, int]] = []
 
     def mark() -> None:
@@ -231,9 +241,8 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
             pool.spend(commit_seconds(len(curves)))
         store(study_dir, curves)
 
-    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with (
-        tempfile.TemporaryDirectory(dir=folder) as name,
+        tempfile.TemporaryDirectory(dir=in_memory()) as name,
         Ledger.open(Path(name), {}, create=True) as ledger,
         mock.patch.object(driver, "store_curves", stored),
         contextlib.suppress(EnoughError),
@@ -252,6 +261,69 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
         "busy_share": (busy_end - busy) / seconds / num_workers,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
+
+
+def searched(num_trials: int, study_dir: Path) -> float:
+    """The most megabytes that a driver takes from a random search of so many trials, or from what is left of it.
+
+    In a process of its own: the peak is the process's. Curves beyond `MEMORY_CURVES` are not written, for room.
+    """
+    axes = tuple(Axis(name=name, range=ends) for name, ends in MEMORY_AXES.items())
+
+    def make_run(point: Params) -> RunSpec:
+        spec: RunSpec = make_spec(num_steps=CURVE_STEPS, num_slots=NUM_SLOTS)
+        warmup_steps = whole_warmup(point["warmup_fraction"], CURVE_STEPS, 0)
+        schedule = dataclasses.replace(spec.schedule, warmup_steps=warmup_steps)
+        return dataclasses.replace(spec, hparams=Hparams.at(point, {}), schedule=schedule)
+
+    num_curves = 0
+
+    def stored(study_dir: Path, curves: Any) -> None:
+        nonlocal num_curves
+        if num_curves < MEMORY_CURVES:
+            store_curves(study_dir, curves)
+        num_curves += len(curves)
+
+    search = Search(SearchSpace(axes=axes), 1, MEMORY_WORKERS * NUM_SLOTS, sampler="random")
+    pool = StandinPool(MEMORY_WORKERS)
+    with (
+        mock.patch.object(driver, "store_curves", stored),
+        Ledger.open(study_dir, {}, create=True) as ledger,
+    ):
+        driver.drive(
+            SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials), pool, ledger, study_dir,
+            num_slots_for=num_slots, bank_key_for=bank_key, clock=pool.clock,
+        )  # fmt: skip
+        return memory_mb("VmHWM")
+
+
+def memory() -> dict[str, Any]:
+    """Searches as they run, and as an ended one is opened again: megabytes, and bytes a trial."""
+    rows = []
+    for num_trials in MEMORY_TRIALS:
+        peaks = []
+        with tempfile.TemporaryDirectory(dir=in_memory()) as name:
+            for _ in range(2):
+                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+                    peaks.append(alone.submit(searched, num_trials, Path(name)).result())
+        rows.append({"num_trials": num_trials, "peak_mb": peaks[0], "reopened_peak_mb": peaks[1]})
+    few, many = rows[0], rows[-1]
+    grown = {name: 2**20 * (many[name] - few[name]) / (many["num_trials"] - few["num_trials"]) for name in few}
+    return {
+        "searches": rows, "ratio": many["peak_mb"] / few["peak_mb"],
+        "bytes_per_trial": grown["peak_mb"], "reopened_bytes_per_trial": grown["reopened_peak_mb"],
+    }  # fmt: skip
+
+
+def memory_mb(name: str) -> float:
+    """A line of this process's `/proc/self/status`."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) / 1024
+
+
+def in_memory() -> str | None:
+    """A folder on a file system in memory, if there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def commit_seconds(num_outcomes: int) -> float:
@@ -355,12 +427,14 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=("driver", "ray"))
+    parser.add_argument("--only", choices=("driver", "ray", "memory"), help="what else the JSON has stays as it is")
     parser.add_argument("--workers", help="for the driver alone, e.g. 64,1000")
     options = parser.parse_args()
     body: dict[str, Any] = {"machine": machine()}
+    if options.only and options.json and options.json.is_file():
+        body = json.loads(options.json.read_text(encoding="utf-8"))
     sizes = tuple(map(int, options.workers.split(","))) if options.workers else NUM_WORKERS
-    if options.only != "ray":
+    if options.only in (None, "driver"):
         driven(64, 0.0)  # imports, caches
         body["driver"] = [driven(number, 0.0) for number in sizes]
         body["driver_on_efs"] = [driven(number, EFS_WRITE_SECONDS) for number in sizes]
@@ -373,7 +447,10 @@ def main() -> None:
                     f"{row['cpu_ms_per_call']:14.3f} {row['share_of_a_core']:10.3f} {row['busy_share']:6.1%}"
                 )
         print(json.dumps(body["file_system"], indent=2))
-    if options.only != "driver":
+    if options.only in (None, "memory"):
+        body["memory"] = memory()
+        print(json.dumps(body["memory"], indent=2))
+    if options.only in (None, "ray"):
         body["ray"] = beside_ray()
         print(json.dumps(body["ray"], indent=2))
     if options.json:

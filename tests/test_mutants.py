@@ -47,7 +47,7 @@ MUTANTS = {
         "canon.content_id([seq, kind, key, text])", "tests/sweeps/test_chain.py",
     ),
     "a run has two outcomes": (
-        "sweeps/store/ledger.py", "or (kind in OUTCOMES and key in self._results)", "or False",
+        "sweeps/store/ledger.py", "kind in OUTCOMES and key in self._results", "False",
         "tests/sweeps/test_ledger.py",
     ),
     "a suggestion sees a trial that may not have ended": (

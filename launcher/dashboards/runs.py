@@ -74,7 +74,7 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
         for spec in specs:
             found.setdefault(spec.id, job)
 
-    add([study.trial(point) for point in trial_points(ledger)], "search/trial")
+    found.update((study.trial_id(point), "search/trial") for point in trial_points(ledger))
     try:
         losses = ended_losses(study, ledger)
         again = replicated(study, ledger, losses) if losses is not None else None
@@ -99,7 +99,7 @@ def proxy_runs(study: Study, ledger: Ledger) -> list[RunRecord]:
     """Every run with an outcome, in the order of commitment: of one that was pruned, then run whole, the whole."""
     jobs, results = stages_of(study, ledger), ledger.results()
     imported, mine = ledger.imported(), study_id(study.question)
-    runs = {run.spec.id: run for run in ledger.runs() if run.result is results.get(run.spec.id, run.result)}
+    runs = {run.spec.id: run for run in ledger.runs() if run.result == results.get(run.spec.id, run.result)}
     return [_proxy(study, run, jobs.get(run_id, "other/run"), run_id in imported, mine) for run_id, run in runs.items()]
 
 

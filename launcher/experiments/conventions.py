@@ -226,8 +226,8 @@ def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str
         results: so far, by id.
     """
     values = {name: convention(study.plan, name)[0] for name in _open(study, space)}
-    own = study.trial(best).id
-    same = [name for name in values if study.trial({**best, name: values[name]}).id == own]
+    own = study.trial_id(best)
+    same = [name for name in values if study.trial_id({**best, name: values[name]}) == own]
     left = [name for name in values if name not in same]
     ties = [_tie(study, best, name, SAME, (name,)) for name in same]
     specs: dict[str, RunSpec] = {}

@@ -112,7 +112,7 @@ def trial_points(ledger: Ledger) -> list[Params]:
 def trial_results(study: Study, ledger: Ledger) -> list[RunResult | None]:
     """Outcomes of the trials so far as the search goes by them, by index; None of one that has not ended."""
     results = ledger.first_results()
-    return [results.get(study.trial(point).id) for point in trial_points(ledger)]
+    return [results.get(study.trial_id(point)) for point in trial_points(ledger)]
 
 
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
@@ -168,7 +168,7 @@ def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> 
     first: dict[str, int] = {}  # two trials may be one run
     points = trial_points(ledger)
     for index in best_first:
-        first.setdefault(study.trial(points[index]).id, index)
+        first.setdefault(study.trial_id(points[index]), index)
         if len(first) == MOST_CANDIDATES:
             break
     candidates = tuple(first.values())[: num_candidates(search.num_replicates, len(first))]

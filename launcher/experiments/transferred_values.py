@@ -148,7 +148,7 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
         raise missing
     points = trial_points(ledger)
     if not ranked(losses):
-        last = ledger.first_results()[study.trial(points[-1]).id]
+        last = ledger.first_results()[study.trial_id(points[-1])]
         raise NoFinishedTrialError(
             f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
             f"lower search.learning_rate = {list(study.plan.search.learning_rate)}, in a study folder of its own"

@@ -96,7 +96,7 @@ def since_frozen(folder: Path, digest: str, ledger: Ledger) -> tuple[str, int | 
         TamperedError: the evidence was edited, or is not there.
     """
     evidence = read_attestation(path_of(folder, "evidence"), digest)
-    head, hashes = str(evidence["ledger_head"]), [record.hash for record in ledger.records()]
+    head, hashes = str(evidence["ledger_head"]), [record.hash for record in ledger.stream()]
     since = len(hashes) - 1 - hashes.index(head) if head in hashes else None
     return head, since, set(cast(list[str], evidence["run_ids"])) - set(ledger.results())
 

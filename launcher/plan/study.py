@@ -7,6 +7,7 @@ an uninterrupted one would have asked for.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ SEMANTICS = 5
 model from the same spec raises it, so that no study mixes the two.
 """
 SEARCH_STAGE = "search"
+MOST_TRIALS = 1000
+"""Specs of trials that a study keeps, 1.6 kB each."""
 DEPTH = "depth"
 """The coordinate check over depths; those over widths bear their parametrization's name."""
 
@@ -64,7 +67,9 @@ class Study:
     counts: Mapping[int, WidthCount] = field(default_factory=dict)
     """Parameters of the user's own code by depth, as the ledger has them; empty: as the shape's family counts."""
     _trials: dict[tuple[object, ...], RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Trials made so far: each is asked after often, and knows its id from the first time on."""
+    """The last trials made, at most `MOST_TRIALS`: each is asked for often."""
+    _trial_ids: dict[bytes, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of every trial asked for, by 16 bytes of a hash: a search has thousands, which would not all fit as specs."""
 
     @property
     def question(self) -> dict[str, canon.Json]:
@@ -176,9 +181,18 @@ class Study:
         """A trial of the search; or its replicate, from 1, with a seed of its own."""
         key = (replicate, *sorted(point.items()))
         if key not in self._trials:
+            if len(self._trials) >= MOST_TRIALS:
+                self._trials.clear()
             seed, num_steps = self.plan.search.seed + replicate, self.plan.proxy.num_steps
             self._trials[key] = self.run(shape=self.base_shape, point=point, seed=seed, num_steps=num_steps)
         return self._trials[key]
+
+    def trial_id(self, point: Params) -> str:
+        """The id of the trial at a point, worked out once."""
+        key = hashlib.sha256(repr(sorted(point.items())).encode()).digest()[:16]
+        if key not in self._trial_ids:
+            self._trial_ids[key] = self.trial(point).id
+        return self._trial_ids[key]
 
     def check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
         """The coordinate check's runs, by width."""

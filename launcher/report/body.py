@@ -180,7 +180,7 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
     """
     given: dict[str, Json] = {}
     by_name = {gate.name: gate for gate in gates}
-    newest = max((record.seq for record in ledger.records() if record.kind not in _NO_EVIDENCE), default=0)
+    newest = max((record.seq for record in ledger.stream() if record.kind not in _NO_EVIDENCE), default=0)
     for record in ledger.records("accepted"):
         assert isinstance(record.body, dict)
         gate = by_name.get(str(record.body["gate"]))

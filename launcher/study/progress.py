@@ -66,13 +66,10 @@ class StudyProgress:
     def __init__(
         self, stages: Sequence[PlannedStage], done: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`done`: FLOPs of the runs that were recorded before; they are counted to the stages in order."""
+        """`done`: see `resume`."""
         self._stages, self._clock = list(stages), clock
         self._done = [0.0] * len(self._stages)
-        for index, stage in enumerate(self._stages):
-            if stage.name != CHECK:  # its runs are not recorded one by one
-                self._done[index] = min(done, stage.least)
-                done -= self._done[index]
+        self.resume(done)
         self._here = 0
         self._began = self._entered = clock()
         self._first: float | None = None  # when the stage's first run could start
@@ -95,6 +92,13 @@ class StudyProgress:
         if not done:
             return None
         return (self._clock() - self._asked_at) / done * max(0.0, self._asked - done)
+
+    def resume(self, done: float) -> None:
+        """FLOPs of the runs that were recorded before; they are counted to the stages in order."""
+        for index, stage in enumerate(self._stages):
+            if stage.name != CHECK:  # its runs are not recorded one by one
+                self._done[index] = min(done, stage.least)
+                done -= self._done[index]
 
     def begin(self, name: str) -> None:
         """A stage begins, and those before it are complete. One that is not planned, or has passed, is ignored."""
@@ -119,13 +123,16 @@ class StudyProgress:
         self._asked_done += flops
         self._under_way = under_way
 
-    def see(self, runs: Iterable[Run], parametrization: str) -> None:
-        """Take in outcomes; the best loss is that of the lowest among runs of this parametrization."""
+    def see(self, runs: Iterable[Run], parametrization: str) -> float:
+        """Take in outcomes, and return their FLOPs; the best loss is the lowest among runs of this parametrization."""
+        flops = 0.0
         for run in runs:
+            flops += trained_flops(run)
             loss = run.result.loss_nats
             better = loss is not None and (self._best is None or loss < self._best[0])
             if better and loss is not None and run.spec.parametrization.name == parametrization:
                 self._best = (loss, run.spec.hparams.learning_rate)
+        return flops
 
     def state(self) -> StudyState:
         """How things stand now; the share never falls, although verdicts may ask for runs that nobody planned."""
@@ -194,31 +201,24 @@ class Reporter:
 
     def __init__(self, study: Study, ledger: Ledger, verb: str = "run", *, verbose: bool = False) -> None:
         """`verb`: the command that runs stages of this study."""
-        self._ledger, self._parametrization = ledger, study.plan.proxy.parametrization
-        self._verbose, self._line, self._num_seen = verbose, LiveLine(), 0
+        self._parametrization = study.plan.proxy.parametrization
+        self._verbose, self._line = verbose, LiveLine()
         self._running: Sequence[RunningRun] = ()
-        self.progress = StudyProgress(planned_stages(study, verb), sum(map(trained_flops, ledger.runs())))
-        self._take_in()
+        self.progress = StudyProgress(planned_stages(study, verb))
+        self.progress.resume(self.progress.see(ledger.each_run(), self._parametrization))
 
     def begin(self, name: str) -> None:
         """A stage begins."""
         self.progress.begin(name)
         self.draw()
 
-    def ended(self, running: Sequence[RunningRun], under_way: float) -> None:
-        """Take in what the ledger has received since last time; `under_way`: FLOPs done of runs that have not ended."""
+    def ended(self, runs: Sequence[Run], running: Sequence[RunningRun], under_way: float) -> None:
+        """Take in `runs`, just recorded; `under_way`: FLOPs done of runs that have not ended."""
         self._running = running
-        runs = self._take_in()
-        self.progress.add(float(sum(map(trained_flops, runs))), under_way)
+        self.progress.add(self.progress.see(runs, self._parametrization), under_way)
         for run in runs if self._verbose else ():
             say(run_text(run))
         self.draw()
-
-    def _take_in(self) -> Sequence[Run]:
-        runs = self._ledger.runs()[self._num_seen :]
-        self._num_seen += len(runs)
-        self.progress.see(runs, self._parametrization)
-        return runs
 
     def checked(self, flops: float) -> None:
         """A coordinate check has done so much of its work."""

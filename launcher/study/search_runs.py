@@ -24,7 +24,7 @@ from sweeps.search.source import RunSource, Search, SearchSource, StaticSource
 from sweeps.store.ledger import Ledger
 
 Drive = Callable[[str, RunSource, Sequence[RunSpec]], None]
-"""Runs a source until it is done, or raises: its label, and the runs it will give, to estimate the time left."""
+"""Runs a source until it is done, or raises: its label, and runs that cost what those it will give do."""
 
 
 def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[RunSpec], str]) -> None:
@@ -83,7 +83,6 @@ def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
 
 
 def _left(study: Study, ledger: Ledger, phase: Phase) -> list[RunSpec]:
-    """Runs that cost what the rest of a phase will: which points it will ask for is not known."""
-    middle = [0.5] * (phase.space.num_coordinates - 1)
+    """A run that costs what each of the rest of a phase will, as often: which points it will ask for is not known."""
     number = phase.num_trials - sum(result is not None for result in trial_results(study, ledger))
-    return [study.trial(phase.space.at((i / number, *middle))) for i in range(number)]
+    return [study.trial(phase.space.at([0.5] * phase.space.num_coordinates))] * number

@@ -161,14 +161,14 @@ class Runner:
         say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
 
     def _interrupted(self) -> InterruptedStudyError:
-        done = counted(len(self.ledger.runs()), "run")
+        done = counted(self.ledger.num_runs, "run")
         folder = self.study.study_dir
         return InterruptedStudyError(
             f"stopped with {done} recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
         )
 
     def drive(self, label: str, source: RunSource, specs: Sequence[RunSpec], *, noise: bool = False) -> None:
-        """Run a source until it is done; `specs` are the runs it will give, for the estimate of the time left.
+        """Run a source until it is done; `specs` cost what the runs it will give do, for the estimate of the time left.
         `noise`: their gradient noise is measured on the way.
 
         Raises:
@@ -187,13 +187,12 @@ class Runner:
             overrun = overrun or budget.overrun()
             return self._stopping or bool(overrun)
 
-        done = self.ledger.results()
         last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
         parts: dict[str, float] = {}  # FLOPs done, by run that has not ended
-        left = [spec for spec in specs if spec.id not in done]
-        work = {spec.id: flops for spec, flops in zip(left, own_flops(left), strict=True)}
-        mean_work = sum(work.values()) / max(1, len(work))
-        reporter.progress.ask(float(sum(work.values())))
+        flops = own_flops(specs)
+        work = {spec.id: each for spec, each in zip(specs, flops, strict=True)}
+        mean_work = sum(flops) / max(1, len(flops))
+        reporter.progress.ask(float(sum(flops)))
 
         def progress(event: DriverProgress) -> None:
             nonlocal last, parts
@@ -202,9 +201,9 @@ class Runner:
             if event.running is not last.running:  # a second of reports has the same
                 parts = {r.run_id: work.get(r.run_id, mean_work) * r.step / r.num_steps for r in event.running}
             for outcome in event.outcomes:  # the last look was before it
-                parts.pop(outcome.id, None)
+                parts.pop(outcome.spec.id, None)
             last = event
-            reporter.ended(event.running, sum(parts.values()))
+            reporter.ended(event.outcomes, event.running, sum(parts.values()))
 
         try:
             drive(
@@ -288,11 +287,11 @@ class Runner:
             if said := self._opened_accounts().budget.overrun():
                 raise BudgetSpent(said)
 
-        num_records = len(self.ledger.records())
+        head = self.ledger.head_hash
         try:
             replay_search(self.study, self.ledger, self._workers, bank_key, check)
         finally:
-            if self._accounts is not None and len(self.ledger.records()) > num_records:
+            if self._accounts is not None and self.ledger.head_hash != head:
                 self._accounts.write_down()
 
     def transfer(self, *, spend: bool = False) -> Transferred:

@@ -33,7 +33,7 @@ _STANDING = ("num_repeats", "num_diverged", "mean_nats", "standard_error_nats")
 def search_body(study: Study, ledger: Ledger, found: SearchOutcome) -> dict[str, Json]:
     """Trials, the best, how the ranges grew, whether it is bracketed, and repeats."""
     first, done = ledger.first_results(), phases(study, ledger)
-    results = [first[study.trial(point).id] for point in found.points]
+    results = [first[study.trial_id(point)] for point in found.points]
     trials: list[Json] = [
         {"index": index, **point, **{name: getattr(result, name) for name in ("loss_nats", "status", "num_steps")}}
         for index, (point, result) in enumerate(zip(found.points, results, strict=True))

@@ -215,7 +215,7 @@ def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
     if origin is typing.Literal:
         if value not in args or isinstance(value, bool):
             raise CanonError(f"{path} is {value!r}: must be one of {', '.join(map(repr, args))}")
-        return value
+        return args[args.index(value)]  # one text for all records
     if origin is tuple:
         return _decode_tuple(args, value, path)
     if origin is dict:

@@ -225,15 +225,15 @@ class RunResult:
     id: str
     status: Status
     loss_nats: float | None
-    num_steps: int
+    num_steps: int = field(metadata=canon.SHARED)
     """Optimizer steps done."""
     last_train_loss_nats: float | None
     """Last finite training loss; what a diverged run reached."""
     curve_id: str
     """Content id of its `Curve`."""
-    flops: float
+    flops: float = field(metadata=canon.SHARED)
     """Model FLOPs spent, causal convention (`proxies.core.flops`)."""
-    tokens: int
+    tokens: int = field(metadata=canon.SHARED)
     seconds: float
     """Worker wall-clock time, this run's share of its bank."""
     environment: dict[str, str] = field(metadata=canon.SHARED)
@@ -270,3 +270,4 @@ class Run:
         checks = Checks(self)
         checks.that(self.spec.id == self.result.id, f"result {self.result.id[:12]} is of another spec")
         checks.done()
+        object.__setattr__(self.result, "id", self.spec.id)  # one text for both: a study has thousands

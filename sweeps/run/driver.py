@@ -136,7 +136,7 @@ class Driver:
         self._refused = ""
         self._oom_kills = oom_kills()
         self._ended: list[tuple[Attempt, RunResult, Curve]] = []  # and not yet recorded
-        self._outcomes: list[RunResult] = []
+        self._outcomes: list[Run] = []
         self._lost: list[str] = []
 
     def has_work(self) -> bool:
@@ -351,8 +351,9 @@ class Driver:
         if not ended:
             return
         store_curves(self._study_dir, [(result, curve) for _, result, curve in ended])
-        self._ledger.commit_all([Run(spec=attempt.spec, result=result) for attempt, result, _ in ended])
-        for _, result, _ in ended:
-            drop_checkpoints(self._study_dir, result.id)
-            self._trunks.drop(result.id)
-            self._outcomes.append(result)
+        runs = [Run(spec=attempt.spec, result=result) for attempt, result, _ in ended]
+        self._ledger.commit_all(runs)
+        for run in runs:
+            drop_checkpoints(self._study_dir, run.result.id)
+            self._trunks.drop(run.result.id)
+        self._outcomes += runs

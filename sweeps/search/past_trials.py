@@ -6,11 +6,13 @@ points and seeds that follow from the plan alone. Standard library only.
 
 from __future__ import annotations
 
+import array
 import bisect
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import overload
 
 from proxies.core import canon
 from sweeps.search.space import Params, SearchSpace
@@ -22,6 +24,32 @@ GP, 0 and 1 did equally well.
 DEFAULT_NUM_STARTUP = 10  # TPE's own default: before it, densities are mostly prior
 NUM_BEST = 25
 """Best trials that are never forgotten: no more than these are good ones to TPE."""
+
+
+class Points(Sequence[Params]):
+    """Points of one space, as plain numbers: a dictionary for each of 30,000 would take ten times the memory."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names`: of the axes."""
+        self._names = tuple(names)
+        self._values = array.array("d")
+
+    def __len__(self) -> int:
+        return len(self._values) // len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> Params: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Params]: ...
+    def __getitem__(self, index: int | slice) -> Params | list[Params]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        start = range(len(self))[index] * len(self._names)
+        return dict(zip(self._names, self._values[start : start + len(self._names)], strict=True))
+
+    def append(self, point: Params) -> None:
+        """Add one."""
+        self._values.extend(point[name] for name in self._names)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +70,7 @@ class PastTrials:
     """Trials of the quasi-random design."""
     num_known: int = 0
     """Trials that had all ended before the next was asked for, as the search went on beyond its end."""
-    points: list[Params] = field(default_factory=list, init=False)
+    points: Points = field(init=False)
     """The points of the trials so far, by index."""
     losses: list[float | None] = field(default_factory=list, init=False)
     """In nats, of the trials seen; None where one diverged."""
@@ -54,6 +82,7 @@ class PastTrials:
     def __post_init__(self) -> None:
         if self.parallelism < 1:
             raise ValueError(f"parallelism = {self.parallelism}: must be at least 1")
+        self.points = Points(axis.name for axis in self.space.axes)
 
     @property
     def index(self) -> int:

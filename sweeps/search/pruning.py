@@ -126,6 +126,9 @@ def _coordinates(space: SearchSpace, point: Params) -> list[float]:
     ] + [float(point[axis.name] == OFF) for axis in space.switches]
 
 
+_FORGOTTEN: Params = {}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
     point: Params
@@ -179,8 +182,8 @@ class SearchPruner:
             EarlierTrial(point=point, status=result.status, losses_nats=losses_nats, loss_nats=result.loss_nats)
         )
         old = len(self._seen) - self._search.parallelism - MOST_SEEN - 1
-        if old >= 0:  # no trial in flight is compared with its curve any more, and ten thousand of them take room
-            self._seen[old] = dataclasses.replace(self._seen[old], losses_nats=())
+        if old >= 0:  # no trial in flight is compared with it any more, and ten thousand curves and points take room
+            self._seen[old] = dataclasses.replace(self._seen[old], losses_nats=(), point=_FORGOTTEN)
         return told
 
     def rungs(self, run_id: str) -> tuple[int, ...]:

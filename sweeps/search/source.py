@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -24,6 +25,11 @@ class Search(PastTrials):
     """A name of `sweeps.search.samplers.SAMPLERS`."""
     _asker: SamplerOnPast | None = field(default=None, init=False)
 
+    @property
+    def learns(self) -> bool:
+        """Whether it looks at outcomes."""
+        return SAMPLERS[self.sampler].learns
+
     def suggest(self, told: Mapping[int, float | None]) -> Params:
         """The next trial's point; it is not added.
 
@@ -34,13 +40,12 @@ class Search(PastTrials):
         Raises:
             ValueError: an outcome that is needed is missing.
         """
-        sampler = SAMPLERS[self.sampler]
-        if sampler.learns:
+        if self.learns:
             if self.index < self.num_startup or self.num_seen < 1:
                 return self.space.at(quasi_random(self.study_seed, self.index, self.space.num_coordinates))
             self.see(told)
         if self._asker is None:
-            self._asker = sampler.begin(self)
+            self._asker = SAMPLERS[self.sampler].begin(self)
         return self._asker.ask()
 
 
@@ -83,9 +88,10 @@ class RunSource(Protocol):
 
 def suggested(ledger: Ledger, stage: str) -> list[Params]:
     """Points of a search by index; up to the first that a repair has lost, which is suggested again."""
+    found = {record.key: cast(Params, record.body) for record in ledger.stream(SUGGESTION)}
     points: list[Params] = []
-    while (record := ledger.find(SUGGESTION, _key(stage, len(points)))) is not None:
-        points.append(cast(Params, record.body))
+    while (point := found.pop(_key(stage, len(points)), None)) is not None:
+        points.append(point)
     return points
 
 
@@ -148,28 +154,30 @@ class SearchSource:
         self._search, self._make_run, self._ledger, self._stage = search, make_run, ledger, stage
         self._num_trials = num_trials
         self._given = dict(enumerate(given, search.num_known))
-        self._run_ids: list[str] = []
-        self._told: dict[int, float | None] = {}  # of the first trials, in order
+        self._waiting = deque[str]()  # ids of the trials whose outcomes were not looked up, in order
+        self._told: dict[int, float | None] = {}  # of the trials before them; only what the search has not seen
         self.pruner = pruner
         """See `RunSource`."""
 
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | SourceSignal:
         """See `RunSource`. Raises what `Ledger.append` raises."""
-        index = len(self._run_ids)
+        index = self._search.index
         if index == self._num_trials:
             return SourceSignal.DONE
         num_seen = self._search.num_seen
-        for i in range(len(self._told), num_seen):  # what has an outcome keeps it: each is looked up once
-            result = results.get(self._run_ids[i])
+        for i in range(index - len(self._waiting), num_seen):  # what has an outcome keeps it: each is looked up once
+            result = results.get(self._waiting[0])
             if result is None:
                 return SourceSignal.WAIT
             told = result.loss_nats if self.pruner is None else self.pruner.take_in(self._search.points[i], result)
-            self._told[i] = told
+            self._waiting.popleft()
+            if self._search.learns:
+                self._told[i] = told
         point = self._point(index)
         spec = self._make_run(point)
         self._search.add(point)
         run_id = spec.id
-        self._run_ids.append(run_id)
+        self._waiting.append(run_id)
         if self.pruner is not None:
             self.pruner.begin(run_id, point, num_seen=num_seen, whole=index in self._given)
         return spec
@@ -180,6 +188,12 @@ class SearchSource:
         recorded = self._ledger.find(SUGGESTION, key)
         if recorded is not None:
             return cast(Params, recorded.body)
-        point = self._given[index] if index in self._given else self._search.suggest(self._told)
+        point = self._given[index] if index in self._given else self._suggested()
         self._ledger.append(SUGGESTION, key, cast(Json, point))
+        return point
+
+    def _suggested(self) -> Params:
+        point = self._search.suggest(self._told)
+        num_seen = len(self._search.losses)
+        self._told = {index: loss for index, loss in self._told.items() if index >= num_seen}
         return point

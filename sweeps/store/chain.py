@@ -17,7 +17,15 @@ from typing import cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew, LedgerTooOld, StaleDriver, SweepError
+from sweeps.store.errors import (
+    DiskFull,
+    DuplicateRecord,
+    LedgerCorrupt,
+    LedgerTooNew,
+    LedgerTooOld,
+    StaleDriver,
+    SweepError,
+)
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x666F7265  # "fore"
@@ -133,29 +141,48 @@ def create(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO head VALUES (1, -1, ?)", (GENESIS,))
 
 
-def load(connection: sqlite3.Connection) -> list[Record]:
-    """Every record, the whole chain verified.
+def load(connection: sqlite3.Connection) -> Iterator[Record]:
+    """Every record, the whole chain verified; nobody else writes until the last was taken.
 
     Raises:
         LedgerCorrupt: the number of the first record that is not what was written.
         LedgerTooNew, LedgerTooOld: another version wrote the file.
     """
-    records: list[Record] = []
-    head = GENESIS
+    num, head = 0, GENESIS
     try:
         connection.execute("BEGIN")  # one view of records and head, though a driver may be writing
         _check_schema(connection)
         for row in connection.execute(f"SELECT {_COLUMNS} FROM records ORDER BY seq"):
-            records.append(_verified(row, len(records), head))
-            head = records[-1].hash
-        if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (len(records) - 1, head):
-            raise LedgerCorrupt(f"record {len(records)} is missing: the chain ends before its head")
+            record = _verified(row, num, head)
+            num, head = num + 1, record.hash
+            yield record
+        if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (num - 1, head):
+            raise LedgerCorrupt(f"record {num} is missing: the chain ends before its head")
         if (verdict := _pragma(connection, "integrity_check(1)")) != "ok":
-            raise LedgerCorrupt(f"after record {len(records) - 1}: {verdict}")
+            raise LedgerCorrupt(f"after record {num - 1}: {verdict}")
         connection.execute("COMMIT")
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise _named(error, f"record {len(records)}") from error
-    return records
+        raise _named(error, f"record {num}") from error
+
+
+def check_same(connection: sqlite3.Connection, num: int, head: str) -> None:
+    """Raise SweepError if the chain whose first `num` records end with the hash `head` is not there any more."""
+    with _named_errors(f"record {num - 1}"):
+        if connection.execute("SELECT hash FROM records WHERE seq = ?", (num - 1,)).fetchone() != (head,):
+            raise SweepError(f"record {num - 1} is another than it was: the ledger was replaced; run the command again")
+
+
+def stored(connection: sqlite3.Connection, num: int, **only: str) -> Iterator[Record]:
+    """Those of the first `num` records, by `kind` and `key` if given, in order, of a chain that was verified before.
+
+    Raises:
+        LedgerCorrupt: one is not what its own hash proves.
+    """
+    with _named_errors("a record"):
+        where = " AND ".join(["seq < ?", *(f"{name} = ?" for name in only)])
+        rows = connection.execute(f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY seq", (num, *only.values()))
+        for row in rows:
+            yield _verified(row, row[0], row[4])
 
 
 def write(connection: sqlite3.Connection, *records: Record) -> None:
@@ -163,6 +190,7 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
 
     Raises:
         StaleDriver: the head is another: someone else has written.
+        DuplicateRecord: one of that kind and key is there.
         DiskFull: they do not fit; the file is as before.
     """
     first, last = records[0], records[-1]
@@ -174,8 +202,18 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
             )
         for r in records:
             row = (r.seq, r.kind, r.key, r.text, r.prev_hash, r.hash)
-            connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
+            try:
+                connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
+            except sqlite3.IntegrityError as error:
+                if error.sqlite_errorname != "SQLITE_CONSTRAINT_UNIQUE":
+                    raise
+                raise duplicate(r.kind, r.key) from error
         connection.execute("UPDATE head SET seq = ?, hash = ? WHERE one = 1", (last.seq, last.hash))
+
+
+def duplicate(kind: str, key: str) -> DuplicateRecord:
+    """What a second record of one kind and key is refused with."""
+    return DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
@@ -193,11 +231,11 @@ def _check_schema(connection: sqlite3.Connection) -> None:
         raise LedgerCorrupt("the schema is not what was written")
 
 
-def _verified(row: tuple[object, ...], seq: int, before: str) -> Record:
+def _verified(row: tuple[object, ...], seq: int, before: object) -> Record:
     """The record in `row`, if it is the one at `seq` that follows the hash `before`."""
     found, kind, key, text, prev_hash, digest = row
     expected = None
-    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str):
+    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str) and isinstance(before, str):
         expected = link(seq, kind, key, text, before)
     if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (found, prev_hash, digest):
         raise LedgerCorrupt(f"record {seq} is not what was written: its hash differs")

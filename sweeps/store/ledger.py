@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -23,7 +24,6 @@ from sweeps.store.chain import Record
 from sweeps.store.curves import CURVES_DIR
 from sweeps.store.errors import (
     DiskFull,
-    DuplicateRecord,
     LedgerCorrupt,
     LedgerLost,
     PlanChanged,
@@ -73,20 +73,24 @@ _KIND = re.compile(r"[a-z_]+")
 
 
 class Ledger:
-    """The records of a study, verified when opened. Use `open` (the driver) or `read` (anyone else)."""
+    """The records of a study, verified when opened. Use `open` (the driver) or `read` (anyone else).
+
+    Records stay in the file and are read from it when asked for, each proven again by its hash. In memory are results,
+    and of a reader, who soon ends, the specs as well: a driver may see 30,000 runs.
+    """
 
     def __init__(
-        self, study_dir: Path, records: list[Record], connection: sqlite3.Connection | None, lock: DriverLock | None
+        self, study_dir: Path, records: Iterable[Record], connection: sqlite3.Connection | None, lock: DriverLock | None
     ) -> None:
         self._study_dir = study_dir
-        self._records = records
         self._connection = connection
         self._lock = lock
-        self._runs: list[Run] = []
+        self._num_records, self._head_hash = 0, chain.GENESIS
+        self._runs: list[Run] | None = [] if connection is None else None
         self._results: dict[str, RunResult] = {}
-        self._first: dict[str, RunResult] = {}
+        self._pruned: dict[str, RunResult] = {}
         self._own: list[RunResult] = []
-        self._index = {(record.kind, record.key): record for record in records}
+        self._num_imported = 0
         for record in records:
             self._take_in(record)
 
@@ -132,7 +136,7 @@ class Ledger:
                     _refuse_missing(study_dir, create)
                     chain.create(connection)
                 ledger = cls(study_dir, chain.load(connection), connection, lock)
-            if ledger._records:
+            if ledger._num_records:
                 ledger.check_plan(plan)
             ledger._greet(plan, lock)
             _keep_names(study_dir)
@@ -160,7 +164,7 @@ class Ledger:
             with chain.reading(path) as connection:
                 if chain.is_empty(connection):
                     _refuse_missing(study_dir, create=False)
-                records = chain.load(connection)
+                records = list(chain.load(connection))  # first all of it: a driver waits until the file is let go
         if not records:
             raise StudyMissing(f"{study_dir} has no plan yet: try again in a moment")
         return cls(study_dir, records, None, None)
@@ -188,16 +192,14 @@ class Ledger:
         for kind, key, body in entries:
             if not _KIND.fullmatch(kind):
                 raise ValueError(f"kind = {kind!r}: must be a lower-case word")
-            if (kind, key) in self._index or (kind in OUTCOMES and key in self._results):
-                raise DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
-            seq = len(self._records) + len(records)
+            if kind in OUTCOMES and key in self._results:
+                raise chain.duplicate(kind, key)
+            seq = self._num_records + len(records)
             records.append(chain.link(seq, kind, key, canon.canonical(body), head))
             head = records[-1].hash
         with _advised(self._study_dir):
             chain.write(self._connection, *records)
         for record, (_, _, body) in zip(records, entries, strict=True):
-            self._records.append(record)
-            self._index[record.kind, record.key] = record
             self._take_in(record, body)
         return records
 
@@ -218,7 +220,7 @@ class Ledger:
 
     def first_results(self) -> Mapping[str, RunResult]:
         """What a search goes by: of every run its first outcome, pruned or not; a live view."""
-        return MappingProxyType(self._first)
+        return MappingProxyType(ChainMap(self._pruned, self._results))  # what was pruned was so before it ran whole
 
     def own_results(self) -> Sequence[RunResult]:
         """What this study paid for, none imported, pruned ones too; in the order of commitment, a live view."""
@@ -226,29 +228,57 @@ class Ledger:
 
     def runs(self) -> tuple[Run, ...]:
         """Every outcome so far with its spec, in the order of commitment; a pruned run may be there twice."""
-        return tuple(self._runs)
+        return tuple(self.each_run())
+
+    def each_run(self) -> Iterator[Run]:
+        """`runs` one by one, and never all in memory where this is the driver."""
+        if self._runs is not None:
+            yield from self._runs
+        else:
+            yield from (_run_in(record) for record in self.stream() if record.kind in OUTCOMES)
+
+    @property
+    def num_runs(self) -> int:
+        """How many `runs` there are."""
+        return len(self._own) + self._num_imported
 
     def imported(self) -> frozenset[str]:
         """Ids of the runs that another study paid for: outcomes here, but no spend."""
-        return frozenset(record.key for record in self.records(IMPORTED))
+        return frozenset(record.key for record in self.stream(IMPORTED))
 
     def records(self, kind: str | None = None) -> tuple[Record, ...]:
         """All records in order, or those of one kind."""
-        return tuple(record for record in self._records if kind is None or record.kind == kind)
+        return tuple(self.stream(kind))
+
+    def stream(self, kind: str | None = None, key: str | None = None) -> Iterator[Record]:
+        """`records`, and of them those with that key, read from the file one by one.
+
+        Raises:
+            LedgerCorrupt: one is not what was written.
+            SweepError: the file is another than when it was opened for reading.
+        """
+        with _advised(self._study_dir), contextlib.ExitStack() as stack:
+            connection = self._connection
+            if connection is None:
+                connection = stack.enter_context(chain.reading(self._study_dir / LEDGER_NAME))
+                chain.check_same(connection, self._num_records, self._head_hash)
+            only = {name: value for name, value in (("kind", kind), ("key", key)) if value is not None}
+            yield from chain.stored(connection, self._num_records, **only)
 
     def find(self, kind: str, key: str) -> Record | None:
         """The record of that kind and key, if there is one."""
-        return self._index.get((kind, key))
+        return next(self.stream(kind, key), None)
 
     @property
     def plan(self) -> Json:
         """What the study was started with."""
-        return self._records[0].body
+        (record,) = self.stream("plan", "plan")
+        return record.body
 
     @property
     def head_hash(self) -> str:
         """Hash of the last record: names everything recorded so far."""
-        return self._records[-1].hash if self._records else chain.GENESIS
+        return self._head_hash
 
     def check_plan(self, plan: Mapping[str, Json]) -> None:
         """Hold a plan against record 0.
@@ -279,28 +309,35 @@ class Ledger:
 
     def _greet(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
         """Record this driver; before the first one, the plan."""
-        if not self._records:
+        if not self._num_records:
             self.append("plan", "plan", plan)
         self.append("driver", str(len(self.records("driver"))), lock.holder)
 
     def _take_in(self, record: Record, body: object = None) -> None:
-        """Keep an outcome at hand; `body` is what was appended: a run of ours shares its shape with the others'."""
+        """Keep an outcome at hand; `body` is what was appended."""
+        self._num_records, self._head_hash = record.seq + 1, record.hash
         if record.kind not in OUTCOMES:
             return
-        try:
-            run = body if isinstance(body, Run) else canon.decode(Run, record.body)
-        except (canon.CanonError, SpecError) as error:
-            raise LedgerCorrupt(f"record {record.seq} is not the result of a run ({error})") from error
+        run = body if isinstance(body, Run) else _run_in(record)
         pruned, whole = record.kind == PRUNED, run.result.num_steps >= run.spec.schedule.num_steps
         if pruned != (run.result.status == "pruned") or (pruned and whole):
             state = f"{run.result.status} after {run.result.num_steps} steps"
             raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {state}")
-        self._runs.append(run)
-        self._first.setdefault(record.key, run.result)
-        if record.kind != PRUNED:
-            self._results[record.key] = run.result
-        if record.kind != IMPORTED:
+        if self._runs is not None:
+            self._runs.append(run)
+        (self._pruned if pruned else self._results)[run.result.id] = run.result
+        if record.kind == IMPORTED:
+            self._num_imported += 1
+        else:
             self._own.append(run.result)
+
+
+def _run_in(record: Record) -> Run:
+    """The outcome that a record holds. Raises LedgerCorrupt."""
+    try:
+        return canon.decode(Run, record.body)
+    except (canon.CanonError, SpecError) as error:
+        raise LedgerCorrupt(f"record {record.seq} is not the result of a run ({error})") from error
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
-from proxies.core.spec import RunResult
+from proxies.core.spec import Run
 from sweeps.store.lock import lives
 
 
@@ -32,7 +32,7 @@ class RunningRun:
 class DriverProgress:
     """What happened since the last call, and how things stand."""
 
-    outcomes: tuple[RunResult, ...]
+    outcomes: tuple[Run, ...]
     """Just recorded."""
     lost: tuple[str, ...]
     """A text for every worker just lost: why, what its log said last, what to do."""

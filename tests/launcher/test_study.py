@@ -34,3 +34,15 @@ def test_the_width_before_any_fit_is_the_choosers_for_any_budget(study, budget_f
         params = [count_params(other.shape(near)).total for near in (width - 48, width, width + 48)]
         missed = [abs(math.log(n / (budget_flops / 120) ** 0.5)) for n in params]
         assert missed[1] == min(missed)
+
+
+def test_trials_and_their_ids_are_the_same_when_few_are_kept(study, monkeypatch):
+    points = [study.space.at((share, 0.5, 0.5)) for share in (0.1, 0.5, 0.9)]
+    specs = [study.trial(point) for point in points]
+    monkeypatch.setattr("launcher.plan.study.MOST_TRIALS", 2)
+    other = dataclasses.replace(study)
+    for _ in range(2):
+        assert [other.trial(point) for point in points] == specs
+        assert [other.trial_id(point) for point in points] == [spec.id for spec in specs]
+    assert len(other._trials) <= 2 and len(set(other._trial_ids.values())) == 3
+    assert other.trial(points[0], 1).id not in other._trial_ids.values()

@@ -544,7 +544,7 @@ def live(world, *, should_stop=False):
         left = [world.random.randrange(1, 20) if should_stop else 0]
 
         def told(event):
-            for result in event.outcomes:
+            for result in (run.result for run in event.outcomes):
                 if result.id in world.told:
                     raise BrokenPromiseError("told twice")
                 world.told[result.id] = result
@@ -607,6 +607,8 @@ def simulate(seed, *, faults=1.0, make_source=static_source):
         if world.counts["calls"] > before:
             raise BrokenPromiseError("a study that is done ran something")
         ledger = Ledger.read(STUDY)
+        records = ledger.records()  # for those who ask once the fake disk is gone
+        ledger.records = lambda kind=None: [record for record in records if kind in (None, record.kind)]
         check(world, ledger)
     return world.counts, ledger
 

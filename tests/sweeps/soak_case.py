@@ -126,7 +126,7 @@ def drive_study(study_dir, num_trials, num_workers):
         def progress(event):
             nonlocal next_look
             for outcome in event.outcomes:
-                acknowledged.write(f"{outcome.id}\n")
+                acknowledged.write(f"{outcome.spec.id}\n")
             done = len(ledger.results())
             if done >= next_look:
                 next_look = done + EVERY

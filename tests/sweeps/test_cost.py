@@ -1,6 +1,10 @@
-"""A trial costs the driver as much at the end of a long search as at its beginning: calls are counted, not seconds."""
+"""A trial costs the driver as much at the end of a long search as at its beginning: calls are counted, not seconds; and
+what it leaves in memory is bounded.
+"""
 
 import cProfile
+import gc
+import tracemalloc
 from collections import deque
 
 from soak_case import TrivialHost
@@ -101,3 +105,27 @@ def test_a_driver_that_looks_at_all_its_workers_would_be_noticed(tmp_path, monke
     monkeypatch.setattr(Crew, "busy", property(lambda self: sum(len(w.kind) for w in self.workers if w.num_calls) > 0))
     few, many = (calls_a_report(tmp_path / str(number), number) for number in (8, 128))
     assert many > 1.05 * few
+
+
+def kept_bytes(study_dir, num_trials):
+    """What a search of so many trials has in memory when its last has ended: as it ran, and as it is opened again."""
+    held = []
+    for _ in range(2):
+        gc.collect()
+        tracemalloc.start()
+        with Ledger.open(study_dir, {}, create=True) as ledger:
+            search = Search(SPACE, 1, 3, sampler="random")
+            source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
+            drive(source, InlinePool(TrivialHost), ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key)
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+            tracemalloc.stop()
+            assert len(ledger.results()) == num_trials
+    return held
+
+
+def test_a_trial_leaves_its_result_in_memory_and_no_more(tmp_path):
+    """Not its records, its spec or a dictionary of its point: 480 bytes, also where the search is opened again."""
+    kept_bytes(tmp_path / "first", 6)
+    few, many = (kept_bytes(tmp_path / str(number), number) for number in (50, 200))
+    assert max((more - less) / 150 for less, more in zip(few, many, strict=True)) < 750

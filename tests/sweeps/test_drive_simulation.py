@@ -149,10 +149,9 @@ def told_twice(patch):
     settle = driver_module.Driver._settle
 
     def mutant(self, index, finished):
-        known = self._ledger.results().get(finished.result["id"])
+        known = [run for run in self._ledger.each_run() if run.result.id == finished.result["id"]]
         settle(self, index, finished)
-        if known is not None:
-            self._outcomes.append(known)
+        self._outcomes += known
 
     patch.setattr(driver_module.Driver, "_settle", mutant)
 
@@ -214,11 +213,12 @@ def late_curves(self):
     """`Driver._commit` with the curves after the records."""
     ended, self._ended = self._ended, []
     if ended:
-        self._ledger.commit_all([Run(spec=attempt.spec, result=result) for attempt, result, _ in ended])
+        runs = [Run(spec=attempt.spec, result=result) for attempt, result, _ in ended]
+        self._ledger.commit_all(runs)
         driver_module.store_curves(self._study_dir, [(result, curve) for _, result, curve in ended])
-        for _, result, _ in ended:
-            driver_module.drop_checkpoints(self._study_dir, result.id)
-            self._outcomes.append(result)
+        for run in runs:
+            driver_module.drop_checkpoints(self._study_dir, run.result.id)
+        self._outcomes += runs
 
 
 def curve_after_result(patch):
@@ -327,7 +327,7 @@ def pruned_told_twice(patch):
 
     def mutant(self, attempt, result, curve):
         end(self, attempt, result, curve)
-        self._outcomes += [result] if result.status == "pruned" else []
+        self._outcomes += [Run(spec=attempt.spec, result=result)] if result.status == "pruned" else []
 
     patch.setattr(driver_module.Driver, "_end", mutant)
 

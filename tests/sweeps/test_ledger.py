@@ -1,5 +1,7 @@
+import contextlib
 import dataclasses
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -16,6 +18,7 @@ from sweeps.store.errors import (
     PlanChanged,
     StaleDriver,
     StudyHeld,
+    SweepError,
 )
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 from sweeps.store.lock import LOCK_NAME
@@ -192,3 +195,37 @@ def test_readers_change_nothing_whatever_journal_lies_beside_the_ledger(tmp_path
     assert len(Ledger.read(other).records("note")) == 200
     with Ledger.open(one, PLAN, create=False) as ledger:
         assert len(ledger.records("note")) == 40
+
+
+def test_a_reader_holds_to_what_was_there_when_it_read(ledger, tmp_path):
+    ledger.append("note", "0", "before")
+    reader = Ledger.read(tmp_path)
+    ledger.append("note", "1", "after")
+    assert [record.body for record in reader.records("note")] == ["before"] and reader.find("note", "1") is None
+    ledger.close()
+    assert ledger.find("note", "1").body == "after", "a driver that has ended reads what it wrote"
+    (tmp_path / LEDGER_NAME).unlink()
+    with Ledger.open(tmp_path, PLAN, create=True) as other:
+        other.append_all([("note", str(number), "of another study") for number in range(3)])
+    with pytest.raises(SweepError, match="the ledger was replaced; run the command again"):
+        reader.find("note", "0")
+
+
+def test_a_record_that_is_damaged_after_it_was_verified_is_refused(ledger, tmp_path):
+    ledger.append_all([("note", "0", "whole"), ("note", "1", "damaged")])
+    with contextlib.closing(sqlite3.connect(tmp_path / LEDGER_NAME)) as disk, disk:
+        disk.execute("UPDATE records SET body = '\"other\"' WHERE kind = 'note' AND key = '1'")
+    for one in (ledger, Ledger.read):
+        with pytest.raises(LedgerCorrupt, match=r"record 3 is not what was written.*forerun repair"):
+            (one if one is ledger else one(tmp_path)).find("note", "1")
+    assert ledger.find("note", "0").body == "whole"
+
+
+def test_runs_are_the_same_from_the_file_and_from_memory(ledger, tmp_path):
+    """A driver reads them back, a reader holds them."""
+    first, second = make_specs(2)
+    ledger.commit(first, pruned_outcome(first, 2)[0])
+    ledger.commit_all([Run(spec=spec, result=outcome(spec)[0]) for spec in (first, second)])
+    reader = Ledger.read(tmp_path)
+    assert ledger.runs() == reader.runs() == tuple(reader.each_run()) and ledger.num_runs == reader.num_runs == 3
+    assert [run.result.status == "pruned" for run in ledger.each_run()] == [True, False, False]

@@ -140,3 +140,13 @@ def test_a_new_sampler_is_an_entry_and_no_more():
         assert not {"numpy", "optuna", "torch"} & set(sys.modules), "names and needs are read without them"
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+
+
+def test_points_kept_as_numbers_are_the_points():
+    given = [{"learning_rate": 2.0**-i, "warmup_fraction": 0.1, "clip_norm": 0.0} for i in range(1, 5)]
+    points = Search(SPACE, 1, 3).points
+    for point in given:
+        points.append(dict(reversed(point.items())))
+    assert list(points) == given and points[-1] == given[-1] and points[1:3] == given[1:3] and len(points) == 4
+    with pytest.raises(IndexError):
+        points[4]
