@@ -26,7 +26,6 @@ import dataclasses
 import heapq
 import json
 import multiprocessing
-import pickle
 import random
 import resource
 import statistics
@@ -186,7 +185,7 @@ class StandinPool:
             last_train_loss_nats=3.001, curve_id=self._curve_id, flops=1e9, tokens=10**9,
             seconds=60 * self._random.random(), environment={"device": "stand-in"}, reason="",
         )  # fmt: skip
-        body = pickle.loads(pickle.dumps(canon.to_json(result)))  # as from another process: nothing is shared
+        body = json.loads(canon.canonical(result))  # as from another process: nothing is shared
         return Finished(slot=slot, result=body, curve=self._curve_body)
 
     def wait(self, timeout_seconds: float) -> list[Report]:
