@@ -27,7 +27,7 @@ MUTANTS = {
         "tests/proxies/test_flops.py",
     ),
     "weight decay ignores the schedule": (
-        "proxies/model/optimizer.py", "1 - peak_lr_KP * share_K1.to(dtype) * decay_KP", "1 - peak_lr_KP * decay_KP",
+        "proxies/model/bank_adamw.py", "1 - peak_lr_KS * share_K1.to(dtype) * decay_KS", "1 - peak_lr_KS * decay_KS",
         "tests/proxies/test_bank_alone.py",
     ),
     "a verdict goes by its estimate, not by its bound": (
