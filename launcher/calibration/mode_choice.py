@@ -162,11 +162,11 @@ def choose(asked: ModeRequest, work: PlannedWork, bench: Bench, most_threads: in
     """
     bench.measure(asked.given)
     rule = _Rule(asked, work, bench)
-    several, on_gpu = "num_slots" in asked.open, bench.device == "cuda"
+    several = "num_slots" in asked.open
     best = rule.climb(asked.given) if several else asked.given
     for change in _changes(asked, bench.device, most_threads):
         best = rule.tried(best, change)
-    if several and best.num_slots > 1 and on_gpu:
+    if several and best.num_slots > 1 and bench.device == "cuda":
         best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
     figures = tuple(bench.figure(mode, work) for mode in bench.modes)
     kinds = tuple(
