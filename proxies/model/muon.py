@@ -8,16 +8,19 @@ Exports carry this file: what it imports, they carry too.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from proxies.core.muon import COEFFICIENTS, EPS, NUM_ITERATIONS
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 BUFFER = "momentum_buffer"
 """The name of the moving average in a parameter's state: torch's own."""
@@ -137,14 +140,14 @@ class Muon(torch.optim.Optimizer):
         by_rows: dict[tuple[Any, int], list[int]] = {}
         whole = []
         for index, average in enumerate(averages):
-            if isinstance(average, DTensor):
+            if _is_sharded(average):
                 by_rows.setdefault((average.device_mesh, _rows_dimension(average)), []).append(index)
             else:
                 whole.append(index)
         for index, direction in zip(whole, self._orthogonalized([averages[i] for i in whole]), strict=True):
             found[index] = direction
         for (mesh, dimension), indices in by_rows.items():
-            parts = [average for average in (averages[i] for i in indices) if isinstance(average, DTensor)]
+            parts = [average for average in (averages[i] for i in indices) if _is_sharded(average)]
             group = mesh.get_group(dimension)
             num_ranks = dist.get_world_size(group)
             for start in range(0, len(parts), num_ranks):  # a rank holds one whole matrix at a time
@@ -174,11 +177,17 @@ class Muon(torch.optim.Optimizer):
             mine.copy_(self._orthogonalized([mine])[0])
         _exchange(rows, directions, me, group)
         return [
-            DTensor.from_local(
+            type(part).from_local(
                 local, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
             )
             for local, part in zip(directions, parts, strict=True)
         ]
+
+
+def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    # Half a second of every process that trains goes into loading what one rank alone never needs.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _rows_dimension(part: DTensor) -> int:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -286,3 +288,15 @@ def test_a_gpu_names_nan_and_warms_up_the_batch(store):
     assert distance(train(spec, store, device="cuda"), train(spec, store)) < 1e-3
     wild = spec_of(store, learning_rate=1e30, clip_norm=None, weight_decay=0.0)
     assert "not finite at step" in train(wild, store, device="cuda")[0].reason
+
+
+def test_engines_load_nothing_that_only_ranks_and_the_compiler_need():
+    """Each takes half a second of processor time and more, and every worker pays it."""
+    program = (
+        "import sys; sys.path[:] = sys.argv[1].split(':'); import proxies.training.bank, proxies.training.solo; "
+        "sys.exit(' '.join(sys.modules.keys() & {'torch.distributed.tensor', 'torch._dynamo', 'sympy'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, ":".join(sys.path)], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == ""
