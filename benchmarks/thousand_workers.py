@@ -79,22 +79,14 @@ RAY_ACTORS_PER_SECOND = 389
 
 
 @dataclasses.dataclass(slots=True)
-class Call:
-    """What a stand-in has been asked to do."""
-
-    ahead: bool
-    hold: dict[int, int | None] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(slots=True)
 class Standin:
     """One worker."""
 
     slots: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     """Slot -> [run id, steps done, steps in all]."""
-    calls: deque[Call] = dataclasses.field(default_factory=deque)
+    calls: deque[bool] = dataclasses.field(default_factory=deque)
+    """Of each that it was asked for, whether it was sent ahead."""
     may_go_on: bool = False
-    idle_since: float = 0.0
     busy_seconds: float = 0.0
 
 
@@ -110,7 +102,7 @@ class StandinPool:
         self._workers = [Standin() for _ in range(num_workers)]
         self._events: list[tuple[float, int, Report]] = []
         self._since = time.process_time()
-        self.driver_seconds = self.waited_seconds = 0.0
+        self.driver_seconds = 0.0
         self.num_calls = self.num_ended = 0
         self._curve = Curve(
             steps=tuple(range(1, CURVE_STEPS + 1)),
@@ -126,7 +118,6 @@ class StandinPool:
     def spend(self, seconds: float) -> None:
         """The driver waits for a disk."""
         self.now += seconds
-        self.waited_seconds += seconds
 
     def _enter(self) -> None:
         spent = time.process_time() - self._since
@@ -145,12 +136,9 @@ class StandinPool:
         self._enter()
         worker = self._workers[index]
         for slot, data in call.admit:
-            worker.slots[slot] = [
-                canon.content_id(data),
-                0,
-                int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS)),
-            ]
-        worker.calls.append(Call(call.ahead, call.hold))
+            num_steps = int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS))
+            worker.slots[slot] = [canon.content_id(data), 0, num_steps]
+        worker.calls.append(call.ahead)
         if len(worker.calls) == 1:
             self._begin(index, self.now)
         self._leave()
@@ -159,7 +147,7 @@ class StandinPool:
         worker = self._workers[index]
         seconds = 2.0 * self._random.uniform(0.98, 1.02)
         steps = int(seconds * STEPS_PER_SECOND)
-        if worker.calls[0].ahead and not worker.may_go_on:
+        if worker.calls[0] and not worker.may_go_on:
             steps = 0
         skipped = not steps
         steps = min([steps, *(total - done for _, done, total in worker.slots.values())])
