@@ -27,7 +27,6 @@ import heapq
 import json
 import multiprocessing
 import random
-import resource
 import statistics
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sweeps"))
 
-from process_tree import machine
+from process_tree import machine, own_peak_mb
 from sweep_fakes import bank_key, make_spec, num_slots
 
 from proxies.core import canon
@@ -246,7 +245,7 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
         "calls_per_second": (calls_end - calls) / seconds, "outcomes_per_second": (ended_end - ended) / seconds,
         "cpu_ms_per_call": 1e3 * (cpu_end - cpu) / (calls_end - calls), "share_of_a_core": (cpu_end - cpu) / seconds,
         "busy_share": (busy_end - busy) / seconds / num_workers,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": own_peak_mb(),
     }  # fmt: skip
 
 
@@ -281,7 +280,7 @@ def searched(num_trials: int, study_dir: Path) -> float:
             SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials), pool, ledger, study_dir,
             num_slots_for=num_slots, bank_key_for=bank_key, clock=pool.clock,
         )  # fmt: skip
-        return memory_mb("VmHWM")
+        return own_peak_mb()
 
 
 def memory() -> dict[str, Any]:
@@ -300,12 +299,6 @@ def memory() -> dict[str, Any]:
         "searches": rows, "ratio": many["peak_mb"] / few["peak_mb"],
         "bytes_per_trial": grown["peak_mb"], "reopened_bytes_per_trial": grown["reopened_peak_mb"],
     }  # fmt: skip
-
-
-def memory_mb(name: str) -> float:
-    """A line of this process's `/proc/self/status`."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].split()[0]) / 1024
 
 
 def in_memory() -> str | None:
