@@ -85,8 +85,8 @@ def variant(name: str, folder: Path) -> dict[str, Any]:
         cost = measured(["sh", "-c", shell], {"OMP_NUM_THREADS": "1"}, folder / f"{verb}.log")
         cpu_seconds[verb] = round(cost.cpu_seconds, 1)
     checks, transfer = asked(folder, lines["check"]), asked(folder, lines["transfer"])
-    over_width = next(test["verdict"] for test in transfer["tests"] if test["axis"] == "width")
-    control = over_width["control"]
+    test = next(test for test in transfer["tests"] if test["axis"] == "width")
+    over_width, control = test["verdict"], test["verdict"]["control"]
     manifest = json.loads((folder / "corpus" / "manifest.json").read_text())
     return {
         "plan_sha256": plan_sha256(folder),
@@ -95,14 +95,9 @@ def variant(name: str, folder: Path) -> dict[str, Any]:
         "coordinates": {key: check["outcome"] for key, check in checks["coordinates"].items()},
         "mup": {key: over_width[key] for key in ("outcome", "regret_nats", "drift_octaves_per_doubling", "noise_nats")},
         "control": {key: control[key] for key in ("outcome", "regret_nats", "drift_octaves_per_doubling")},
-        "num_runs": len(over_width_runs(transfer)),
+        "num_runs": len(test["runs"]),  # those of the control among them
         "cpu_seconds": cpu_seconds,
     }
-
-
-def over_width_runs(transfer: Any) -> list[Any]:
-    """Runs of the learning rate over width, those of the control among them."""
-    return next(test["runs"] for test in transfer["tests"] if test["axis"] == "width")
 
 
 def plan_sha256(folder: Path) -> str:

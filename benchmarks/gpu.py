@@ -34,7 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_runs import TRIAL_STEPS, corpus_of, engine, machine, run_spec
+from gpu_runs import TRIAL_STEPS, corpus_of, engine, machine, run_spec, write
 from process_tree import together
 
 from launcher.calibration.mode_choice import Bench, choose
@@ -377,9 +377,7 @@ def opened(path: Path | None, here: dict[str, Any], models: Sequence[str]) -> tu
 
     def save() -> None:
         if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-            canon.write_atomic(path, text.encode())
+            write(path, content)
 
     return content, save
 

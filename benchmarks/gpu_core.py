@@ -17,7 +17,6 @@ Exit codes: 0, all is done; 1, a part failed (others were still begun); 3, parts
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -25,9 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_runs import ROOT, machine
-
-from proxies.core import canon
+from gpu_runs import ROOT, machine, resumed, write
 
 LEAST_SECONDS, MOST_SECONDS = 30.0, 240.0
 """Of a part: with less it is not begun, and after so many it begins nothing more, for what hangs must leave time."""
@@ -56,10 +53,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=480.0, help="After which no further part is begun.")
     parser.add_argument("--quick", action="store_true", help="Tiny, on a CPU, tests named alone: for the tests.")
     asked = parser.parse_args(arguments)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    file, here = asked.out / "gpu-core.json", machine()
-    before = json.loads(file.read_text()) if file.exists() else {}
-    content = before if before.get("machine") == here else {"machine": here, "parts": {}}
+    file = asked.out / "gpu-core.json"
+    content = resumed(file, machine(), "parts")
     until, failed = time.monotonic() + asked.seconds, False
     for name, command in PARTS.items():
         left = until - time.monotonic()
@@ -75,7 +70,7 @@ def main(arguments: list[str]) -> int:
         began = time.monotonic()
         code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
         content["parts"][name] = {"exit_code": code, "seconds": round(time.monotonic() - began, 1)}
-        canon.write_atomic(file, canon.pretty(content))
+        write(file, content)
         failed = failed or code not in (0, 3)
     done = [part["exit_code"] == 0 for part in content["parts"].values()]
     return 0 if all(done) else 1 if failed else 3

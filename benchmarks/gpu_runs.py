@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from proxies.core import canon
 from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
@@ -51,7 +52,6 @@ def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
     """Random ids as shards, without `forerun tokenize` and the pyarrow that it wants."""
     import numpy as np
 
-    from proxies.core import canon
     from proxies.data.tokens import MANIFEST, SCHEMA_VERSION, Manifest, Shard, Source
 
     shards = {}
@@ -83,6 +83,18 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
         "source": sources.hexdigest()[:12],
     }  # fmt: skip
+
+
+def resumed(path: Path, here: dict[str, Any], what: str) -> dict[str, Any]:
+    """The content of a result file, if it is of `here`; else one whose `what` is empty."""
+    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return content if content.get("machine") == here else {"machine": here, what: {}}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """A result file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canon.write_atomic(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
 
 def engine(spec: RunSpec, store: Any) -> Any:
@@ -143,7 +155,6 @@ def plain_loop(asked: dict[str, Any]) -> None:
 
 def train(asked: dict[str, Any]) -> None:
     """The run, for as long as was asked."""
-    from proxies.core import canon
     from proxies.data.tokens import TokenStore
 
     store = TokenStore(Path(asked["corpus"]), trusted=True)

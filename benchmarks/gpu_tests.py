@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -21,9 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pytest
-from gpu_runs import ROOT, machine
-
-from proxies.core import canon
+from gpu_runs import ROOT, machine, resumed, write
 
 NUM_PROCESSES = 4
 MOST_SAID = 2000
@@ -42,20 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def opened(path: Path) -> dict[str, Any]:
     """The file's content; no outcomes, if they are of another machine or source."""
     tests = hashlib.sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "tests").rglob("*.py"))))
-    here = {**machine(), "tests": tests.hexdigest()[:12]}
-    before = json.loads(path.read_text()) if path.exists() else {}
-    return before if before.get("machine") == here else {"machine": here, "tests": {}}
+    return resumed(path, {**machine(), "tests": tests.hexdigest()[:12]}, "tests")
 
 
 def of_process(path: Path, process: int) -> Path:
     """Where one of the processes writes."""
     return path.with_name(f"{path.name}.{process}")
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canon.write_atomic(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
 
 class Outcomes:

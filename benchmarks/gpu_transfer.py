@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 import sys
 import sysconfig
@@ -32,12 +31,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_runs import machine
+from gpu_runs import machine, resumed, write
 
 from proxies.core.hyperparameters import Hparams
 from proxies.core.optimizers import OptimizerName
@@ -234,16 +234,10 @@ def main(arguments: list[str]) -> int:
     if asked.widths:
         settings = replace(settings, widths=tuple(map(int, asked.widths.split(","))))
     settings = quick(settings) if asked.quick else settings
-    asked.out.mkdir(parents=True, exist_ok=True)
     stem = asked.out / ("gpu_transfer" if asked.protocol == "ours" else f"gpu_transfer_{asked.protocol}")
     file = stem.with_suffix(".json")
-    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    if content.get("machine") != machine():  # another arithmetic: its runs are not beside ours
-        content = {"machine": machine(), "runs": {}}
-
-    def save() -> None:
-        file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-
+    content = resumed(file, machine(), "runs")  # runs of another arithmetic are not beside ours
+    save = partial(write, file, content)
     finished = run_all(settings, content, save, asked.conditions.split(","), asked.seeds, until)
     tables(content, stem, settings.base.width)
     print("\n".join(findings(settings, content)), flush=True)

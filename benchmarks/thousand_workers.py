@@ -27,7 +27,6 @@ import heapq
 import json
 import multiprocessing
 import random
-import resource
 import statistics
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sweeps"))
 
-from process_tree import machine
+from process_tree import machine, own_peak_mb
 from sweep_fakes import bank_key, make_spec, num_slots
 
 from proxies.core import canon
@@ -79,22 +78,14 @@ RAY_ACTORS_PER_SECOND = 389
 
 
 @dataclasses.dataclass(slots=True)
-class Call:
-    """What a stand-in has been asked to do."""
-
-    ahead: bool
-    hold: dict[int, int | None] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(slots=True)
 class Standin:
     """One worker."""
 
     slots: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     """Slot -> [run id, steps done, steps in all]."""
-    calls: deque[Call] = dataclasses.field(default_factory=deque)
+    calls: deque[bool] = dataclasses.field(default_factory=deque)
+    """Of each that it was asked for, whether it was sent ahead."""
     may_go_on: bool = False
-    idle_since: float = 0.0
     busy_seconds: float = 0.0
 
 
@@ -110,7 +101,7 @@ class StandinPool:
         self._workers = [Standin() for _ in range(num_workers)]
         self._events: list[tuple[float, int, Report]] = []
         self._since = time.process_time()
-        self.driver_seconds = self.waited_seconds = 0.0
+        self.driver_seconds = 0.0
         self.num_calls = self.num_ended = 0
         self._curve = Curve(
             steps=tuple(range(1, CURVE_STEPS + 1)),
@@ -126,7 +117,6 @@ class StandinPool:
     def spend(self, seconds: float) -> None:
         """The driver waits for a disk."""
         self.now += seconds
-        self.waited_seconds += seconds
 
     def _enter(self) -> None:
         spent = time.process_time() - self._since
@@ -145,12 +135,9 @@ class StandinPool:
         self._enter()
         worker = self._workers[index]
         for slot, data in call.admit:
-            worker.slots[slot] = [
-                canon.content_id(data),
-                0,
-                int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS)),
-            ]
-        worker.calls.append(Call(call.ahead, call.hold))
+            num_steps = int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS))
+            worker.slots[slot] = [canon.content_id(data), 0, num_steps]
+        worker.calls.append(call.ahead)
         if len(worker.calls) == 1:
             self._begin(index, self.now)
         self._leave()
@@ -159,7 +146,7 @@ class StandinPool:
         worker = self._workers[index]
         seconds = 2.0 * self._random.uniform(0.98, 1.02)
         steps = int(seconds * STEPS_PER_SECOND)
-        if worker.calls[0].ahead and not worker.may_go_on:
+        if worker.calls[0] and not worker.may_go_on:
             steps = 0
         skipped = not steps
         steps = min([steps, *(total - done for _, done, total in worker.slots.values())])
@@ -258,7 +245,7 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
         "calls_per_second": (calls_end - calls) / seconds, "outcomes_per_second": (ended_end - ended) / seconds,
         "cpu_ms_per_call": 1e3 * (cpu_end - cpu) / (calls_end - calls), "share_of_a_core": (cpu_end - cpu) / seconds,
         "busy_share": (busy_end - busy) / seconds / num_workers,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": own_peak_mb(),
     }  # fmt: skip
 
 
@@ -293,7 +280,7 @@ def searched(num_trials: int, study_dir: Path) -> float:
             SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials), pool, ledger, study_dir,
             num_slots_for=num_slots, bank_key_for=bank_key, clock=pool.clock,
         )  # fmt: skip
-        return memory_mb("VmHWM")
+        return own_peak_mb()
 
 
 def memory() -> dict[str, Any]:
@@ -312,12 +299,6 @@ def memory() -> dict[str, Any]:
         "searches": rows, "ratio": many["peak_mb"] / few["peak_mb"],
         "bytes_per_trial": grown["peak_mb"], "reopened_bytes_per_trial": grown["reopened_peak_mb"],
     }  # fmt: skip
-
-
-def memory_mb(name: str) -> float:
-    """A line of this process's `/proc/self/status`."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].split()[0]) / 1024
 
 
 def in_memory() -> str | None:

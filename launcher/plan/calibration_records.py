@@ -116,7 +116,7 @@ class ModeTiming(Timing):
     planned_seconds: float
     refused: str = ""
     by_kind: tuple[KindTiming, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Empty in a record of before there were kinds."""
+    """Empty of a mode that was refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

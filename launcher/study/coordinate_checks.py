@@ -16,11 +16,9 @@ from proxies.core import canon
 from proxies.core.failures import CAUSES
 from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
-from sweeps.run.pool import HostCall, Pool, Report
+from sweeps.run.pool import Pool, ask, take_answers
 from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import Ledger
-
-POLL_SECONDS = 0.5
 
 
 class UnseenError(ValueError):
@@ -97,27 +95,18 @@ def _read(
         RunsFail: `max_attempts` at one of the runs failed, or one says that no other can help.
     """
     left, idle = list(reversed(range(len(probes)))), list(reversed(range(pool.num_workers)))
-    busy, found, num_lost = dict[int, tuple[int, float]](), dict[int, RunReadings](), Counter[int]()
+    busy, asked_at, found, num_lost = dict[int, int](), dict[int, float](), dict[int, RunReadings](), Counter[int]()
     while len(found) < len(probes):
         while left and idle:
-            worker, index = idle.pop(), left.pop()
-            asked = cast(dict[str, canon.Json], canon.to_json(probes[index]))
-            pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=asked))
-            busy[worker] = index, time.monotonic()
-        reports = pool.wait(POLL_SECONDS)
-        here = {report.worker for report in reports}
-        reports += [
-            Report(worker=worker, error=f"no answer in {HANG_SECONDS:g} s", cause="hung")
-            for worker, (_, began) in busy.items()
-            if worker not in here and time.monotonic() - began > HANG_SECONDS
-        ]
-        for report in reports:
-            index, _ = busy.pop(report.worker)
+            worker = idle.pop()
+            busy[worker], asked_at[worker] = left.pop(), time.monotonic()
+            ask(pool, worker, cast(dict[str, canon.Json], canon.to_json(probes[busy[worker]])))
+        for report in take_answers(pool, asked_at, HANG_SECONDS):
+            index = busy.pop(report.worker)
             idle.append(report.worker)
-            if report.error is None and report.answer is not None:
+            if report.answer is not None:
                 found[index] = canon.decode(RunReadings, report.answer)
                 continue
-            pool.restart(report.worker)
             num_lost[index] += 1
             left.append(index)
             if report.refused or num_lost[index] >= max_attempts:

@@ -28,6 +28,7 @@ from proxies.core.numbers import Kind
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.parametrization.parametrization import parameter_table
+from proxies.training.outcome import validation_ids
 from proxies.training.solo import Solo
 from proxies.training.trainable_model import BuiltModel
 
@@ -75,12 +76,7 @@ def read_run(
     solo.admit(0, spec)
     if not kinds:
         kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
-    seq_len = spec.shape.seq_len
-    ids_BT = probe_ids(
-        lambda count: torch.from_numpy(store.validation_batch(num_sequences=count, seq_len=seq_len)),
-        seq_len,
-        store.num_windows("validation", seq_len),
-    )
+    ids_BT = validation_ids(store, spec.shape.seq_len, PROBE_TOKENS // spec.shape.seq_len)[:, :-1]
     watched = ActivationProbe(solo.model, kinds, by_depth=probe.axis == "depth")
     found: list[tuple[LayerReading, ...]] = []
     steps = recorded_steps(spec.schedule.num_steps - 1)
@@ -210,11 +206,6 @@ class ActivationProbe:
             if name.startswith(f"{block}."):
                 return shown + name[len(block) :] if shown else ""
         return name
-
-
-def probe_ids(tokens: Callable[[int], Tensor], seq_len: int, num_windows: int) -> Tensor:
-    """The probe batch, ids [B, T]: `tokens(B)` gives B windows [B, T + 1] of the `num_windows` there are."""
-    return tokens(max(1, min(num_windows, PROBE_TOKENS // seq_len)))[:, :-1]
 
 
 def _blocks(module: nn.Module, by_depth: bool) -> dict[str, str]:

@@ -20,6 +20,7 @@ from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import Decoder, Multipliers
 from proxies.parametrization.parametrization import forward_numbers
+from proxies.training.outcome import batch_of
 
 MOST_KEPT = 2**20
 """Of a gradient's entries, evenly spaced: all of a small model's. Gradients of several passes are held at once, and a
@@ -54,19 +55,11 @@ class NoiseLooks:
             num_microbatches: passes that its batches are split into, at least.
         """
         if num_passes := self.due(spec, step, num_microbatches):
-            ids_NT = _next_ids(spec, step, num_passes * spec.pass_sequences(num_microbatches), store)
+            ids_NT = batch_of(store, spec, step, num_passes * spec.pass_sequences(num_microbatches))
             found = gram(spec, module, weights, ids_NT, num_passes)
             if all(value < float("inf") for row in found for value in row):
                 look = NoiseLook(step=step, num_sequences=spec.pass_sequences(num_microbatches), gram=found)
                 self.taken.append((spec.id, look))
-
-
-def _next_ids(spec: RunSpec, step: int, num_sequences: int, store: TokenStore) -> Tensor:
-    first, _ = spec.schedule.sequences(step, spec.batch_sequences)
-    batch_NT = store.train_batch(
-        seed=spec.seed, first_sequence=first, num_sequences=num_sequences, seq_len=spec.shape.seq_len
-    )
-    return torch.from_numpy(batch_NT)
 
 
 def _uncompiled(spec: RunSpec) -> AbstractContextManager[object]:

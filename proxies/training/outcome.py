@@ -30,24 +30,27 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def validation_ids(store: TokenStore, seq_len: int) -> Tensor:
-    """The windows every run is judged on: ids [B, T + 1], at most `VALIDATION_SEQUENCES` of them.
+def validation_ids(store: TokenStore, seq_len: int, most: int | None = None) -> Tensor:
+    """The windows every run is judged on: ids [B, T + 1], so many at most; None: `VALIDATION_SEQUENCES`.
 
     Raises:
         DataError: the split holds no window of that length.
     """
-    num_sequences = max(1, min(VALIDATION_SEQUENCES, store.num_windows("validation", seq_len)))
+    most = VALIDATION_SEQUENCES if most is None else most
+    num_sequences = max(1, min(most, store.num_windows("validation", seq_len)))
     return torch.from_numpy(store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
 
 
-def batch_of(store: TokenStore, spec: RunSpec, step: int) -> Tensor:
-    """The batch of update `step` of a run: ids [B, T + 1], on the CPU.
+def batch_of(store: TokenStore, spec: RunSpec, step: int, num_sequences: int | None = None) -> Tensor:
+    """The batch of update `step` of a run, or so many sequences from its first on: ids [B, T + 1], on the CPU.
 
     Raises:
         DataError: the training split holds no window of that length.
     """
     first, count = spec.schedule.sequences(step, spec.batch_sequences)
-    batch_BT = store.train_batch(seed=spec.seed, first_sequence=first, num_sequences=count, seq_len=spec.shape.seq_len)
+    batch_BT = store.train_batch(
+        seed=spec.seed, first_sequence=first, num_sequences=num_sequences or count, seq_len=spec.shape.seq_len
+    )
     return torch.from_numpy(batch_BT)
 
 

@@ -62,8 +62,6 @@ class Worker:
     """Under way, or waiting for the one that is."""
     busy_since: float = 0.0
     """Monotonic seconds: since when the first of these can be under way."""
-    saves: bool = False
-    """Whether that one only saves what it holds."""
     call_steps: int = 0
     """Optimizer steps that a run made in a call of this bank, at most; 0: none yet."""
     call_seconds: float = 0.0
@@ -76,8 +74,6 @@ class Worker:
         """What the call under way takes as long as: of one bank, calls that do the same."""
         if self.built_key != self.bank_key:
             return self.bank_key, "build"
-        if self.saves:
-            return self.bank_key, "save"
         left = [held.spec.schedule.num_steps - self.steps.get(slot, 0) for slot, held in self.slots.items()]
         may_end = min(left, default=0) <= 2 * self.call_steps or not self.call_steps
         return self.bank_key, "end" if may_end else "train"  # a run's end is judged on the validation set
@@ -166,7 +162,6 @@ class Crew:
         for slot, held in admitted.items():
             self._held[held.run_id] = index
             worker.steps.pop(slot, None)  # of the run before it
-        worker.saves = not seconds
         if worker.built_key != worker.bank_key:
             worker.call_steps = 0
         self._begin(index, call)
@@ -206,7 +201,7 @@ class Crew:
         if report.error is None and worker.num_calls:
             gained = [step - worker.steps.get(slot, step) for slot, step in report.steps.items()]
             _, what = worker.kind
-            if what in ("end", "train"):
+            if what != "build":
                 what = "end" if report.finished else "train"
             self._leases.learn((worker.bank_key, what), now - worker.busy_since)
             worker.built_key = worker.bank_key

@@ -231,27 +231,38 @@ class Pool(Protocol):
 _POLL_SECONDS = 0.5
 
 
+def ask(pool: Pool, worker: int, probe: dict[str, Json]) -> None:
+    """Have an idle worker begin on a probe."""
+    pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=probe))
+
+
+def take_answers(pool: Pool, asked_at: dict[int, float], seconds: float) -> list[Report]:
+    """What has come of workers' probes in half a second; one that failed, or is silent for so long, is restarted.
+
+    `asked_at`: by worker, monotonic seconds at which it was asked; who is in a report leaves it.
+    """
+    reports = pool.wait(_POLL_SECONDS)
+    here, now = {report.worker for report in reports}, time.monotonic()
+    silent = [worker for worker, at in asked_at.items() if worker not in here and now - at > seconds]
+    reports += [Report(worker=worker, error=f"no answer in {seconds:.3g} s", cause="hung") for worker in silent]
+    for report in reports:
+        del asked_at[report.worker]
+        if report.answer is None:
+            pool.restart(report.worker)
+    return reports
+
+
 def ask_all(pool: Pool, probe: dict[str, Json], seconds: float, check: Callable[[], None]) -> list[Report]:
-    """What every worker of an idle pool answers to a probe; one that fails, or is silent for so long, is restarted.
+    """What every worker of an idle pool answers to a probe, within so many seconds; see `take_answers`.
 
     `check` is called a few times a second, and raises what ends the work.
     """
-    call = HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=probe)
-    busy, found = set(range(pool.num_workers)), list[Report]()
     for worker in range(pool.num_workers):
-        pool.start(worker, call)
-    until = time.monotonic() + seconds
-    while busy:
-        for report in pool.wait(_POLL_SECONDS):
-            busy.discard(report.worker)
-            found.append(report)
+        ask(pool, worker, probe)
+    asked_at, found = dict.fromkeys(range(pool.num_workers), time.monotonic()), list[Report]()
+    while asked_at:
+        found += take_answers(pool, asked_at, seconds)
         check()
-        if time.monotonic() > until:
-            break
-    found += [Report(worker=worker, error=f"no answer in {seconds:.3g} s", cause="hung") for worker in sorted(busy)]
-    for report in found:
-        if report.answer is None:
-            pool.restart(report.worker)
     return found
 
 

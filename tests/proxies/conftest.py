@@ -1,4 +1,5 @@
 import pytest
+import torch
 from proxy_cases import write_corpus
 
 from proxies.data.tokens import TokenStore
@@ -13,3 +14,14 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="session")
 def store(corpus):
     return TokenStore(corpus)
+
+
+@pytest.fixture
+def few_windows(monkeypatch):
+    """Few are enough to judge tiny models by; and what engines set for their process is put back."""
+    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 16)
+    threads, precision, generator = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_rng_state()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_rng_state(generator)

@@ -10,7 +10,6 @@ from proxy_cases import TINY, run_spec
 from proxies.core import canon
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Numerics
-from proxies.model.bank_adamw import BankAdamW
 from proxies.model.loss import token_loss
 from proxies.training.bank import Bank, NoGpuError
 
@@ -45,56 +44,14 @@ def subject(store):
     return run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=11, weight_decay=0.1)
 
 
-def neighbours(store, **changes):
-    """Runs unlike the subject in everything a slot may choose."""
-    common = {"shape": WIDE, "base_shape": TINY, **changes}
-    return [
-        run_spec(store.manifest.data_id, seed=1, learning_rate=0.3, num_steps=5, **common),
-        run_spec(store.manifest.data_id, seed=2, parametrization="sp", num_steps=9, clip_norm=None, **common),
-        run_spec(
-            store.manifest.data_id, seed=3, parametrization="completep", beta1=0.5, output_multiplier=4.0, eps=1e-3,
-            num_steps=14, **common,
-        ),
-    ]  # fmt: skip
-
-
-def test_a_run_does_not_see_its_neighbours(subject, store):
+def test_a_call_returns_when_a_run_ends_and_one_that_is_evicted_is_gone(subject, store):
     bank = bank_for(subject, store)
-    bank.admit(2, subject)
-    for slot, spec in zip((0, 1, 3), neighbours(store), strict=True):
-        bank.admit(slot, spec)
-    assert outcome(*finish(bank)[subject.id]) == outcome(*alone(subject, store))
-
-
-def test_a_run_admitted_into_a_used_slot_is_the_same(subject, store):
-    bank = bank_for(subject, store)
-    for slot, spec in enumerate(neighbours(store)):
-        bank.admit(slot, spec)
+    bank.admit(0, run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=1, num_steps=5))
+    bank.admit(3, subject)
     ((slot, result, _),) = bank.advance(100)
-    assert (slot, result.num_steps, bank.free_slots) == (0, 5, [0, 3])
-    bank.admit(slot, subject)
-    later = run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=4)
-    bank.admit(3, later)
-    bank.advance(2)
+    assert (slot, result.num_steps, bank.free_slots, bank.steps) == (0, 5, [0, 1, 2], {3: 5})
     bank.evict(3)
-    ended = finish(bank)
-    assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
-    assert later.id not in ended
-
-
-def test_the_comparison_can_fail(subject, store, monkeypatch):
-    """Planted: moments left in a slot by the run before it."""
-    wanted = outcome(*alone(subject, store))
-
-    def careless(optimizer, trial):
-        optimizer.weights_KP[trial] = 0
-
-    monkeypatch.setattr(BankAdamW, "clear", careless)
-    bank = bank_for(subject, store)
-    bank.admit(0, neighbours(store)[0])
-    finish(bank)
-    bank.admit(0, subject)
-    assert outcome(*finish(bank)[subject.id]) != wanted
+    assert bank.free_slots == [0, 1, 2, 3] and bank.advance(100) == []
 
 
 @pytest.mark.parametrize("learning_rate", [1e3, 1e30])
@@ -195,19 +152,6 @@ def test_banks_that_cannot_be_are_refused(subject, store):
     assert error.value.refuses_study, "else the rest of the study would be recorded as failed, run by run"
     with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):
         Bank(dataclasses.replace(WIDE, vocab_size=100), subject.batch_tokens, Numerics(), store)
-
-
-def test_a_run_pauses_where_it_is_looked_at(subject, store):
-    bank = bank_for(subject, store)
-    bank.admit(0, subject)
-    bank.pause_at(0, 3)
-    bank.admit(1, neighbours(store)[0])
-    assert not bank.advance(100)
-    assert bank.steps == {0: 3, 1: 3}
-    assert not bank.advance(100)
-    assert bank.steps == {0: 3, 1: 3}
-    bank.pause_at(0, None)
-    assert finish(bank)[subject.id][1] == alone(subject, store)[1]
 
 
 def test_a_pruned_run_is_its_first_steps(subject, store):

@@ -13,6 +13,8 @@ from proxies.training import bank as bank_module
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo
 
+pytestmark = pytest.mark.usefixtures("few_windows")
+
 FAMILIES = {
     "llama": {},
     "gpt2": {"family": "gpt2"},
@@ -20,11 +22,6 @@ FAMILIES = {
 }
 NAMES = ("mup", "completep", "completedp", "umup")
 TOKENS = {"base_batch_tokens": 32, "base_num_tokens": 576}
-
-
-@pytest.fixture(autouse=True)
-def few_windows(monkeypatch):
-    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 16)
 
 
 def runs(store, family, **changes):

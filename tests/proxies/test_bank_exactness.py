@@ -15,8 +15,9 @@ from proxies.model.bank_adamw import BankAdamW
 from proxies.model.optimizer import BANK_OPTIMIZERS
 from proxies.training.bank import NUM_WARMUPS, Bank, CudaGraph
 
-pytestmark = [  # what torch's own compiler calls
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+pytestmark = [
+    pytest.mark.usefixtures("few_windows"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # torch's own compiler calls it
 ]
 
 WIDE = TINY.at_width(32).at_depth(2)
@@ -32,15 +33,6 @@ MODES = {
 SLOW = {"inductor": {"compiled": True}, "inductor, fused": {"compiled": True, "fused_loss": True, "dtype": "bfloat16"}}
 ALL_MODES = [*MODES, *(pytest.param(mode, marks=pytest.mark.slow) for mode in SLOW)]
 WILD = {"learning_rate": 1e30, "clip_norm": None, "num_steps": 20}
-
-
-@pytest.fixture(autouse=True)
-def arithmetic(monkeypatch):
-    """Fewer windows are enough here, and what engines set for their process is put back."""
-    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 8)
-    precision = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.fixture
@@ -170,7 +162,16 @@ def shared_steps(patch):
     patch.setattr(BankAdamW, "step", step)
 
 
-@pytest.mark.parametrize("plant", [norm_of_all, shared_steps])
+def moments_left(patch):
+    """In a slot, by the run before it."""
+
+    def clear(optimizer, trial):
+        optimizer.weights_KP[trial] = 0
+
+    patch.setattr(BankAdamW, "clear", clear)
+
+
+@pytest.mark.parametrize("plant", [norm_of_all, shared_steps, moments_left])
 def test_the_comparison_can_fail(case, monkeypatch, plant):
     made = case("float32")
     subject = made.spec(11)

@@ -20,6 +20,8 @@ from proxies.training.outcome import environment
 from proxies.training.slot_state import StateError, newest, put_newest_aside, store
 from proxies.training.solo import Solo
 
+pytestmark = pytest.mark.usefixtures("few_windows")
+
 WIDE = TINY.at_width(32)
 WARMING = Schedule(kind="cosine", num_steps=12, warmup_steps=2, batch_warmup_steps=5, batch_warmup_stages=4)
 FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
@@ -30,15 +32,6 @@ CPU = torch.device("cpu")
 def tokens_fixture(corpus):
     """The corpus: `store` is what is tested here."""
     return TokenStore(corpus)
-
-
-@pytest.fixture(autouse=True)
-def arithmetic(monkeypatch):
-    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 16)
-    threads, generator = torch.get_num_threads(), torch.get_rng_state()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_rng_state(generator)
 
 
 def spec_of(corpus, **changes):

@@ -21,22 +21,15 @@ from proxies.training.outcome import validation_ids
 from proxies.training.solo import Solo
 from proxies.training.trainable_model import our_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler calls it
+pytestmark = [
+    pytest.mark.usefixtures("few_windows"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # torch's own compiler calls it
+]
 
 BASE = TINY.at_depth(2)
 DEEP = TINY.at_width(32).at_depth(4)
 FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
 WARMING = Schedule(kind="cosine", num_steps=10, warmup_steps=2, batch_warmup_steps=5, batch_warmup_stages=4)
-
-
-@pytest.fixture(autouse=True)
-def arithmetic(monkeypatch):
-    """Engines set these for their process; and fewer windows are enough to judge tiny models by."""
-    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 32)
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
 
 
 def spec_of(store, name="mup", **changes):

@@ -14,6 +14,8 @@ from proxies.training.gradient_noise import NoiseLooks
 from proxies.training.solo import Solo
 from proxies.training.step_loop import StepReport, default_steps_ahead
 
+pytestmark = pytest.mark.usefixtures("few_windows")
+
 WIDE = TINY.at_width(32)
 FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
 ENDS = {
@@ -21,11 +23,6 @@ ENDS = {
     "grows": ({"learning_rate": 1e3, "clip_norm": None, "num_steps": 20}, "above 6.545 nats", None),
     "overflows": ({"learning_rate": 1e30, "clip_norm": None, "num_steps": 20}, "not finite at step", None),
 }
-
-
-@pytest.fixture(autouse=True)
-def few_windows(monkeypatch):
-    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 16)
 
 
 def solo(spec, store, steps_ahead, **options):
@@ -140,11 +137,12 @@ def test_nothing_is_updated_from_the_first_step_on_that_is_not_finite(store, mad
     assert all(torch.equal(found[0].tensors[key], tensor) for key, tensor in kept.tensors.items())
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
 @pytest.mark.parametrize("made", [solo, bank])
-def test_a_run_pauses_is_saved_and_goes_on_as_if_never_stopped(store, made):
+def test_a_run_pauses_is_saved_and_goes_on_as_if_never_stopped(store, made, steps_ahead):
     spec = spec_of(store, made)
-    slot, whole = (0 if made is solo else 3), finish(made(spec, store, 1))
-    engine = made(spec, store, 1)
+    slot, whole = (0 if made is solo else 3), finish(made(spec, store, steps_ahead))
+    engine = made(spec, store, steps_ahead)
     engine.pause_at(slot, 5)
     while engine.steps[slot] < 5:
         engine.advance(100)
@@ -153,7 +151,7 @@ def test_a_run_pauses_is_saved_and_goes_on_as_if_never_stopped(store, made):
     assert curve.train_loss_nats == whole[spec.id][1].train_loss_nats[:5]
     engine.pause_at(slot, None)
     assert finish(engine)[spec.id] == whole[spec.id]
-    again = made(dataclasses.replace(spec, seed=9), store, 1)
+    again = made(dataclasses.replace(spec, seed=9), store, steps_ahead)
     again.evict(slot)
     again.admit(slot, spec, state)
     assert finish(again)[spec.id][1] == whole[spec.id][1]
