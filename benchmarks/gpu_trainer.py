@@ -65,6 +65,11 @@ from proxies.parametrization.parametrization import forward_numbers, parameter_t
 SIZES = {"40M": MODELS["40M"], "160M": (1024, 12, 3072, 32768)}
 """Width, layers, feed-forward width, vocabulary. At 40M it is the host that takes the time."""
 MAIN = Path(__file__).with_name("torchtitan_main.py")
+ALONE = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}  # fmt: skip
+"""As torchrun tells a rank; without it, for its ranks outlive it on the GPU where it is killed."""
 LIMIT_SECONDS = 120.0
 """That torchtitan may take for a run, start and compiling included."""
 SETTLED = 10
@@ -166,10 +171,10 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
         shutil.copy(MAIN, name)
         rows = Path(name) / "losses.jsonl"
         command = [
-            str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", MAIN.name,
-            "--module", torchtitan.MODULE, "--config", "main_run", "--compile.backend", settings.backend,
+            str(python), MAIN.name, "--module", torchtitan.MODULE, "--config", "main_run", "--compile.backend",
+            settings.backend,
         ]  # fmt: skip
-        told = {"FORERUN_DATA": str(corpus), "FORERUN_LOG_EVERY_STEPS": "1", "LOSSES": str(rows)}
+        told = {"FORERUN_DATA": str(corpus), "FORERUN_LOG_EVERY_STEPS": "1", "LOSSES": str(rows), **ALONE}
         done = subprocess.run(
             command, cwd=name, env={**os.environ, **told}, capture_output=True, text=True, check=False,
             timeout=LIMIT_SECONDS,

@@ -322,6 +322,24 @@ def test_torchtitan_is_rehearsed_beside_the_embedded_trainer(tmp_path, bare):
     assert called("torchtitan").returncode == 0
 
 
+@pytest.mark.slow
+def test_a_torchtitan_that_hangs_is_told_and_leaves_the_gpu(tmp_path, monkeypatch, bench):
+    trainer, told = bench("gpu_trainer"), tmp_path / "pid"
+    hanging = tmp_path / "hanging.py"
+    hanging.write_text(f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}\\n')\n"
+                       "time.sleep(100)")  # fmt: skip
+    for name, value in {
+        "MAIN": hanging,
+        "LIMIT_SECONDS": 20.0,
+        "torchtitan_python": lambda: Path(sys.executable),
+    }.items():
+        monkeypatch.setattr(trainer, name, value)
+    monkeypatch.setattr(trainer.torchtitan, "export", lambda decision, folder: None)
+    with pytest.raises(subprocess.TimeoutExpired):
+        trainer.by_torchtitan(trainer.quick(trainer.Settings(sizes={})), tmp_path, None)
+    assert not Path(f"/proc/{told.read_text().strip()}").exists()
+
+
 def test_the_published_protocol_is_that_of_its_scripts(bench):
     transfer = bench("gpu_transfer")
     protocol, rate = transfer.PROTOCOLS["published"], 2.0**-8
