@@ -9,8 +9,8 @@ medians of the steps from the eleventh on; the peak is measured as in `gpu.py`.
 
 With `--ways torchtitan` the same run is exported and trained by torchtitan, one rank of it, each loss read as our
 trainer does; its lines stand beside those of the other ways in the file. Where no torchtitan is installed that the
-export knows, in the Python of FORERUN_TORCHTITAN_PYTHON, `.venv-trainers` or the one that runs this, that is the
-finding.
+export knows, in the Python of FORERUN_TORCHTITAN_PYTHON, `.venv-trainers` or the one that runs this, or it does not
+load there (0.3.0 needs a newer torch than 2.11), that is the finding.
 
 Needs a CUDA device (exit code 2 without one), torch, numpy, safetensors, PyYAML and `mup`; no Ray, Optuna, W&B,
 pydantic, network. Writes gpu_trainer.json after each step. None is begun after `--seconds`: the exit code is then 3,
@@ -182,6 +182,8 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
         if done.returncode:
             lines = done.stderr.splitlines()
             errors = [line for line in lines if re.match(r"(\[rank0\]:)?\s*\w+(Error|Exception)\b", line)]
+            if errors and re.search(r"\b(Import|ModuleNotFound)Error\b", errors[0]) and not rows.exists():
+                return {"refused": f"torchtitan does not load here: {errors[0].strip()}"}
             raise RuntimeError("\n".join([f"torchtitan: exit code {done.returncode}: {errors[:1]}", *lines[-20:]]))
         steps = [json.loads(line) for line in rows.read_text().splitlines()]
     return {"losses": [loss for _, loss, _, _ in steps], "seconds": [seconds for _, _, _, seconds in steps]}
