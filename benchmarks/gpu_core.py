@@ -2,14 +2,14 @@
 
     python benchmarks/gpu_core.py --out build/gpu --seconds 480
 
-In order: the tests marked `gpu`; the embedded trainer beside the proxy (`gpu_trainer.py`); a transfer over widths 256
-to 1,024 by muP and the standard parametrization (`gpu_transfer.py`); rates and shares of the peak by mode, beside a
-plain loop (`gpu.py`): 20 minutes. Then what is worth more time: Muon's transfer; muP at width 2,048; several workers on
-the GPU, by turns and by MPS (`gpu_workers.py`); torchtitan beside the embedded trainer, where it is installed
-(`gpu_trainer.py`); the transfer of a published protocol (`gpu_transfer.py`). Each has its file in `--out`, which it may
-share with another part, and goes on from it; a part that has ended well on this device, torch and source is not begun
-again. Parts begin while half a minute is left; what is under way then ends: a call of 480 seconds takes at most nine
-minutes.
+In order, what no GPU has run yet first: the tests marked `gpu`; the embedded trainer beside the proxy
+(`gpu_trainer.py`), and torchtitan where it is installed; several workers on the GPU, by turns and by MPS
+(`gpu_workers.py`); rates and shares of the peak by mode, beside a plain loop (`gpu.py`); a transfer over widths 256 to
+1,024 by muP and the standard parametrization (`gpu_transfer.py`). Then what is worth more time: Muon's transfer; muP at
+width 2,048; the transfer of a published protocol. Each has its file in `--out`, which it may share with another part,
+and goes on from it; a part that has ended well on this device, torch and source is not begun again. Parts begin while
+half a minute is left; what is under way then ends: a call of 480 seconds takes at most nine minutes, and two more where
+something hangs.
 
 Exit codes: 0, all is done; 1, a part failed (others were still begun); 3, parts are left: run it again.
 """
@@ -33,14 +33,14 @@ TRANSFER = [HERE / "gpu_transfer.py", "--out", "{out}", "--seeds", "1", "--secon
 PARTS: dict[str, list[str | Path]] = {
     "tests": [HERE / "gpu_tests.py", "--outcomes", "{out}/gpu-tests.json", "--seconds", "{seconds}"],
     "trainer": [HERE / "gpu_trainer.py", "--out", "{out}", "--seconds", "{seconds}"],
-    "transfer": [*TRANSFER, "--conditions", "mup,sp"],
-    "rates": [HERE / "gpu.py", "--json", "{out}/gpu.json", "--seconds", "{seconds}"],
-    "transfer of Muon": [*TRANSFER, "--conditions", "muon"],
-    "transfer to 2,048": [*TRANSFER, "--conditions", "mup", "--widths", "2048"],
+    "torchtitan": [HERE / "gpu_trainer.py", "--ways", "torchtitan", "--out", "{out}", "--seconds", "{seconds}"],
     "workers": [
         HERE / "gpu_workers.py", "--models", "1M,10M", "--json", "{out}/gpu_workers.json", "--seconds", "{seconds}",
     ],
-    "torchtitan": [HERE / "gpu_trainer.py", "--ways", "torchtitan", "--out", "{out}", "--seconds", "{seconds}"],
+    "rates": [HERE / "gpu.py", "--json", "{out}/gpu.json", "--seconds", "{seconds}"],
+    "transfer": [*TRANSFER, "--conditions", "mup,sp"],
+    "transfer of Muon": [*TRANSFER, "--conditions", "muon"],
+    "transfer to 2,048": [*TRANSFER, "--conditions", "mup", "--widths", "2048"],
     "published transfer": [*TRANSFER, "--conditions", "mup", "--protocol", "published"],
 }  # fmt: skip
 """By name, the arguments of a Python: where its files go and after how many seconds it begins nothing more."""

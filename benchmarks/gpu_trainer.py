@@ -9,8 +9,8 @@ medians of the steps from the eleventh on; the peak is measured as in `gpu.py`.
 
 With `--ways torchtitan` the same run is exported and trained by torchtitan, one rank of it, each loss read as our
 trainer does; its lines stand beside those of the other ways in the file. Where no torchtitan is installed that the
-export knows, in the Python of FORERUN_TORCHTITAN_PYTHON, `.venv-trainers` or the one that runs this, that is the
-finding.
+export knows, in the Python of FORERUN_TORCHTITAN_PYTHON, `.venv-trainers` or the one that runs this, or it does not
+load there (0.3.0 needs a newer torch than 2.11), that is the finding.
 
 Needs a CUDA device (exit code 2 without one), torch, numpy, safetensors, PyYAML and `mup`; no Ray, Optuna, W&B,
 pydantic, network. Writes gpu_trainer.json after each step. None is begun after `--seconds`: the exit code is then 3,
@@ -65,6 +65,11 @@ from proxies.parametrization.parametrization import forward_numbers, parameter_t
 SIZES = {"40M": MODELS["40M"], "160M": (1024, 12, 3072, 32768)}
 """Width, layers, feed-forward width, vocabulary. At 40M it is the host that takes the time."""
 MAIN = Path(__file__).with_name("torchtitan_main.py")
+ALONE = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}  # fmt: skip
+"""As torchrun tells a rank; without it, for its ranks outlive it on the GPU where it is killed."""
 LIMIT_SECONDS = 120.0
 """That torchtitan may take for a run, start and compiling included."""
 SETTLED = 10
@@ -166,10 +171,10 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
         shutil.copy(MAIN, name)
         rows = Path(name) / "losses.jsonl"
         command = [
-            str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", MAIN.name,
-            "--module", torchtitan.MODULE, "--config", "main_run", "--compile.backend", settings.backend,
+            str(python), MAIN.name, "--module", torchtitan.MODULE, "--config", "main_run", "--compile.backend",
+            settings.backend,
         ]  # fmt: skip
-        told = {"FORERUN_DATA": str(corpus), "FORERUN_LOG_EVERY_STEPS": "1", "LOSSES": str(rows)}
+        told = {"FORERUN_DATA": str(corpus), "FORERUN_LOG_EVERY_STEPS": "1", "LOSSES": str(rows), **ALONE}
         done = subprocess.run(
             command, cwd=name, env={**os.environ, **told}, capture_output=True, text=True, check=False,
             timeout=LIMIT_SECONDS,
@@ -177,6 +182,8 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
         if done.returncode:
             lines = done.stderr.splitlines()
             errors = [line for line in lines if re.match(r"(\[rank0\]:)?\s*\w+(Error|Exception)\b", line)]
+            if errors and re.search(r"\b(Import|ModuleNotFound)Error\b", errors[0]) and not rows.exists():
+                return {"refused": f"torchtitan does not load here: {errors[0].strip()}"}
             raise RuntimeError("\n".join([f"torchtitan: exit code {done.returncode}: {errors[:1]}", *lines[-20:]]))
         steps = [json.loads(line) for line in rows.read_text().splitlines()]
     return {"losses": [loss for _, loss, _, _ in steps], "seconds": [seconds for _, _, _, seconds in steps]}

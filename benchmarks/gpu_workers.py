@@ -7,9 +7,10 @@ bfloat16. Of four that have all begun, one trains, then two, then four; the othe
 compiles: the others take its kernels from torch's own cache on disk.
 
 MPS (NVIDIA's Multi-Process Service) is started for one set of processes with pipes and logs in a temporary folder, and
-told to quit after it, whatever happened; nothing of the card is set. A program that cannot reach the service goes on
-without it and does not say so, so figures count only where the service names a server. Where there is no
-`nvidia-cuda-mps-control`, where it does not start, or where a process fails under it, the reason is the finding.
+told to quit after it, whatever happened but SIGKILL; nothing of the card is set. A program that cannot reach the
+service goes on without it and does not say so, so figures count only where the service names a server. Where there is
+no `nvidia-cuda-mps-control`, where it does not start, or where a process fails under it, the reason is the finding,
+and MPS is not tried again: what hangs takes minutes.
 
 Needs, resumes and ends as `gpu.py`.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,8 +35,10 @@ NUMBERS = (1, 2, 4)
 TURNS = "in turns"
 CONTROL = "nvidia-cuda-mps-control"
 PLACES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
-ORDER_SECONDS = 60.0
+ORDER_SECONDS = 20.0
 """That the service may take to start, or to carry out an order."""
+QUIT = "quit -t 10"
+"""Servers that have not ended by then are forced to."""
 MOST_SAID = 600
 
 
@@ -53,16 +57,15 @@ def by_mps(measured: Callable[[Mapping[str, str]], dict[str, Any]]) -> dict[str,
             ordered(name, places, "-d")
             started = True
             found = measured(places)
-            if not ordered(name, places, order="get_server_list").strip():
+            if not any(line.strip().isdigit() for line in ordered(name, places, order="get_server_list").splitlines()):
                 raise MpsError("no process reached the service: they ran without it")
         except (MpsError, RuntimeError) as error:
             found = {"refused": f"{error}"[:MOST_SAID]}
-        finally:
-            if started:
-                try:
-                    ordered(name, places, order="quit")
-                except MpsError as error:
-                    found["not_quit"] = f"{error}"[:MOST_SAID]
+        finally:  # also where a signal came before the start had ended
+            try:
+                ordered(name, places, order=QUIT)
+            except MpsError as error:
+                found |= {"not_quit": f"{error}"[:MOST_SAID]} if started else {}
     return found
 
 
@@ -91,6 +94,12 @@ def ordered(folder: str, places: Mapping[str, str], *options: str, order: str = 
     return text
 
 
+def refused(all_steps: list[Steps]) -> str:
+    """Why MPS was not to be had before, in this call or an earlier one; empty: it was, or was not tried."""
+    done = (step for steps in all_steps for step in steps.body.get("steps", {}).values())
+    return next((str(step["refused"]) for step in done if isinstance(step, dict) and "refused" in step), "")
+
+
 def workers(settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]) -> list[Steps]:
     """All models and batches into the file; small ones first, for they have most to gain."""
     all_steps, corpora = begun(settings, folder, file, save)
@@ -105,6 +114,8 @@ def workers(settings: Settings, folder: Path, file: dict[str, Any], save: Callab
                 TURNS: partial(run, numbers, fastest),
                 "by MPS": partial(by_mps, partial(run, numbers, fastest)),
             }
+            if why := refused(all_steps):
+                ways["by MPS"] = partial(dict, refused=why)
             case = f"{batch} sequences"
             found = {way: steps.once(f"{case}, {way}", partial(attempted, ways[way])) or {} for way in ways}
             lines += [f"{steps.model}, {case}, {line}" for line in findings(found)]
@@ -126,4 +137,5 @@ def findings(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as any error: MPS is told to quit
     sys.exit(main(sys.argv[1:], workers, __doc__))

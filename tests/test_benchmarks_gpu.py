@@ -1,5 +1,6 @@
 """`make gpu` and its benchmark, rehearsed on a CPU with a tiny model: they must not rot until a GPU is lent."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -244,8 +245,9 @@ def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, ba
     [
         ("true", "echo 4321", False, "", ["start", "get_server_list", "quit"]),
         ("true", "true", False, "no process reached the service", ["start", "get_server_list", "quit"]),
+        ("true", "echo no server", False, "no process reached the service", ["start", "get_server_list", "quit"]),
         ("true", "echo 4321", True, "exit code 1: no context", ["start", "quit"]),
-        ("echo no permission; exit 1", "", False, "-d: exit code 1: no permission", ["start"]),
+        ("echo no permission; exit 1", "", False, "-d: exit code 1: no permission", ["start", "quit"]),
         (None, "", False, "nvidia-cuda-mps-control is not on PATH", []),
     ],
 )  # fmt: skip
@@ -270,6 +272,43 @@ def test_mps_is_quit_whatever_happens_and_what_it_does_not_do_is_a_finding(
     assert "not_quit" not in found
     assert orders(log) == told
     assert not any(place.exists() for place in seen), "its folder was temporary"
+
+
+@pytest.fixture
+def first_mps(tmp_path, bare, bench):
+    """Starts the benchmark where only its processes under MPS are left; with the program's orders."""
+    folder, told = mps(tmp_path / "bin")
+    done = {f"2 sequences, {way}": {"trial_steps_per_second": [1.0, 2.0]} for way in ("alone", "in turns")}
+    tiny = {"machine": bench("gpu_runs").machine(), "steps": done}
+    (tmp_path / "workers.json").write_text(json.dumps({"models": {"tiny": tiny}}))
+    script = [sys.executable, ROOT / "benchmarks" / "gpu_workers.py", "--quick", "--json", tmp_path / "workers.json"]
+    env = {**bare, "PATH": f"{folder}:{bare['PATH']}"}
+    with subprocess.Popen(script, env=env, stdout=subprocess.PIPE, text=True) as job:
+        yield job, told
+        job.kill()
+
+
+@pytest.mark.slow
+def test_a_call_that_is_ended_ends_mps_too(first_mps):
+    job, told = first_mps
+    while not told.exists():
+        assert job.poll() is None
+        time.sleep(0.05)
+    job.terminate()
+    assert job.wait(60) == 143 and orders(told) == ["start", "quit"]
+
+
+def test_mps_that_was_not_to_be_had_is_not_tried_again(bench, monkeypatch, tmp_path, capsys):
+    """Neither for the next batch nor in the next call."""
+    workers, gpu, tried = bench("gpu_workers"), bench("gpu"), []
+    monkeypatch.setattr(workers, "processes", lambda *_: {"trial_steps_per_second": [1.0, 2.0]})
+    monkeypatch.setattr(workers, "by_mps", lambda run: (tried.append(run), {"refused": "it hangs"})[1])
+    settings = gpu.quick(gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60))
+    settings, file = dataclasses.replace(settings, batches=(2, 4)), {"models": {"tiny": {}}}
+    for call in ("first", "second"):
+        (tmp_path / call).mkdir()
+        workers.workers(settings, tmp_path / call, file, lambda: None)
+    assert len(tried) == 1 and capsys.readouterr().out.count("by MPS: left out: it hangs") == 4
 
 
 def test_a_process_that_fails_or_hangs_is_told_with_its_last_words(bench):
@@ -320,6 +359,39 @@ def test_torchtitan_is_rehearsed_beside_the_embedded_trainer(tmp_path, bare):
         assert tiny[f"torchtitan, {how}"]["losses"] == pytest.approx(tiny["trainer, eager"]["losses"], abs=1e-4)
         assert min(tiny[f"torchtitan, {how}"]["seconds"]) > 0
     assert called("torchtitan").returncode == 0
+
+
+@pytest.fixture
+def titan(tmp_path, monkeypatch, bench):
+    """What a program in place of torchtitan's gives."""
+    trainer = bench("gpu_trainer")
+    monkeypatch.setattr(trainer, "MAIN", program := tmp_path / "program.py")
+    monkeypatch.setattr(trainer, "LIMIT_SECONDS", 20.0)
+    monkeypatch.setattr(trainer, "torchtitan_python", lambda: Path(sys.executable))
+    monkeypatch.setattr(trainer.torchtitan, "export", lambda decision, folder: None)
+
+    def found(text):
+        program.write_text(text)
+        return trainer.by_torchtitan(trainer.quick(trainer.Settings(sizes={})), tmp_path, None)
+
+    return found
+
+
+@pytest.mark.slow
+def test_a_torchtitan_that_hangs_leaves_the_gpu(tmp_path, titan):
+    told = tmp_path / "pid"
+    with pytest.raises(subprocess.TimeoutExpired):
+        titan(f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(100)")
+    assert not Path("/proc", told.read_text()).exists()
+
+
+def test_a_torchtitan_that_does_not_load_is_a_finding_and_one_that_fails_is_told(titan):
+    found = titan("from os import DataParallelMeshDims")
+    assert "torchtitan does not load here: ImportError: cannot import name 'DataPar" in found["refused"]
+    with pytest.raises(RuntimeError, match=r"torchtitan: exit code 1: \['ValueError: no kernel'\]"):
+        titan("raise ValueError('no kernel')")
+    with pytest.raises(RuntimeError, match="ImportError"):
+        titan("import os; open(os.environ['LOSSES'], 'w'); raise ImportError('amid the steps')")
 
 
 def test_the_published_protocol_is_that_of_its_scripts(bench):

@@ -177,15 +177,16 @@ def _choices(
             asked=asked, chosen=asked.given, why=f"not measured: {why}", device="", num_workers=pool.num_workers
         )
 
+    named = tuple(kind for kind in kinds if kind) or kinds  # of a GPU that does not open nothing is known
     found = {
         _alike(one.asked): one
         for one in before
-        if one.figures and {each.kind: each.num_workers for each in one.kinds} == Counter(kinds)
+        if one.figures and {each.kind: each.num_workers for each in one.kinds} == Counter(named)
     }
     benches: dict[str, Bench] = {}
     threads = max(1, int(study.plan.cluster.worker_cpus))
     for group in groups:
-        asked, work = group.asked, PlannedWork(kinds=kinds, phases=group.phases)
+        asked, work = group.asked, PlannedWork(kinds=named, phases=group.phases)
         seconds = group.flops / FAST_FLOPS / pool.num_workers
         alike = _alike(asked)
         if seconds < LEAST_SECONDS and alike not in benches and alike not in found:
@@ -223,6 +224,7 @@ def asking(
         )  # fmt: skip
         answers, errors = _asked(pool, probe, kinds, check_stop)
         known = set(kinds) - {""} or {""}  # a worker of no known kind speaks for none
+        answers = [answer for answer in answers if answer.kind in known]
         silent = known - {answer.kind for answer in answers}  # a mode is for every kind
         if silent and len(modes) == 1:
             theirs = [(cause, problem) for kind, cause, problem in errors if kind in silent]

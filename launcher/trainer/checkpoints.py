@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -171,8 +171,11 @@ def write_tensors(folder: Path, state: dict[str, Any], group: dist.ProcessGroup 
     Raises:
         CheckpointError: a rank could not write; raised on all of them. Or this one cannot read what it wrote.
     """
+    # What is written is in the host's memory. With a GPU in sight torch's writer would wait, at every few tensors, for
+    # what the training has begun there; of a thread, whose device is the first, ranks would open contexts on that too.
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     try:
-        save(state, checkpoint_id=folder, process_group=group)
+        save(state, checkpoint_id=folder, storage_writer=writer, process_group=group)
     except CheckpointException as error:
         causes = {f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()}
         raise CheckpointError("; ".join(sorted(causes))) from error

@@ -125,6 +125,7 @@ def test_other_workers_measure_anew(study):
 
 
 A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
+WIDE = ("search.num_trials=32", "search.parallelism=16")
 
 
 class TwoKinds(PlantedPool):
@@ -144,8 +145,7 @@ class TwoKinds(PlantedPool):
 
 
 def test_kinds_of_gpu_are_told_apart_and_the_smallest_has_to_hold_a_mode(study, folder, tmp_path):
-    wide = ("search.num_trials=32", "search.parallelism=16")
-    study = plan_study(folder / "plan.toml", study.study_dir, wide)
+    study = plan_study(folder / "plan.toml", study.study_dir, WIDE)
     found = run(study, TwoKinds(), stages=["sweep"])
     (record,) = calibrations(Ledger.read(study.study_dir))
     told = {each.kind: (each.num_workers, each.free_bytes) for each in record.kinds}
@@ -156,7 +156,7 @@ def test_kinds_of_gpu_are_told_apart_and_the_smallest_has_to_hold_a_mode(study, 
     assert 2 < rate[H100] / rate[A100] < 4.5
     assert record.figure.trial_steps_per_second == pytest.approx(sum(rate.values()) / 2)
     assert found.trial(study.space.lowest).numerics == record.chosen, "one mode, whichever worker runs it"
-    large = plan_study(folder / "plan.toml", tmp_path / "large", wide)
+    large = plan_study(folder / "plan.toml", tmp_path / "large", WIDE)
     run(large, TwoKinds(kinds=(H100, H100)), stages=["sweep"])
     (record,) = calibrations(Ledger.read(large.study_dir))
     assert record.chosen.num_slots == 4, "48 of 80 GiB"
@@ -172,6 +172,26 @@ def test_a_mode_that_one_kind_does_not_survive_is_refused_for_all(study):
 def test_a_run_that_one_kind_cannot_train_is_told_of_that_kind(study):
     with pytest.raises(RunsFail, match=f"no worker with {A100} could train a run of width 8: worker lost"):
         run(study, TwoKinds(failing=lambda worker, modes: worker == 0), stages=["sweep"])
+
+
+def test_a_worker_that_never_names_its_gpu_ends_no_calibration(study, folder):
+    """Its GPU is broken, or is slow to open: beside workers of known kinds it counts for nothing."""
+
+    class OneNameless(TwoKinds):
+        def report(self, worker):
+            asked = self.calls[worker]
+            if worker == 0 and (asked == WHERE or len(asked.modes) > 1):
+                return Report(worker=worker, error="CUDA error: unknown error", cause="error")
+            return super().report(worker)
+
+    study = plan_study(folder / "plan.toml", study.study_dir, WIDE)
+    run(study, OneNameless(kinds=(H100, A100)), stages=["sweep"])
+    (record,) = calibrations(Ledger.read(study.study_dir))
+    assert [(each.kind, each.num_workers) for each in record.kinds] == [(A100, 1)]
+    assert record.num_workers == 1 and record.chosen.num_slots == 2
+    later = OneNameless(kinds=(H100, A100))
+    run(study, later, stages=["ladder"])
+    assert 8 not in {probe.spec.shape.width for probe in later.probes}, "measured before, on such workers"
 
 
 def test_an_estimate_counts_each_kind_by_its_rate_and_price(study, folder):

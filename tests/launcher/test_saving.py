@@ -87,6 +87,23 @@ def test_the_weights_saved_are_those_of_the_step_though_training_goes_on(live, h
     assert all(torch.equal(now, then) for now, then in zip(values(model, optimizer), before, strict=True))
 
 
+def test_a_save_asks_nothing_of_a_gpu_that_trains_on(live, tmp_path, monkeypatch):
+    """It would wait for the training, and in a thread the current device of every rank is the first one."""
+    saver, state = Saver(tmp_path, DIGEST, keep=2), checkpoints.staged(*live)
+
+    def asked(*_):
+        raise AssertionError("a GPU was asked")
+
+    monkeypatch.setattr(checkpoints, "staged", lambda *_: state)
+    monkeypatch.setattr("launcher.trainer.ranks.device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("_lazy_init", "current_device", "current_stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    saver.save(4, *live, {}, 0)
+    saver.settle()
+    assert checkpoints.newest_good(tmp_path, DIGEST, []).step == 4
+
+
 def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tmp_path):
     saver = Saver(tmp_path, DIGEST, keep=2)
     (tmp_path / "step-00000002").mkdir()

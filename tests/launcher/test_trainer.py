@@ -328,18 +328,23 @@ def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_ste
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_on_a_gpu_compiled_passes_train_as_the_proxy_there(corpus, tmp_path, precision):
-    """With AdamW fused, the loss by parts, and batches copied ahead."""
-    spec = spec_of(read_manifest(corpus).data_id)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(("precision", "near"), [("float32", 1e-3), ("bfloat16", 0.05), ("by Muon", 0.05)])
+def test_on_gpus_compiled_passes_train_and_resume_as_the_proxy_there(corpus, tmp_path, precision, near, num_ranks):
+    """With AdamW fused, its count of steps saved from the device; the loss by parts; batches copied ahead; by NCCL."""
+    if torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"there are no {num_ranks} GPUs")
+    manifest, dtype = read_manifest(corpus), "bfloat16" if precision == "by Muon" else precision
+    spec = by_muon(corpus) if precision == "by Muon" else spec_of(manifest.data_id)
     solo = Solo(TokenStore(corpus), device="cuda")
-    solo.admit(0, dataclasses.replace(spec, numerics=Numerics(dtype=precision)))
+    solo.admit(0, dataclasses.replace(spec, numerics=Numerics(dtype=dtype)))
     ((_, result, curve_of_proxy),) = solo.advance(100)
-    layout = Parallelism(data_parallel_shard=1, microbatch_sequences=3)
-    decision = dataclasses.replace(tiny_decision(corpus), precision=precision, parallelism=layout, compiled=True)
-    outcome = launch(write_launch(tmp_path, decision), corpus, tmp_path / "run")
+    layout = Parallelism(data_parallel_shard=num_ranks, microbatch_sequences=3)
+    decision = dataclasses.replace(decision_of(spec, manifest), precision=dtype, parallelism=layout, compiled=True)
+    config = write_launch(tmp_path, decision)
+    assert launch(config, corpus, tmp_path / "run", stop_after=CUT).event == "stopped"
+    outcome = launch(config, corpus, tmp_path / "run")
     assert outcome.event == "finished", outcome.reason
-    near = 1e-3 if precision == "float32" else 0.05
     assert list(losses(tmp_path / "run").values()) == pytest.approx(curve_of_proxy.train_loss_nats, abs=near)
     assert outcome.validation_loss_nats == pytest.approx(result.loss_nats, abs=near)
     assert "blocks cannot be compiled" not in (tmp_path / "run" / LOG_FILE).read_text()
