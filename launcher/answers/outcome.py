@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from launcher.answers.texts import shown_table
 from launcher.base.talk import duration
@@ -17,6 +17,7 @@ from launcher.views.batch import judged_text
 from launcher.views.numbers import count, interval, listed, loss, number, words
 from launcher.views.transfer import estimate
 from launcher.views.wider import wider_text
+from proxies.core import canon
 from proxies.core.hyperparameters import LEARNING_RATE
 
 
@@ -52,16 +53,20 @@ def progress_text(body: Any) -> str:
 
 
 def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
-    """The one command that would decide what cannot tell, its time and its price; else what each of the `closed` gates
-    that failed needs, as no runs of this study open it.
+    """The one command that would decide what cannot tell, its time and its price, and which gates where it leaves
+    others of the `closed` undecided; else what each of those that failed needs, as no runs of this study open it.
+
+    Gates are records or JSON.
     """
+    told = cast(list[Any], canon.to_json([*closed]))
     if after is None:
-        return needs_text(closed)
+        return needs_text(told)
+    which = "" if {gate["name"] for gate in told} <= set(after["gates"]) else f" {listed(after['gates'])} alone"
     least = "" if after["sets"] else " at least"  # each round may ask for more
     costs = [f"+{after['num_runs']} run{'s' * (after['num_runs'] != 1)}{least}"]
     costs += [f"about {rough_time(after['seconds'])} here"] if after["seconds"] else []
     costs += [f"USD {after['usd']:.3g}"] if after["usd"] is not None else []
-    return f"to decide: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
+    return f"to decide{which}: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
 
 
 def rough_time(seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel
 
+from launcher.base.talk import counted
 from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
@@ -173,6 +174,14 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
+_PLAIN = {
+    "Input should be": "must be", "greater than or equal to": "at least", "less than or equal to": "at most",
+    "a valid integer": "a whole number", "a valid number": "a number", "a valid string": "text",
+    "a valid boolean": "true or false", "a valid dictionary": "a table", "a valid tuple": "a list", "Tuple": "List",
+}  # fmt: skip
+"""Pydantic's words, and ours."""
+
+
 def _said(error: Any) -> str:
     """One of pydantic's problems: where, what is there, and what it must be."""
     path = [str(part) for part in error["loc"] if part not in WRITTEN_AS]
@@ -182,8 +191,10 @@ def _said(error: Any) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
     sentence = "must be a section" if error["type"] == "model_type" else str(error["msg"])
-    sentence = sentence.replace("Input should be", "must be").replace("tuple", "list").replace("Tuple", "List")
-    sentence = sentence.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    if error["type"] == "too_short":
+        sentence = f"must have at least {counted(error['ctx']['min_length'], 'value')}"
+    for theirs, ours in _PLAIN.items():
+        sentence = sentence.replace(theirs, ours)
     return f"{where} = {_shown(error['input'])}: {sentence}"
 
 

@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from launcher.base import reference
 from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import ClusterSection, Plan
 from launcher.plan.search import SearchSection
@@ -33,11 +34,20 @@ def problems_of(plan: Plan) -> list[str]:
         *_optimizer_problems(plan),
         *_proxy_problems(plan),
         *_cluster_problems(plan.cluster),
+        *_gpu_problems(plan.launch.gpu),
         *_transfer_problems(plan),
     ]
     if any(problem.startswith("proxy.command: ") for problem in problems):
         return problems  # the others ask what the command can get
     return [*problems, *_search_problems(plan), *_pruner_problems(plan), *_ladder_problems(plan)]
+
+
+def _gpu_problems(name: str) -> Iterator[str]:
+    """An estimate must know the main run's accelerator."""
+    try:
+        reference.gpu(name or "H100")
+    except reference.UnknownNameError as error:
+        yield f"launch.gpu: {error}"
 
 
 def _width_problems(plan: Plan) -> Iterator[str]:

@@ -40,6 +40,8 @@ def _written_as(value: object) -> str:
     return WRITTEN_AS[isinstance(value, (dict, OwnAxis))]
 
 
+MOST_TRIALS, MOST_EXTENSIONS = 10**6, 100
+"""An estimate lists all trials and those of all extensions, so a typing error must not take the machine's memory."""
 WRITTEN_AS = ("axis-range", "axis-table")
 """How an axis may be written; pydantic names them in the place of a problem."""
 RangeOrAxis = Annotated[
@@ -58,7 +60,7 @@ def _lines(registry: Mapping[str, Sampler]) -> str:
 class _Ranges(Section):
     """How many trials, and between what values: ranges that the registry declares come last."""
 
-    num_trials: Count = Field(24, description="Number of trials.")
+    num_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] = Field(24, description="Number of trials.")
     learning_rate: Range = Field((2.0**-9, 2.0**-3), description="Lowest and highest peak learning rate.")
 
 
@@ -93,10 +95,12 @@ class SearchSection(_Ranges):
         "none",
         description="curve: stops trials whose training losses cannot become the best; pays from about 40 trials.",
     )
-    max_extensions: Annotated[int, Field(ge=0, le=100)] = Field(
+    max_extensions: Annotated[int, Field(ge=0, le=MOST_EXTENSIONS)] = Field(
         0, description="How often search ranges may widen until the optimum is inside; 0: only a warning."
     )
-    extension_trials: Count = Field(8, description="Extra trials per widening; at least four for each end that moves.")
+    extension_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS // MOST_EXTENSIONS)] = Field(
+        8, description="Extra trials per widening; at least four for each end that moves."
+    )
     num_replicates: Annotated[int, Field(ge=0, le=1000), _REPLICATES] = Field(
         0,
         description="Repeats of the best trials with other seeds, most where the choice is in doubt; 0, or at least 4.",

@@ -123,7 +123,9 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.study.study_folder import plan_study
 
     plan, problems = checked_plan(plan_path, overrides)
-    problems += with_lines(plan_path, missing(plan, plan_path.parent), overrides)
+    named = {said.partition(" = ")[0] for said in problems}  # such a key is at its default in `plan`
+    gone = [said for said in missing(plan, plan_path.parent) if said.partition(" = ")[0] not in named]
+    problems += with_lines(plan_path, gone, overrides)
     if not problems:
         study = sketched(plan, manifest_of(plan, plan_path.parent))
         problems = with_lines(plan_path, senseless(study), overrides)

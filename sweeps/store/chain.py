@@ -277,6 +277,8 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
             f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): another process is writing a record; if it "
             "is stopped, or on another machine, end it (driver.lock names the last driver), then try again"
         )
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED":
+        return SweepError(f"{where} was not written: the ledger was moved or removed; put it back, then resume")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         return SweepError(f"the ledger cannot be opened ({error}): check the folder's permissions")
     return LedgerCorrupt(f"{where} cannot be read ({error})")

@@ -9,6 +9,7 @@ from tiny_study import ask, forerun, set_gates
 
 from launcher.answers.main_run_estimate import time_text
 from launcher.answers.outcome import closing_text, decide_line, gate_lines, outcome_line
+from launcher.study.gates import Gate
 
 SEEDS = {"gates": ["transfer", "ladder_tuned"], "sets": ["transfer.num_seeds=6"], "num_runs": 24, "flops": 1e12,
          "seconds": 240.0, "usd": None}  # fmt: skip
@@ -53,6 +54,13 @@ def test_what_would_decide_is_one_command_with_its_time_and_price(tmp_path):
     assert "+24 runs" in line and "4 min" in line and "USD" not in line
     assert " --spend " in decide_line(SPEND, tmp_path) and "USD 3.5" in decide_line(SPEND, tmp_path)
     assert decide_line(None, tmp_path) == ""
+
+
+def test_a_command_that_leaves_a_gate_undecided_names_what_it_decides(tmp_path):
+    closed = [Gate(name=name, outcome="cannot_tell", reason="") for name in SEEDS["gates"]]
+    assert decide_line(SEEDS, tmp_path, closed).startswith("to decide: ")
+    line = decide_line(SEEDS, tmp_path, [*closed, {"name": "fit", "outcome": "cannot_tell"}])
+    assert line.startswith(f"to decide {' and '.join(SEEDS['gates'])} alone: forerun run ")
 
 
 def test_an_estimate_for_a_laptop_is_short_and_names_no_gpu(finished):

@@ -76,7 +76,7 @@ def test_many_mistakes_are_said_at_once(tmp_path):
     assert problems_of(tmp_path, text, "ladder.form=best", "nodot=1", "ladder.bootstrap=1") == [
         "--set nodot=1: must be section.key=value",
         "proxy.num_steps = 0: must be at least 1",
-        "proxy.beta1 = 'x': must be a valid number",
+        "proxy.beta1 = 'x': must be a number",
         "ladder.form = 'best': must be 'auto', 'chinchilla', 'coupled' or 'power'",
         "ladder.bootstrap = 1: must be at least 50",
         "serach is unknown: did you mean search?",
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
         ("search.seed", "--set search.seed: must be section.key=value"),
         ("search.seed=", "--set search.seed=: '' is not a TOML value (strings need quotes)"),
         ("proxy.schedule=w s d", "--set proxy.schedule=w s d: 'w s d' is not a TOML value (strings need quotes)"),
-        ("search.seed=x", "search.seed = 'x': must be a valid integer"),
+        ("search.seed=x", "search.seed = 'x': must be a whole number"),
         ("search.a.b=1", "search.a.b is unknown: known: num_trials, "),
     ],
 )
@@ -203,3 +203,23 @@ def test_validate_says_what_is_missing_beside_what_is_wrong(tmp_path):
     problems = ask("validate", tmp_path / "plan.toml")[1]["problems"]
     assert [said.split(" = ")[0] for said in problems] == ["proxy.num_steps", "proxy.batch_tokens", "data.path"]
     assert [said.rpartition("(line ")[2] for said in problems] == ["4)", "5)", "2)"]
+
+
+def test_validate_says_of_a_path_that_is_no_text_nothing_of_the_default(tmp_path):
+    (tmp_path / "plan.toml").write_text("[data]\npath = 3\n[ladder]\nwidths = []\n")
+    assert ask("validate", tmp_path / "plan.toml")[1]["problems"] == [
+        "data.path = 3: must be text (line 2)", "ladder.widths = []: must have at least 1 value (line 4)",
+    ]  # fmt: skip
+
+
+def test_what_an_estimate_would_refuse_or_could_not_hold_is_a_problem_of_the_plan(tmp_path):
+    said = problems_of(
+        tmp_path, "[launch]\ngpu = 'H9000'\n[search]\nnum_trials = 1000000000\nextension_trials = 1000001\n"
+    )
+    assert said[:2] == [
+        "search.num_trials = 1000000000: must be at most 1000000",
+        "search.extension_trials = 1000001: must be at most 10000",
+    ]
+    assert len(said) == 3 and said[2].startswith("launch.gpu: GPU 'H9000' is not in the table (did you mean H")
+    (tmp_path / "plan.toml").write_text("[launch]\ngpu = 'h100'\n")
+    assert load_plan(tmp_path / "plan.toml").launch.gpu == "h100"

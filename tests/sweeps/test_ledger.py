@@ -229,3 +229,12 @@ def test_runs_are_the_same_from_the_file_and_from_memory(ledger, tmp_path):
     reader = Ledger.read(tmp_path)
     assert ledger.runs() == reader.runs() == tuple(reader.each_run()) and ledger.num_runs == reader.num_runs == 3
     assert [run.result.status == "pruned" for run in ledger.each_run()] == [True, False, False]
+
+
+def test_a_ledger_that_was_moved_from_under_its_driver_is_said_so(ledger, tmp_path):
+    moved = (tmp_path / LEDGER_NAME).rename(tmp_path / "elsewhere.db")
+    with pytest.raises(SweepError, match="was moved or removed"):
+        ledger.append("note", "1", {})
+    moved.rename(tmp_path / LEDGER_NAME)
+    with reopened(ledger, tmp_path) as again:
+        again.append("note", "1", {})
