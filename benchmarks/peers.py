@@ -137,7 +137,8 @@ def searches(python: Path, folder: Path, corpus: Path, width: int, num_trials: i
         at.mkdir()
         plan = at / "plan.toml"
         plan.write_text(
-            f'[data]\npath = "{corpus}"\n[proxy]\nbase_width = {width}\nnum_steps = {NUM_STEPS[width]}\n[search]\n'
+            f'[data]\npath = "{corpus}"\n[proxy]\nbase_width = {width}\nnum_steps = {NUM_STEPS[width]}\n'
+            'num_slots = "auto"\ncompiled = "auto"\n[search]\n'
             f"num_trials = {num_trials}\ntie_seeds = 0\nseed = {number}\n[cluster]\nnum_workers = {NUM_WORKERS}\n"
         )
         found = {OURS: sweep(at / "ours", plan)}

@@ -41,7 +41,7 @@ def objective(asked: dict[str, Any]) -> tuple[Objective, dict[str, tuple[float, 
         return trivial, RANGES, 0
     from launcher.study.study_folder import plan_study
 
-    study = plan_study(Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1",))
+    study = plan_study(Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1", "proxy.compiled=false"))
     search = study.plan.search
     names = ("learning_rate", "warmup_fraction", "clip_norm")
     return functools.partial(trained, study=study), {name: getattr(search, name) for name in names}, search.seed

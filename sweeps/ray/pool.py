@@ -69,6 +69,9 @@ class RayWorker:
 
 _APART = 0.5001  # of a GPU, the least that cannot lie on one with another: Ray counts in 1/10,000
 
+_MOST_PER_CORE = 16
+"""Workers that a machine of our own starts: each is a process of some 300 MB, and more only wait for one another."""
+
 Spots = list[Any]
 """By worker: a scheduling strategy of Ray's."""
 
@@ -317,6 +320,9 @@ class RayPool:
         if self._own is None:
             address = found_head(self._ray, place.address)
         else:
+            if num_workers > (most := _MOST_PER_CORE * num_cores()):
+                of = f"on this machine, {_MOST_PER_CORE} for each of its {num_cores()} cores; 0: as many as fit"
+                raise ClusterUnfit(f"cluster.num_workers = {num_workers}: must be at most {most} {of}")
             num_cpus = math.ceil(num_workers * place.worker_cpus) or num_cores()
             self._head = Head(self._own, num_cpus)
             self._patience = StartTimeout(self._check_stop, self._head.size, what="its head")

@@ -19,7 +19,7 @@ from sweeps.ray.pool import RayPool
 from sweeps.run.driver import drive
 from sweeps.run.pool import InlinePool
 from sweeps.search.source import StaticSource
-from sweeps.store.errors import PoolDead
+from sweeps.store.errors import ClusterUnfit, PoolDead
 from sweeps.store.ledger import Ledger
 
 HERE = Path(__file__).parent
@@ -207,3 +207,11 @@ def test_a_start_that_is_broken_off_leaves_nothing(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         RayPool(1, FakeHostFactory("nowhere"))
     assert not folders[0].exists() and "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
+def test_a_machine_starts_no_more_workers_than_it_can_hold(monkeypatch):
+    """A hundred thousand on two cores: Ray's processes took 6 GB in a minute, and said nothing."""
+    monkeypatch.setattr("sweeps.ray.pool.num_cores", lambda: 2)
+    monkeypatch.setattr("sweeps.ray.pool.Head", None)
+    with pytest.raises(ClusterUnfit, match=r"num_workers = 33: must be at most 32 .* 2 cores"):
+        RayPool(33, FakeHostFactory("unused"))
