@@ -381,7 +381,7 @@ class RayPool:
         self.num_workers = num_workers or room(free, place)
         problem = (
             f"cluster.num_workers = {num_workers}: {room(total, place)} workers of {place} fit, "
-            f"{room(free, place)} of them now. Free resources:{described(free, nodes)}"
+            f"{room(free, place)} of them now: ask for fewer, or less for each. Free resources:{described(free, nodes)}"
         )
         if not 0 < self.num_workers <= room(total, place):
             raise ClusterUnfit(problem)
