@@ -3,7 +3,7 @@
     python benchmarks/peers.py --json benchmarks/results/peers.json --peer-python PYTHON
 
 1. The same search: same proxy, corpus, space, number of trials, 2 workers of one thread. Ours is `forerun sweep` on the
-   plan that `forerun init` writes, less its repeats of the best, on Ray (banks in two actors) and in one process;
+   plan that `forerun init` writes, less its repeats of the best, on Ray (two actors) and in one process;
    theirs trains each trial by `proxies.training.solo.Solo` (our engine for one trial): Ray Tune in a process per trial
    or in reused ones, Optuna in two processes over SQLite. Told: wall and processor seconds of the whole process tree,
    Python's and Ray's start included; and, along the trials as they ended, until one is within 0.01 nats of the best of

@@ -33,10 +33,11 @@ def work(asked: dict[str, Any], number: int) -> None:
         trial.set_user_attr("ended", time.time())
         return loss
 
-    study = optuna.create_study(
-        study_name="peer", storage=f"sqlite:///{asked['study']}/optuna.db", load_if_exists=True,
+    study = optuna.load_study(
+        study_name="peer",
+        storage=f"sqlite:///{asked['study']}/optuna.db",
         sampler=optuna.samplers.TPESampler(seed=100 * seed + number),
-    )  # fmt: skip
+    )
     states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.RUNNING)
     study.optimize(loss_of, callbacks=[optuna.study.MaxTrialsCallback(asked["num_trials"], states=states)])
 
@@ -46,12 +47,13 @@ def main(path: Path) -> None:
     asked = json.loads(path.read_text())
     os.makedirs(asked["study"], exist_ok=True)  # noqa: PTH103
     ready = time.time()
+    # Before its processes, which would make the tables of the database at one time, and fail.
+    study = optuna.create_study(study_name="peer", storage=f"sqlite:///{asked['study']}/optuna.db")
     command = [sys.executable, __file__, str(path)]
     workers = [subprocess.Popen([*command, str(number)]) for number in range(asked["num_workers"])]
     if sum(abs(worker.wait()) for worker in workers):
         raise SystemExit("a worker failed")
-    trials = optuna.load_study(study_name="peer", storage=f"sqlite:///{asked['study']}/optuna.db").trials
-    ended = sorted((trial.user_attrs["ended"], trial.value) for trial in trials if trial.value is not None)
+    ended = sorted((trial.user_attrs["ended"], trial.value) for trial in study.trials if trial.value is not None)
     Path(asked["out"]).write_text(
         json.dumps({"ready": ready, "done": time.time(), "ended": ended, "versions": {"optuna": optuna.__version__}})
     )
