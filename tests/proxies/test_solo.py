@@ -293,3 +293,8 @@ def test_engines_load_nothing_that_only_ranks_and_the_compiler_need():
         [sys.executable, "-c", program, ":".join(sys.path)], capture_output=True, text=True, check=False
     )
     assert done.stderr.strip() == ""
+
+
+def test_validation_takes_as_many_windows_as_are_asked_for(store):
+    asked = (None, 3, 0)
+    assert [len(validation_ids(store, TINY.seq_len, most)) for most in asked] == [16, 3, 1]
