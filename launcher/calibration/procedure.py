@@ -177,7 +177,7 @@ def _choices(
             asked=asked, chosen=asked.given, why=f"not measured: {why}", device="", num_workers=pool.num_workers
         )
 
-    named = tuple(kind for kind in kinds if kind) or kinds  # of a GPU that does not open nothing is known
+    named = _named(kinds)
     found = {
         _alike(one.asked): one
         for one in before
@@ -206,6 +206,11 @@ def _choices(
                 yield unmeasured(asked, f"one run alone was too much to try ({error})")
 
 
+def _named(kinds: Sequence[str]) -> tuple[str, ...]:
+    """Those that are known, if any: a worker whose GPU does not open speaks for none."""
+    return tuple(kind for kind in kinds if kind) or tuple(kinds)
+
+
 def _alike(asked: ModeRequest) -> str:
     """Names what is measured: groups of two parts of the plan may share it."""
     return canon.content_id([asked.shape, asked.batch_tokens, asked.given])
@@ -223,7 +228,7 @@ def asking(
             worker_gpus=cluster.worker_gpus, most_bytes=int(MEMORY_SHARE * cluster.worker_memory_gib * 2**30),
         )  # fmt: skip
         answers, errors = _asked(pool, probe, kinds, check_stop)
-        known = set(kinds) - {""} or {""}  # a worker of no known kind speaks for none
+        known = set(_named(kinds))
         answers = [answer for answer in answers if answer.kind in known]
         silent = known - {answer.kind for answer in answers}  # a mode is for every kind
         if silent and len(modes) == 1:
