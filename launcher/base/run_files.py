@@ -1,17 +1,15 @@
-"""Files of a run's folder: which are plain (a pipe keeps its reader waiting), and where checkpoints lie."""
+"""Files of a run's folder: what lies there, and where checkpoints lie."""
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import chronicle, metrics
 from launcher.base.talk import say
+from proxies.core.plain_files import name_kind
 
 # Where a run's checkpoints lie, which of them are complete, by their names alone, and what is said of one that is not
 # gone on from. Standard library only.
@@ -61,30 +59,6 @@ def tell(run_dir: Path, digest: str, refused: Sequence[RefusedCheckpoint]) -> No
                 say(f"{run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded")
 
 
-MOST_BYTES = 2**26
-"""The largest launch file or attestation: hundreds of times what a large study's evidence takes."""
-
-
-def read_plain(path: Path) -> bytes:
-    """The bytes of a plain file, or of one that a link leads to.
-
-    Raises:
-        OSError: it is not there, is no plain file, or has more than `MOST_BYTES`.
-    """
-    with open(path, "rb", opener=_without_waiting) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, f"it is a {_kind(status.st_mode)}: must be a plain file", str(path))
-        if status.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes: must be at most {MOST_BYTES}", str(path))
-        return file.read(MOST_BYTES + 1)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """A pipe that nobody writes to is opened too."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def kinds_in(folder: Path) -> dict[str, str]:
     """What lies in a folder and below, by path: `file`, or the name of what is none; no folders, no bytecode caches.
 
@@ -92,15 +66,9 @@ def kinds_in(folder: Path) -> dict[str, str]:
     """
     kinds: dict[str, str] = {}
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-        kind = _kind(entry.lstat().st_mode)
+        kind = name_kind(entry.lstat().st_mode)
         if kind != "folder":
             kinds[entry.name] = kind
         elif entry.name != "__pycache__":
             kinds |= {f"{entry.name}/{name}": of for name, of in kinds_in(entry).items()}
     return kinds
-
-
-def _kind(mode: int) -> str:
-    names = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe",
-             stat.S_IFSOCK: "socket"}  # fmt: skip
-    return names.get(stat.S_IFMT(mode), "device")

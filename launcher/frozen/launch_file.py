@@ -6,9 +6,9 @@ import datetime
 from pathlib import Path
 from typing import Literal
 
-from launcher.base.run_files import read_plain
 from launcher.frozen.frozen import SCHEMA_VERSION, Decision, FrozenError, TamperedError
 from proxies.core import canon
+from proxies.core.plain_files import read_plain
 
 # What lies beside a frozen config: evidence, exports, launches. Each names the digest and carries its own hash.
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from launcher.base.run_files import read_plain
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import read_plain
 
 if TYPE_CHECKING:
     from launcher.plan.study import Study
