@@ -20,10 +20,11 @@ from launcher.verbs import allocate as allocate_verb
 from launcher.verbs import predict as predict_verb
 from launcher.verbs.explain import explained_fields
 from launcher.verbs.fits import body_text
-from proxies.core.table_files import Source, cells_of
+from proxies.core.tables.table_files import Source, cells_of
 
 if TYPE_CHECKING:
     from proxies.core.canon import Json
+    from scaling_fits.compute.optima import FlopsSource
     from sweeps.store.view import StudyView
     from transfer.question import Axis, Hyperparameter
 
@@ -238,7 +239,8 @@ def _number(value: Any) -> float | None:
 @_as_value_error
 def fit(
     table: Table, *, form: str = "auto", bootstrap: int = 400, level: float = 0.9, seed: int = 0,
-    params_column: str = "params",
+    params_column: str = "", columns: Mapping[str, str] | None = None,
+    flops_from: FlopsSource | None = None,
 ) -> Fit:  # fmt: skip
     """Fit scaling laws to runs, as `forerun fit`.
 
@@ -250,13 +252,16 @@ def fit(
         bootstrap: refits for the intervals; 0: none.
         level: of the intervals, between 0 and 1.
         seed: of the bootstrap.
-        params_column: the column of N.
+        params_column: the column of N, as `columns={"params": ...}`; empty: the one that its name tells.
+        columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
+        flops_from: for the form isoflop, what a run's FLOPs are; None: the first of the three that there is.
 
     Raises:
         ValueError: all that is wrong with the table or the options. A fit that the runs do not identify is no error:
             its `status` is `unidentified`.
     """
-    file, body = fit_of(_source(table), form, params_column, {"bootstrap": bootstrap, "level": level, "seed": seed})
+    options = {"bootstrap": bootstrap, "level": level, "seed": seed}
+    file, body = fit_of(_source(table), form, params_column, options, columns=columns, flops_from=flops_from)
     return Fit(body=body, text=body_text(body), file=file)
 
 
@@ -339,6 +344,7 @@ def transfer(
     table: Table, *, target_size: int | None = None, target_width: int | None = None, base_size: int | None = None,
     axis: Axis | None = None, hyperparameter: Hyperparameter | None = None,
     power: float | Literal["measured"] = 0.0, margin_nats: float = 0.01, level: float = 0.9,
+    columns: Mapping[str, str] | None = None,
 ) -> Verdict:  # fmt: skip
     """Judge from runs whether a hyperparameter transfers to a larger size, as `forerun transfer --runs`.
 
@@ -355,6 +361,7 @@ def transfer(
         power: the value moves as (target / base)^power; `measured`: as the optima do.
         margin_nats: the cost allowed, nats per token.
         level: of every interval.
+        columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
 
     Raises:
         ValueError: all that is wrong with the table or the options.
@@ -364,7 +371,7 @@ def transfer(
     target = target_width if target_size is None else target_size
     body = judge_table(
         _source(table), axis=axis, hyperparameter=hyperparameter, target_size=target, base_size=base_size,
-        power=power if power == "measured" else float(power), margin_nats=margin_nats, level=level,
+        power=power if power == "measured" else float(power), margin_nats=margin_nats, level=level, columns=columns,
     )  # fmt: skip
     return Verdict(body=body, text=verdict_text(body))
 

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from launcher.base.talk import shown
 from launcher.cli.names import study_option
 from proxies.core import canon
+from proxies.core.tables.numerals import parse_amount
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
@@ -24,7 +25,6 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 MOST_COLUMNS = 10_000
 """The width of a table that is printed where nobody looks at it: a file, a pipe."""
-_POWERS_OF_TEN = {"k": 3, "m": 6, "b": 9, "t": 12}
 
 
 class Amount(click.types.FloatParamType):
@@ -34,11 +34,8 @@ class Amount(click.types.FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number that `value` spells."""
-        text = str(value).strip()
-        power = _POWERS_OF_TEN.get(text[-1:].lower())
-        try:  # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9
-            number = float(text if power is None else f"{text[:-1].rstrip()}e{power}")
-        except ValueError:
+        number = parse_amount(str(value))
+        if number is None:
             self.fail(
                 f"{value!r} is not an amount: must be a number, or a number followed by K, M, B or T, such as 7B.",
                 param,
@@ -68,6 +65,28 @@ set_option = click.option(
 )
 plan_argument = click.argument(
     "plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan.toml")
+)
+
+
+def _parse_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for value in values:
+        ours, equals, theirs = value.partition("=")
+        if not equals or not ours.strip() or not theirs.strip():
+            raise click.BadParameter(f"{value!r}: must be NAME=THEIRS, such as loss=val_bpb", ctx, param)
+        if ours.strip() in columns:
+            raise click.BadParameter(f"{ours.strip()} is named twice: name it once", ctx, param)
+        columns[ours.strip()] = theirs.strip()
+    return columns
+
+
+column_option = click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=THEIRS",
+    callback=_parse_columns,
+    help="Take the table's column THEIRS for NAME (loss, params, lr, ...); repeatable.",
 )
 
 
