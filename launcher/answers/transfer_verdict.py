@@ -122,7 +122,8 @@ def judge_table(
         axis=table.axis,
         hyperparameter=table.hyperparameter,
         power=None if power == "measured" else power,
-        **{"margin_nats": margin_nats, "level": level},
+        margin_nats=margin_nats,
+        level=level,
     )
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
