@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from launcher.base.talk import shown
+from launcher.base.talk import say, shown
 from launcher.cli.names import study_option
 from proxies.core import canon
 from proxies.core.tables.numerals import parse_amount
@@ -138,6 +138,22 @@ def folder_of(frozen: Path) -> Path:
     if frozen.is_dir():
         return frozen
     return (frozen.resolve() if frozen.is_symlink() else frozen).parent
+
+
+def sound_config(frozen: Path) -> tuple[Decision, Path]:
+    """Return the decision of a frozen config and its folder; what was accepted of it is said on stderr.
+
+    Raises:
+        FrozenError: There is no launch config.
+        TamperedError: It was edited, or what lies beside it belongs to another one.
+    """
+    from launcher.frozen.config_checks import require_sound
+    from launcher.frozen.launch_file import read_launch
+
+    decision, folder = read_launch(frozen), folder_of(frozen)
+    if accepted := require_sound(folder, decision.digest):
+        say(f"warning: {accepted}")
+    return decision, folder
 
 
 def corpus_of(folder: Path, given: Path | None) -> Path:

@@ -16,6 +16,10 @@ CheckOutcome = Literal["passed", "failed", "cannot_tell"]
 """What a gate or a rehearsal found."""
 
 
+CHECKS = ("evidence", "attestations")
+"""Checks of a frozen config, besides its digest; `forerun launch --accept` can pass over them."""
+
+
 def path_of(folder: Path, kind: str) -> Path:
     """Where a config's attestation of that kind lies, if there is one."""
     return folder / "attestations" / f"{kind}.json"
