@@ -76,19 +76,17 @@ def tokenize(
     files = {name: _checked(name, each, suffixes, say) for name, each in found.items()}
     every = [file for each in files.values() for file in each]
     with unfinished(out) as folder:
-        if bpe_vocab_size is not None:
+        if bpe_vocab_size:
             tokenizer = _train_bpe(every, folder, bpe_vocab_size, text_key, validation_fraction, say)
         chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), text_key, vocab_size, end_id)
         job = SplitJob(
             folder=folder, tokenizer=chosen, reading=reading,
             dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
-            validation_fraction=validation_fraction, progress=progress, say=say,
-            total_bytes=sum(file.num_bytes for file in every),
+            validation_fraction=validation_fraction, progress=progress, say=say, total_bytes=sum(f.num_bytes for f in every),
         )  # fmt: skip
         stem = "{}-" if isinstance(sources, Mapping) else ""
         written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]
-        left = tuple(one for each in found.values() for one in each.not_read)
-        manifest = replace(_manifest(job, written, weights), not_read=left)
+        manifest = _manifest(job, written, weights, found.values())
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest
 
@@ -190,7 +188,9 @@ def _vocabulary(
     return tokenizer, ReaderOptions(text_key=text_key, vocab_size=size, end_id=tokenizer.end_id)
 
 
-def _manifest(job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None) -> Manifest:
+def _manifest(
+    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, found: Iterable[FoundFiles]
+) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -200,4 +200,5 @@ def _manifest(job: SplitJob, sources: Sequence[Source], weights: Mapping[str, fl
         end_id=job.reading.end_id,
         sources=tuple(sources),
     )
-    return manifest.reweighted(shares if weights is None else weights)
+    not_read = tuple(kind for files in found for kind in files.not_read)
+    return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)
