@@ -4,8 +4,9 @@ Each is a record of kind `lost`, key `<run id>/<n>`. A `pardon` record says that
 nothing had ended well, and the user was asked to fix the cause.
 
 Whoever is killed from outside is not to blame. So a loss counts against a run only for a cause of its own (an error,
-memory, a signal that its own code raised, silence), and only until the run has been saved at a later step; and none
-gives a run up but one that it suffered alone. What kills a worker without a word may still be the run (`os._exit`):
+memory, a signal that its own code raised, silence), and only until the run has been saved at a later step. A run at a
+limit is given up only if it was alone on its worker at the last loss that counts toward that limit; otherwise another
+run may be to blame. What kills a worker without a word may still be the run (`os._exit`):
 `MOST_IN_A_ROW` such losses, with nothing gained in between, are one too many.
 """
 
@@ -107,22 +108,26 @@ class Losses:
         most = spec.batch_sequences if spec.command is None else 1
         own_microbatches = spec.batch_tokens // (spec.numerics.microbatch_tokens or spec.batch_tokens)
         passes, num_lost, num_in_a_row, step = dict[str, int](), 0, 0, 0
-        losses = self._losses.get(run_id, [])
-        for loss in losses:
+        last_was_alone = last_in_a_row_was_alone = False
+        for loss in self._losses.get(run_id, []):
             if loss.step > step:
                 num_lost, num_in_a_row, step = 0, 0, loss.step
             if loss.cause == "out_of_memory" and (now := passes.get(loss.kind, own_microbatches)) < most:
                 passes[loss.kind] = min(2 * now, most)
             elif loss.cause != "preempted":
                 num_in_a_row += 1
-                num_lost += loss.cause != "lost_worker"
+                last_in_a_row_was_alone = loss.alone
+                if loss.cause != "lost_worker":
+                    num_lost += 1
+                    last_was_alone = loss.alone
         most_in_a_row = max(MOST_IN_A_ROW, max_attempts)
         return RetryStatus(
             num_lost=num_lost,
             num_in_a_row=num_in_a_row,
             num_microbatches=passes,
             alone=num_lost >= max(1, max_attempts - 1) or num_in_a_row >= most_in_a_row - 1,
-            failed=(num_lost >= max_attempts or num_in_a_row >= most_in_a_row) and losses[-1].alone,
+            failed=(num_lost >= max_attempts and last_was_alone)
+            or (num_in_a_row >= most_in_a_row and last_in_a_row_was_alone),
         )
 
 

@@ -639,21 +639,23 @@ def check(world, ledger):
 def since_it_got_on(ledger, run_id):
     """A run's losses since it was last saved further on: those of its own, all, and whether it was alone at last."""
     pardoned = max((record.seq for record in ledger.records("pardon")), default=-1)
-    own, in_a_row, step, alone, parts = 0, 0, 0, False, 1
+    own, in_a_row, step, alone, alone_in_a_row, parts = 0, 0, 0, False, False, 1
     for record in ledger.records("lost"):
         if record.key.partition("/")[0] == run_id and record.seq > pardoned:
             loss = canon.decode(Loss, record.body)
             own, in_a_row, step = (0, 0, loss.step) if loss.step > step else (own, in_a_row, step)
             fits_in_more = loss.cause == "out_of_memory" and parts == 1  # a batch has two sequences
             parts += fits_in_more
-            own += not fits_in_more and loss.cause not in ("preempted", "lost_worker")
-            in_a_row += not fits_in_more and loss.cause != "preempted"
-            alone = loss.alone
-    return own, in_a_row, alone
+            if fits_in_more or loss.cause == "preempted":
+                continue
+            in_a_row, alone_in_a_row = in_a_row + 1, loss.alone
+            if loss.cause != "lost_worker":
+                own, alone = own + 1, loss.alone
+    return own, in_a_row, alone if own >= MAX_ATTEMPTS else alone_in_a_row
 
 
 def check_failed(ledger, run_id):
-    """A run that failed was lost as often as it may be, for reasons of its own or without end, and alone at last."""
+    """A run that failed was lost as often as it may be, for reasons of its own or without end, and alone at the last that counts."""
     own, in_a_row, alone = since_it_got_on(ledger, run_id)
     if not alone or (own < MAX_ATTEMPTS and in_a_row < MOST_IN_A_ROW):
         raise BrokenPromiseError(f"failed after {own} losses of its own, {in_a_row} in a row, alone: {alone}")

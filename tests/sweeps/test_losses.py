@@ -73,6 +73,18 @@ def test_a_run_fails_by_its_own_fault_alone(ledger):
     assert not standing(ledger, max_attempts=5).failed
 
 
+@pytest.mark.parametrize("cause", ["preempted", "lost_worker", "out_of_memory"])
+def test_a_loss_that_does_not_count_gives_no_run_up(ledger, cause):
+    """An error beside a neighbor, then a loss that proves nothing while alone: the neighbor may be to blame."""
+    losses = Losses(ledger)
+    lose(losses, "error")
+    lose(losses, cause, alone=True)
+    assert (standing(ledger, max_attempts=1).alone, standing(ledger, max_attempts=1).failed) == (True, False)
+    lose(losses, "error", alone=True)
+    lose(losses, cause)
+    assert standing(ledger, max_attempts=1).failed, "it has been alone with an error of its own"
+
+
 def test_whoever_gets_on_begins_to_count_anew(ledger):
     losses = Losses(ledger)
     for step in (0, 20, 20, 40, 60):
