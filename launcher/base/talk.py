@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from types import TracebackType
+from typing import TextIO
 from unicodedata import category
 
 PLAIN_EVERY_SECONDS = 15.0
@@ -27,6 +28,44 @@ def shown(text: str) -> str:
     return "".join(
         c if c in "\n\t" or category(c) not in _STEERING else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def open_standard_streams() -> None:
+    """Open what is closed of stdin, stdout and stderr (`>&-`) on the null device, and print any character.
+
+    A file that is opened later would otherwise get the number of the closed stream, and whatever a child process
+    prints would end up in it. What an encoding cannot say is spelled out, as \\xe9.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(number, True)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as Python runs
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def print_answer(text: str) -> None:
+    """Print on stdout; if its reader has hung up (`| head`), go on without it.
+
+    The exit code still says what a verb found.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        drop_stream(sys.stdout)
+
+
+def drop_stream(stream: TextIO) -> None:
+    """Send what a standard stream still holds, and all that comes, to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def say(text: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from launcher.base.talk import shown
+from launcher.base.talk import print_answer, shown
 from launcher.cli.names import study_option
 from proxies.core import canon
 
@@ -159,7 +159,7 @@ def plan_verb(command: _Command) -> _Command:
 
 def answer(as_json: bool, body: object, text: str) -> None:
     """The one answer of a verb on stdout: JSON, or text for people."""
-    click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
+    print_answer(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
