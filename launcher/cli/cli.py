@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from launcher.base.talk import drop_stream, print_answer, shown
+from launcher.base.terminal import drop_stream, lay_out, print_answer, shown
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -315,7 +315,7 @@ def _complain(error: BaseException, typed: list[str]) -> int:
             click.echo(shown(redacted("".join(traceback.format_exception(error)))), err=True, nl=False)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(error.ctx.get_usage(), err=True)
-        click.echo(f"forerun: {shown(message)}", err=True)
+        click.echo(lay_out(f"forerun: {shown(message)}", sys.stderr), err=True)
     if "--json" in typed:
         body = {"error": type(error).__name__, "exit_code": code, "message": message, "problems": problems}
         with contextlib.suppress(OSError):

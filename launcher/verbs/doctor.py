@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from launcher.base.talk import print_answer, shown
+from launcher.base.terminal import print_answer, shown
 from launcher.cli.names import study_option
 from launcher.doctor.findings import body_of, line_of, worst
 

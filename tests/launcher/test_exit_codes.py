@@ -35,7 +35,10 @@ CODES_BY_CLASS = {
         "UnknownNameError", "UnmeasurableError", "UserCodeError", "WireError",
     },
     3: {"GateError", "ReplayDiffersError"},
-    4: {"BudgetSpent", "CannotTellError", "NoFinishedTrialError", "NoProvenanceError", "NotConcludedError", "UnseenError"},
+    4: {
+        "BudgetSpent", "CannotTellError", "NoFinishedTrialError", "NoProvenanceError", "NotConcludedError",
+        "UnseenError",
+    },
     5: {
         "CorruptCorpusError", "CorruptError", "CurveCorrupt", "FitTamperedError", "IndexRefusedError",
         "LedgerCorrupt", "LedgerLost", "TamperedError",
@@ -187,7 +190,7 @@ def test_a_closed_stream_or_pipe_keeps_the_exit_code(tmp_path, line):
 def test_a_closed_stdout_does_not_lend_its_number_to_a_file(tmp_path):
     """A ledger opened as file 1 would get whatever a child process prints."""
     code = (
-        "from launcher.base.talk import open_standard_streams as go; go(); "
+        "from launcher.base.terminal import open_standard_streams as go; go(); "
         f"import os; f = open({str(tmp_path / 'x')!r}, 'w'); os.system('echo hello'); "
         "f.close(); print('caf\\xe9 \\u2013 \\udcff'); raise SystemExit(f'{os.stat(1).st_rdev}')"
     )
