@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from launcher.base.talk import say, shown
+from launcher.base.talk import say
+from launcher.base.terminal import lay_out_table, print_answer, shown, terminal_columns
 from launcher.cli.names import study_option
 from proxies.core import canon
 from proxies.core.tables.numerals import parse_amount
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-
-MOST_COLUMNS = 10_000
-"""The width of a table that is printed where nobody looks at it: a file, a pipe."""
 
 
 class Amount(click.types.FloatParamType):
@@ -194,7 +190,7 @@ def plan_verb(command: _Command) -> _Command:
 
 def answer(as_json: bool, body: object, text: str) -> None:
     """The one answer of a verb on stdout: JSON, or text for people."""
-    click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
+    print_answer(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
@@ -202,19 +198,4 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[i
 
     On a terminal, texts are wrapped at its width; no word or number is ever cut. Elsewhere nothing is.
     """
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for index, name in enumerate(head):
-        grid.add_column(Text(shown(name)), justify="left" if index in left else "right")
-    for row in rows:
-        grid.add_row(*(Text(shown(cell)) for cell in row))
-    console = Console(file=io.StringIO(), width=MOST_COLUMNS, color_system=None, force_jupyter=False)
-    measured = Measurement.get(console, console.options, grid)
-    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else MOST_COLUMNS
-    console.print(grid, width=max(measured.minimum, min(measured.maximum, most)))
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return lay_out_table(head, rows, left, terminal_columns(sys.stdout) if sys.stdout.isatty() else None)
