@@ -123,6 +123,8 @@ class ActivationProbe:
         self._first: dict[str, Tensor] = {}
         self._starts: dict[str, _Start] = {}
         self._within: list[str] = []
+        self._is_measuring = False
+        """Whether a matrix's own update is being measured: what its forward calls is not recorded again."""
         self._found: dict[str, LayerReading] = {}
 
     @torch.no_grad()
@@ -161,15 +163,20 @@ class ActivationProbe:
             self._within.clear()
 
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
-        self._within.append(name)
+        if not self._is_measuring:
+            self._within.append(name)
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_measuring:
+            return
         self._within.pop()
         shown = self._blocks[name]
         if shown and (out := _tensor(output)) is not None:
             self._keep(f"{shown}.stream", "stream", _rows(out))
 
     def _keep_logits(self, logits_X: Tensor, head_dim: int) -> None:
+        if self._is_measuring:
+            return
         name = self._within[-1] if self._within else ""
         shown = self._blocks.get(name, "")
         if shown or not name:
@@ -178,11 +185,11 @@ class ActivationProbe:
 
     def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         out, shown = _tensor(output), self._shown(name)
-        if out is None or not shown:
+        if self._is_measuring or out is None or not shown:
             return
         rows_NF, role = _rows(out), self._roles[name]
         entering = _entering(args, kwargs)
-        own = self._own_update(self._key(shown), module, args, kwargs) if role in ("hidden", "readout") else None
+        own = self._measure_update(self._key(shown), module, args, kwargs) if role in ("hidden", "readout") else None
         # The readout's input holds its multiplier: only a hidden matrix's update counts relative to its input
         scale = own.entering if own and role == "hidden" else 1.0
         self._keep(
@@ -194,6 +201,13 @@ class ActivationProbe:
             gain=_size(rows_NF) / (entering or math.nan),
             change=own.effect if own and role == "readout" else None,
         )
+
+    def _measure_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
+        self._is_measuring = True
+        try:
+            return self._own_update(key, module, args, kwargs)
+        finally:
+            self._is_measuring = False
 
     def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
         """Measure what the update so far does to the input of step 0, and to unrelated input."""

@@ -21,6 +21,7 @@ from planted import (
 )
 from proxy_cases import run_spec
 from torch import nn
+from torch.nn import functional
 
 from proxies.coordinates.activations import ActivationProbe, attention_logits
 from proxies.coordinates.coordinates import CoordinateCheck
@@ -296,6 +297,28 @@ def test_the_size_of_an_update_is_its_elements_times_the_fan_in():
     wanted = math.sqrt(2 / math.pi) * update.square().mean().sqrt().item() * 96 * entering_rms
     assert reading["linear"].rate == pytest.approx(wanted / x_BCF.abs().mean().item(), rel=0.03)
     assert reading["convolution"].rate is None and reading["convolution"].update > 0
+
+
+class Fused(nn.Module):
+    """A block that owns a matrix, calls a child, and attends: its forward must be recorded once."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Parameter(torch.randn(48, 16) / 4), nn.Linear(16, 16)
+
+    def forward(self, x_BTD):
+        q, k, v = (y[:, None] for y in functional.linear(x_BTD, self.qkv).chunk(3, dim=-1))
+        return self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
+
+
+def test_what_a_measured_module_calls_is_recorded_once():
+    module = nn.Sequential(Fused())
+    probe = ActivationProbe(module, dict.fromkeys(("0.qkv", "0.out.weight", "0.out.bias"), "hidden"))
+    x_BTD = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        found = probe.record(lambda x: module(x).flatten(0, 1), x_BTD)
+        assert list(found) == ["attention_logits", "0.out", "0"]
+    assert found["0"].rate == found["0"].update == found["0.out"].rate == 0
 
 
 def measured_at(*, rate=None, effect=(1.0, 1.0, 1.0), change=(1.0, 1.0, 1.0)):
