@@ -36,6 +36,8 @@ PROBE_TOKENS = 512
 """Tokens of the probe batch (at least one sequence), and the most rows kept of an output to compare with later."""
 LOGIT_ROWS = 128
 """Queries, over all sequences, whose attention logits are looked at: their number grows with the square of length."""
+MAX_NONLINEAR_SHARE = 0.05
+"""Largest departure from linearity of a module whose rate is measured: far above the rounding of bfloat16."""
 _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "readout": "readout"}
 
 
@@ -46,9 +48,9 @@ class _Start:
     args: Any
     kwargs: Any
     entering: float
-    unrelated: Tensor | None
-    """Gaussian noise of the input's shape and size; None if the input's last dimension is none of the weights'."""
     output: Tensor | None = None
+    unrelated: Tensor | None = None
+    """Gaussian noise of the input's shape and size; None if the fan-in is not known, or the module is not linear."""
     unrelated_output: Tensor | None = None
 
 
@@ -211,18 +213,14 @@ class ActivationProbe:
 
     def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
         """Measure what the update so far does to the input of step 0, and to unrelated input."""
-        start = self._starts.get(key)
-        if start is None:
-            unrelated = _unrelated_input(module, args, kwargs)
-            start = _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs), unrelated=unrelated)
-            self._starts[key] = start
+        start = self._starts.setdefault(key, _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs)))
         # `forward`, not a call: no hook is to see this, and a multiplier's hook on the output is none of its own.
         out = _tensor(module.forward(*start.args, **start.kwargs))
         if out is None:
             return None
         rows_NF = _rows(out)
         if start.output is None:
-            start.output = rows_NF
+            start.output, start.unrelated = rows_NF, _unrelated_input(module, start)
         rate = math.nan
         if start.unrelated is not None:
             unrelated_NF = _odd_part(module, start, start.unrelated)
@@ -303,16 +301,19 @@ def _tensor(output: Any) -> Tensor | None:
     return None
 
 
-def _unrelated_input(module: nn.Module, args: Any, kwargs: Any) -> Tensor | None:
-    """Return Gaussian noise like the first tensor a module is called with; None if its fan-in is not that tensor's."""
-    given = _tensor(args or tuple(kwargs.values()))
+def _unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
+    """Return Gaussian noise like the first tensor a module is called with; None where it would not show the rate."""
+    given = _tensor(start.args or tuple(start.kwargs.values()))
     if given is None or not given.is_floating_point() or not given.dim():
         return None
     if not any(given.shape[-1] in weights.shape for weights in module.parameters(recurse=False) if weights.dim() > 1):
         return None
     # A generator of its own: the run's random numbers stay as they were
     noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(0)).to(given.device)
-    return (noise * given.float().square().mean().sqrt()).to(given.dtype)
+    unrelated = (noise * given.float().square().mean().sqrt()).to(given.dtype)
+    once_NF, twice_NF = _odd_part(module, start, unrelated), _odd_part(module, start, 2 * unrelated)
+    # The size of an update is known by sampling only where twice the input gives twice the output
+    return unrelated if _size(twice_NF - 2 * once_NF) <= MAX_NONLINEAR_SHARE * _size(twice_NF) else None
 
 
 def _odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Tensor:
@@ -323,7 +324,7 @@ def _odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Tensor:
         args = tuple(replacement if value is given else value for value in start.args)
         kwargs = {name: replacement if value is given else value for name, value in start.kwargs.items()}
         out = _tensor(module.forward(*args, **kwargs))
-        assert out is not None, "the module gave a tensor before"
+        assert out is not None, "the module gave a tensor at the input of step 0"
         return _rows(out)
 
     return (run(unrelated) - run(-unrelated)) / 2
