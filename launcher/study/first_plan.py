@@ -19,6 +19,7 @@ from launcher.plan.file import PlanError, override
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 from launcher.plan.study import Study
+from launcher.plan.vocabulary import MIN_WIDTH_MULTIPLE, budget_flops, learning_rate_range
 from launcher.study.gates import data_warning
 from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
@@ -206,6 +207,33 @@ def set_values(new: FirstPlan, overrides: Sequence[str]) -> None:
     plain = proxy.get("parametrization", "mup") in ("mup", "sp", "completep")
     if proxy.get("schedule") == "wsd" and plain and not by_duration:
         proxy.setdefault("decay_branches", True)
+
+
+def fit_vocabulary(new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]) -> list[str]:
+    """Set what a CPU preset has for bytes and the corpus's vocabulary changes; keep what was given.
+
+    Returns:
+        One sentence that names the changed values; none if nothing changed.
+    """
+    plan, vocab_size = study.plan, study.manifest.vocab_size
+    if PRESETS[new.name].gpu or plan.proxy.command or plan.proxy.factory or plan.proxy.optimizer != DEFAULT:
+        return []
+    given = {override.partition("=")[0].strip() for override in overrides}
+    wanted: dict[tuple[str, str], object] = {}
+    if "search.learning_rate" not in given:
+        wanted["search", LEARNING_RATE] = learning_rate_range(plan.search.learning_rate, vocab_size)
+    if request.budget_flops is None and request.budget_usd is None and "target.budget_flops" not in given:
+        least = study.num_params(study.shape(MIN_WIDTH_MULTIPLE * plan.proxy.base_width))
+        wanted["target", "budget_flops"] = budget_flops(plan.target.budget_flops, least)
+    changed = {key: value for key, value in wanted.items() if value != getattr(getattr(plan, key[0]), key[1])}
+    for (section, key), value in changed.items():
+        new.values.setdefault(section, {})[key] = value
+    named = ", ".join(f"{section}.{key} = {_shown(value)}" for (section, key), value in changed.items())
+    return [f"for a vocabulary of {vocab_size:,}: {named}"] if changed else []
+
+
+def _shown(value: object) -> str:
+    return f"[{', '.join(f'{each:g}' for each in value)}]" if isinstance(value, tuple) else f"{value:g}"
 
 
 def manifest_of(plan: Plan, folder: Path) -> Manifest | None:

@@ -51,6 +51,7 @@ def init(
     from launcher.study.first_plan import (
         Request,
         first_plan,
+        fit_vocabulary,
         manifest_of,
         priced,
         set_values,
@@ -77,11 +78,14 @@ def init(
     lines = [f"to do: {note}" for note in notes]
     try:
         plan = write()
+        manifest = manifest_of(plan, out.parent)
+        if manifest is not None:
+            lines += fit_vocabulary(new, sketched(plan, manifest), request, overrides)
+            plan = write()
         if warm_start is not None:
             new, sentence = with_warm_start(new, warm_start, plan.space)
             lines.append(sentence)
             plan = write()
-        manifest = manifest_of(plan, out.parent)
         if request.budget_usd is not None:
             new.values["target"]["budget_flops"], sentence = priced(sketched(plan, manifest), request)
             lines.append(sentence)
@@ -96,10 +100,14 @@ def init(
     warned = warnings(study, found)
     body = {"plan": str(out), "schema": str(schema), "preset": new.name, "comes_to": found, "warnings": warned}
     lines += [_comes_to(found), *(f"warning: {sentence}" for sentence in warned)]
-    corpus = shlex.quote(str(out.parent / plan.data.path))
-    first = "" if manifest or not plan.data.path else f"forerun tokenize SOURCE... --out {corpus}, then "
-    lines.append(f"next: {first}forerun validate {shlex.quote(str(out))}")
+    lines.append(_next_command(out, plan.data.path, has_corpus=manifest is not None))
     answer(as_json, body, "\n".join([f"wrote {out} and {schema} (preset {new.name})", *lines]))
+
+
+def _next_command(out: Path, data: str, *, has_corpus: bool) -> str:
+    corpus = shlex.quote(str(out.parent / data))
+    first = "" if has_corpus or not data else f"forerun tokenize SOURCE... --out {corpus}, then "
+    return f"next: {first}forerun validate {shlex.quote(str(out))}"
 
 
 def _comes_to(found: dict[str, Any]) -> str:

@@ -69,8 +69,7 @@ def tokenize(
         DataError: nothing readable, a corpus already there that is another one, a source of fewer than two documents,
             or a full disk.
     """
-    by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
-    named = {name: list(paths) for name, paths in by_name.items()}
+    named = _named(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
     found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
     files = {name: _checked(name, each, suffixes, say) for name, each in found.items()}
@@ -82,13 +81,19 @@ def tokenize(
         job = SplitJob(
             folder=folder, tokenizer=chosen, reading=reading,
             dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
-            validation_fraction=validation_fraction, progress=progress, say=say, total_bytes=sum(f.num_bytes for f in every),
+            validation_fraction=validation_fraction, progress=progress, say=say,
+            total_bytes=sum(file.num_bytes for file in every),
         )  # fmt: skip
         stem = "{}-" if isinstance(sources, Mapping) else ""
         written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]
-        manifest = _manifest(job, written, weights, found.values())
+        manifest = _manifest(job, written, weights, found)
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest
+
+
+def _named(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]]) -> dict[str, list[Path | str]]:
+    by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
+    return {name: list(paths) for name, paths in by_name.items()}
 
 
 def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]) -> list[SourceFile]:
@@ -189,7 +194,7 @@ def _vocabulary(
 
 
 def _manifest(
-    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, found: Iterable[FoundFiles]
+    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, found: Mapping[str, FoundFiles]
 ) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
@@ -200,5 +205,5 @@ def _manifest(
         end_id=job.reading.end_id,
         sources=tuple(sources),
     )
-    not_read = tuple(kind for files in found for kind in files.not_read)
+    not_read = tuple(kind for files in found.values() for kind in files.not_read)
     return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)

@@ -24,8 +24,8 @@ from sweeps.store.sites import CPU, DEVICE, HOST, RESUMED
 
 POLL_SECONDS = 0.5
 SEED_SHARE = 0.009
-"""Share of the loss by which two seeds of one rate differ: 0.02 nats on bytes (docs/pruning.md), the same share within a
-fifth at vocabularies up to 16,384 (benchmarks/vocabularies.py). A fault below it misleads no search."""
+"""Share of the loss by which two seeds of one rate differ: 0.02 nats on bytes (docs/pruning.md), the same
+share within a fifth at vocabularies up to 16,384 (benchmarks/vocabularies.py). A fault below it misleads no search."""
 _KIND = ("python", "torch", "machine", DEVICE, CPU)
 
 Outcome = Literal["agrees", "differs", "cannot_tell"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 
 import jsonschema
@@ -100,6 +101,24 @@ def test_editors_know_every_plan(plans):
         "", "proxy.num_steps", "proxy.schedule", "proxy.num_slots", "proxy.beta1", "search.learning_rate",
         "search.num_trials", "search.warmup_fraction.1", "model.head_dim",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("vocab_size", "octaves"), [(256, 0), (1000, 1), (4096, 2), (16384, 2)])
+def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, octaves):
+    """The presets were made for bytes: another vocabulary moves the best rate, and makes every size larger."""
+    shutil.copytree(corpora / "corpus", tmp_path / "corpus")
+    manifest = tmp_path / "corpus" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"vocab_size": 256', f'"vocab_size": {vocab_size}'))
+    code, body = ask("init", "--out", tmp_path / "plan.toml")
+    assert code == 0 and not any("hardly anything to transfer" in said for said in body["warnings"])
+    plan, preset = load_plan(tmp_path / "plan.toml"), load_plan(write_plan(tmp_path / "bytes", ""))
+    assert body["comes_to"]["width"] >= 2 * plan.proxy.base_width
+    assert plan.search.learning_rate == tuple(2**octaves * end for end in preset.search.learning_rate)
+    assert (plan.target.budget_flops > 1e13) == (vocab_size >= 4096)
+    given = ("--budget-flops", "2e13", "--set", "search.learning_rate=[0.01, 0.1]")
+    assert ask("init", "--out", tmp_path / "given.toml", *given)[0] == 0
+    plan = load_plan(tmp_path / "given.toml")
+    assert (plan.target.budget_flops, plan.search.learning_rate) == (2e13, (0.01, 0.1)), "what is given stays"
 
 
 def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):

@@ -1,0 +1,48 @@
+"""Values of a plan for a CPU that depend on the vocabulary. Standard library only.
+
+The presets for CPUs were made for bytes. `benchmarks/vocabularies.py` measures what a learned
+vocabulary changes at their size (width 32, 200 steps of 512 tokens):
+
+| vocabulary | best learning rate, log2 | sd between seeds | parameters at width 64 |
+| --- | --- | --- | --- |
+| 256 | -5.7 | 0.66 % of the loss | 0.12e6 |
+| 1,000 | -4.6 | 0.63 % | 0.21e6 |
+| 4,096 | -3.8 | 0.63 % | 0.61e6 |
+| 16,384 | -3.9 | 0.51 % | 2.2e6 |
+
+At base width 256 and 6.5e6 tokens the best rate of a vocabulary of 32,768 lies half an octave above
+that of bytes (benchmarks/results/gpu_transfer_bpe-mup.csv): the presets for GPUs stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+BYTES_VOCAB = 256
+MAX_SHIFT_OCTAVES = 2.0
+MIN_WIDTH_MULTIPLE = 2
+"""Least width of the main run over the base width: with less there is nothing to transfer."""
+FLOPS_PER_SQUARE = 120.0
+"""FLOPs over parameters squared, at 20 tokens per parameter (arXiv 2203.15556) and 6ND."""
+
+
+def learning_rate_range(on_bytes: tuple[float, float], vocab_size: int) -> tuple[float, float]:
+    """Return the range to search, moved up by half an octave per doubling of the vocabulary.
+
+    Args:
+        on_bytes: the range for a vocabulary of 256.
+        vocab_size: entries of the vocabulary; from 4,096 on the range moves no further.
+    """
+    octaves = 0.5 * math.log2(max(vocab_size, BYTES_VOCAB) / BYTES_VOCAB)
+    factor = 2.0 ** round(min(octaves, MAX_SHIFT_OCTAVES))
+    return on_bytes[0] * factor, on_bytes[1] * factor
+
+
+def budget_flops(on_bytes: float, params: int) -> float:
+    """Return the main run's budget: that for bytes, or what a model of `params` parameters needs.
+
+    Args:
+        on_bytes: the preset's budget.
+        params: parameters of the least main run, `MIN_WIDTH_MULTIPLE` times as wide as the base.
+    """
+    return max(on_bytes, float(f"{FLOPS_PER_SQUARE * params**2:.2g}"))
