@@ -1,6 +1,7 @@
 """Planted secrets (argv, environment, plan, address, exception) are nowhere on disk, nor in what is said."""
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -10,7 +11,8 @@ import pytest
 from tiny_study import COMMAND, ask, plan_with, write_plan
 
 from launcher.plan.file import PlanError, load_plan
-from proxies.core.redaction import INSTEAD, LineRedactor, redacted, secret_in
+from proxies.core import redaction
+from proxies.core.redaction import INSTEAD, LineRedactor, redact_message, redacted, secret_in
 
 ROOT = Path(__file__).parents[1]
 SHORT, ENDING = "pgs3cret", "mt-7"
@@ -147,6 +149,19 @@ def test_the_search_for_secrets_can_fail(tmp_path):
     assert found_in(tmp_path, PASSWORD.encode()) == [(VARIABLE, str(tmp_path / "log.txt")), (PASSWORD, "said")]
 
 
+@pytest.mark.parametrize("foreign", [f"login with --api-key {SHORT} failed", f"it says\n  password: {SHORT} here\n"])
+def test_a_message_of_ours_keeps_its_words_and_loses_what_others_brought(foreign):
+    hint = "must be an object with a string `text` (--text-key names another key); token: it is one"
+    said = redact_message(f"{hint}; {foreign}; {PLANNED} {VARIABLE}", [foreign], {"STORE_TOKEN": VARIABLE})
+    assert hint in said and not any(secret in said for secret in SECRETS)
+
+
+def test_a_hint_of_the_command_line_is_whole(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"content": "a"}\n')
+    code, said = forerun("tokenize", tmp_path / "a.jsonl", "--out", tmp_path / "out")
+    assert code == 2 and b"--text-key" in said and INSTEAD.encode() not in said
+
+
 PLANS = {
     "proxy.command": f"python train.py --lr {{lr}} --api-key {PLANNED}",
     "data.external": ADDRESS,
@@ -251,7 +266,63 @@ def test_a_private_key_over_many_lines(tmp_path):
     assert [*map(LineRedactor(), lines)] == ["x", INSTEAD, INSTEAD, INSTEAD, "y"]
 
 
-@pytest.mark.parametrize("unit", ["-", "a", 'a="', "token", "://a:", "sk-", "eyJaaaaaaaa.", "-----BEGIN PRIVATE KEY"])
+FRAGMENTS = (
+    *SHOWN, *FINE, *SECRETS, "tokens/s 5", "num_tokens: 3", "forward_pass 1.2", "key", "token", "--api-key", "-k", " ",
+    "=", ": ", "x", "\u00e9", "\u00a0", "://", "@", "\"", "a.b", "deploy-PAT", "MyTokenStore", "Basic", "sk-", "\ud800",
+    "task-1", "eyJ", "0a1b" * 10,
+)  # fmt: skip
+
+
+def test_a_block_of_lines_loses_what_each_line_alone_would():
+    """The quick search for clues misses no secret that the patterns find, whatever stands around it."""
+    draw = random.Random(1)
+    for _ in range(300):
+        lines = ["".join(draw.choices(FRAGMENTS, k=draw.randint(1, 5))) for _ in range(8)]
+        lines = [line.replace("\n", " ") for line in lines if "PRIVATE KEY" not in line]
+        wanted = [redacted(line, ENVIRONMENT_SEEN) for line in lines]
+        assert LineRedactor(ENVIRONMENT_SEEN)("\n".join(lines)).split("\n") == wanted
+
+
+def test_only_lines_with_a_clue_are_cleaned(monkeypatch):
+    """Ordinary output never reaches the slow patterns."""
+    searched = []
+    monkeypatch.setattr(redaction, "_named_hidden", lambda text: searched.append(text) or text)
+    ordinary = (
+        "2026-11-28 INFO step 12/90 val_loss 3.35 lr 6e-04 tokens/s 123,456 num_tokens: 4096 task-1 https://x.org"
+    )
+    text = "\n".join([ordinary] * 100)
+    assert LineRedactor({})(text) == text and searched == []
+    LineRedactor({})(f"{text}\nmy password: x\n{text}")
+    assert searched == ["my password: x"]
+
+
+def test_what_is_too_much_to_clean_is_hidden_whole(monkeypatch):
+    monkeypatch.setattr(redaction, "MAX_CLEANED_BYTES", 100)
+    said = LineRedactor({})("\n".join(["fine", *(f"line {i} password=hunter{i}" for i in range(9)), "fine"]))
+    lines = said.split("\n")
+    assert lines[:2] == ["fine", f"line 0 password={INSTEAD}"] and lines[-2:] == [INSTEAD, "fine"]
+
+
+UNITS = (
+    "-", "a", 'a="', "token", "://a:", "://", "sk-", "eyJaaaaaaaa.", "eyJ-aaaaaaaa", "-----BEGIN PRIVATE KEY", "key ",
+    "--key ", "password ", "basic x", "a@", "KEY='", "A_",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
+def test_twice_the_line_takes_twice_the_time(unit):
+    seconds = []
+    for num_chars in (2**17, 2**18):
+        begin = time.process_time()
+        redacted(unit * (num_chars // len(unit)))
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 3 * seconds[0] + 0.2, "a pattern is quadratic"
+
+
+@pytest.mark.parametrize(
+    "unit", ["-", "a", 'a="', "token", "://a:", "sk-", "eyJaaaaaaaa.", "-----BEGIN PRIVATE KEY", "eyJ-aaaaaaaa"]
+)
 def test_a_long_line_takes_no_time(unit):
     begin = time.process_time()
     redacted(unit * (65536 // len(unit)))

@@ -290,15 +290,23 @@ def _flush_streams() -> None:
 def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
     """Return what removes secrets from messages, for a user's own code may raise one that holds one; and the error.
 
+    A message of ours keeps its own words: only what came with an exception of somebody else is searched by names.
     Where another package hides one of ours, that is the error, whatever came of it.
     """
-    from launcher.doctor.findings import NamesError, foreign, found
+    from launcher.doctor.findings import NamesError, found
+    from launcher.doctor.findings import foreign as strangers
 
-    if wrong := foreign(found()):
+    if wrong := strangers(found()):
         return str, NamesError(wrong)
-    from proxies.core.redaction import redacted
+    from proxies.core.redaction import redact_message, redacted
 
-    return redacted, error
+    if not (_is_ours(error) or isinstance(error, click.ClickException)):
+        return redacted, error
+    foreign, cause = list[str](), error.__cause__ or error.__context__
+    while cause is not None:
+        foreign += [] if _is_ours(cause) else [str(cause)]
+        cause = cause.__cause__ or cause.__context__
+    return lambda text: redact_message(text, foreign), error
 
 
 def _complain(error: BaseException, typed: list[str]) -> int:

@@ -2,6 +2,10 @@
 
 A secret is known by the name before it, by the prefix that its service gives it, by its place in a URL, and as the
 value of an environment variable whose name says so. One that looks like any other word is not recognised.
+
+Output of a command is long and mostly innocent. So `LineRedactor` first searches a whole block for the few literals
+that every secret has (`_CLUES`). Only lines with one are cleaned by the slow patterns. All patterns are linear: what
+could be scanned again from each of many places is bounded.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 INSTEAD = "***"
@@ -38,13 +42,13 @@ _ORDINARY_VALUES = re.compile(
 _LEAST_CHARS, _WHOLE_WORD_CHARS = 3, 8
 """Of a variable's value: shorter ones are not looked for; those below the second only between word boundaries."""
 _KEYS = re.compile(
-    r"\b(?:sk[-_](?=[\w-]{0,64}\d)[\w-]{16,}|[sr]k_(?:live|test)_\w{8,}|hf_[A-Za-z0-9]{16,}|AIza[\w-]{20,}|npm_[A-Za-z0-9]{16,}"
+    r"\b(?:sk[-_](?=[A-Za-z_-]{0,64}+\d)[\w-]{16,}|[sr]k_(?:live|test)_\w{8,}|hf_[A-Za-z0-9]{16,}|AIza[\w-]{20,}|npm_[A-Za-z0-9]{16,}"
     r"|(?:gh[oprsu]_|github_pat_|glpat-|xox[a-z]-|xapp-|A[KS]IA|wandb_v1_|pypi-AgE|dckr_pat_)[\w-]{12,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"  # the last: a JSON web token
+    r"|eyJ[\w-]{8,2048}+\.[\w-]{8,}+\.[\w-]*)"  # the last: a JSON web token
 )
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.S)
 _PEM_BEGIN, _PEM_END = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY"), re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY")
-_IN_URL = re.compile(r"(?<=://)(?:[^/\s@:]{0,256}:\S{0,512}|[^/\s@]{1,256})(?=@)")
+_IN_URL = re.compile(r"(?<=://)(?:[^/\s@:]{0,256}+:(?:[^\s@]{0,512}+@){1,64}+|[^/\s@]{1,256}+@)")
 """A user, or a user with a password of any characters: up to the last `@` before a space."""
 _STRONG = r"(?:api[_-]?key|secret|passw(?:or)?d|passphrase|authorization|credential|token(?!s|iz|_id))"
 _NAMED = re.compile(
@@ -52,8 +56,8 @@ _NAMED = re.compile(
 )
 """In prose: to the end of the line, for a password may have spaces."""
 _VALUE = r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s\"',;{}-][^\s\"',;}]*)"
-_ASSIGNED = re.compile(rf"(?<![\w/.-])(?P<is>(?P<name>[A-Za-z][\w-]*)[\"']?\s?[=:]\s?){_VALUE}")
-_OPTION = re.compile(rf"(?<![\w-])(?P<is>--?(?P<name>[A-Za-z][\w-]*)(?:=|\s+)){_VALUE}")
+_ASSIGNED = re.compile(rf"(?<![\w/.-])(?P<is>(?P<name>[A-Za-z][\w-]{{0,255}})[\"']?\s?[=:]\s?){_VALUE}")
+_OPTION = re.compile(rf"(?<![\w-])(?P<is>--?(?P<name>[A-Za-z][\w-]{{0,255}})(?:=|\s+)){_VALUE}")
 _BEARER = re.compile(r"((?i:\bbearer\s+|\bbasic\s+(?=\S*(?:[\d=]|(?-i:[a-z][A-Z])))))\S{8,}")
 """Not `a basic understanding`: what follows `basic` is base64."""
 _PROSE = re.compile(r"(?i)token:\s+[a-z]{1,7}(?:\s|$)")  # `a token: the smallest piece`
@@ -67,27 +71,160 @@ _KEY_NEAR = re.compile(
 
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """`text` without what looks like a secret, or is the value of a variable of `environment` that is called one."""
-    if values := _values(environment):
+    return _named_hidden(_marked_hidden(text, _values(environment)))
+
+
+def redact_message(text: str, foreign: Iterable[str], environment: Mapping[str, str] = os.environ) -> str:
+    """Return a message of ours without secrets.
+
+    Names before values mean nothing in a sentence of ours: "--text-key names another key" holds no key. So they count
+    only in those parts that somebody else wrote.
+
+    Args:
+        text: The message.
+        foreign: Texts that may be part of it and are not ours, such as those of the exceptions behind it.
+        environment: Variables whose values are looked for, where their names call them secrets.
+    """
+    for line in {line.strip() for part in foreign for line in part.splitlines()} - {""}:
+        text = text.replace(line, redacted(line, environment))
+    return _marked_hidden(text, _values(environment))
+
+
+def _marked_hidden(text: str, values: re.Pattern[str] | None) -> str:
+    """Hide what is known by itself, wherever it stands."""
+    if values:
         text = values.sub(INSTEAD, text)
-    text = _KEYS.sub(INSTEAD, _IN_URL.sub(INSTEAD, _PEM.sub(INSTEAD, text)))
-    text = _ASSIGNED.sub(_assignment, _OPTION.sub(_option, _NAMED.sub(_line_end, text)))
+    text = _KEYS.sub(INSTEAD, _IN_URL.sub(f"{INSTEAD}@", _PEM.sub(INSTEAD, text)))
     return _HEX.sub(INSTEAD, _BEARER.sub(rf"\1{INSTEAD}", text))
 
 
+def _named_hidden(text: str) -> str:
+    """Hide what is known by the name before it."""
+    return _ASSIGNED.sub(_assignment, _OPTION.sub(_option, _NAMED.sub(_line_end, text)))
+
+
+_NAME = rb"[\w\x80-\xff-]{0,256}+"
+_THEN_VALUE = _NAME + rb"(?:[\"']?[\s\x80-\xff]*+[=:]|[\s\x80-\xff])"
+_NAME_CLUES = tuple(
+    re.compile(word + _THEN_VALUE)
+    for word in (b"pass", b"pwd", rb"token(?!s(?![a-z])|iz)", b"secret", b"key", b"auth", b"credential", b"pat")
+)
+"""The words in names of secrets, where a value may follow: after `=` or `:`, or after an option."""
+_CLUES = tuple(
+    re.compile(clue)
+    for clue in (
+        rb"://[^\s@]{0,770}+@",
+        rb"bearer\s+\S",
+        rb"basic\s+\S{8}",
+        rb"sk[-_](?<![a-z0-9]sk.)[\w-]{8}",
+        b"rk_(?:live|test)_",
+        b"hf_[a-z0-9]{16}",
+        rb"aiza[\w-]{20}",
+        b"npm_[a-z0-9]{16}",
+        rb"gh[oprsu]_[\w-]{12}",
+        rb"pat[-_][\w-]{12}",
+        rb"xox[a-z]-[\w-]{12}",
+        rb"xapp-[\w-]{12}",
+        rb"akia[\w-]{12}",
+        rb"asia[\w-]{12}",
+        b"wandb_v1_",
+        b"pypi-age",
+        rb"eyj[\w-]{8}",
+    )
+)
+"""What every other secret has, in lower case; each begins with a literal, which `re` finds at gigabytes a second."""
+_PEM_CLUE = b"-----begin "
+_HEX_CLASS = bytes(ord("f") if chr(byte) in "0123456789abcdef" else ord(" ") for byte in range(256))
+_HEX_CLUE = re.compile(b"f" * 40)
+_NAME_BYTES = bytes(byte for byte in range(256) if re.match(rb"[\w\x80-\xff-]", bytes([byte])))
+_MAX_PIECE_CHARS = 2**16
+MAX_CLEANED_BYTES = 2**22
+"""Bytes of a block that `redacted` may see: some seconds of work. Further lines with a clue are hidden as a whole."""
+
+
 class LineRedactor:
-    """`redacted` for lines that come one after another, where a PEM block spans many."""
+    """`redacted` for lines that come one after another, where a PEM block spans many.
 
-    def __init__(self) -> None:
+    The environment is read once.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._in_pem = False
+        parts = _value_parts(_secret_values(environment))
+        self._values = _values(environment)
+        self._value_clues = tuple(re.compile(re.escape(_encode(part))) for part in parts)
 
-    def __call__(self, line: str) -> str:
-        """The next line, without its secrets."""
+    def __call__(self, text: str) -> str:
+        """The next lines, one or many, without their secrets."""
+        raw = _encode(text)
+        if self._in_pem or _PEM_CLUE in raw.lower():
+            return "\n".join(map(self._next_line, text.split("\n")))
+        pieces, done, num_cleaned = list[bytes](), 0, 0
+        for start, end in self._lines_with_clues(raw):
+            num_cleaned += end - start
+            clean = INSTEAD.encode() if num_cleaned > MAX_CLEANED_BYTES else self._cleaned(raw[start:end])
+            pieces += [raw[done:start], clean]
+            done = end
+        return _decode(b"".join([*pieces, raw[done:]])) if pieces else text
+
+    def _next_line(self, line: str) -> str:
         if self._in_pem:
             self._in_pem = _PEM_END.search(line) is None
             return INSTEAD
         begin = list(_PEM_BEGIN.finditer(line))
         self._in_pem = bool(begin) and _PEM_END.search(line, begin[-1].end()) is None
-        return redacted(line)
+        return _named_hidden(_marked_hidden(line, self._values))
+
+    def _cleaned(self, line: bytes) -> bytes:
+        """Clean a line, by pieces if it is long: one search keeps every other thread of Python waiting."""
+        text = _decode(line)
+        pieces = [text[at : at + _MAX_PIECE_CHARS] for at in range(0, len(text), _MAX_PIECE_CHARS)]
+        return _encode("".join(_named_hidden(_marked_hidden(piece, self._values)) for piece in pieces))
+
+    def _lines_with_clues(self, raw: bytes) -> list[tuple[int, int]]:
+        """Where the lines begin and end that may hold a secret."""
+        lines: dict[int, int] = {}
+        lower = raw.lower()
+        for clue in _NAME_CLUES:
+            lines.update(_lines_of(clue, lower, only_options=True))
+        for clue in _CLUES:
+            lines.update(_lines_of(clue, lower))
+        for clue in self._value_clues:
+            lines.update(_lines_of(clue, raw))
+        lines.update(_lines_of(_HEX_CLUE, raw.translate(_HEX_CLASS), raw))
+        return sorted(lines.items())
+
+
+def _lines_of(
+    clue: re.Pattern[bytes], text: bytes, lines: bytes | None = None, *, only_options: bool = False
+) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of each line of `lines`, or `text`, in which `text` has the clue.
+
+    With `only_options`, a name that white space follows counts only where it begins as an option does.
+    """
+    lines, position = lines or text, 0
+    while found := clue.search(text, position):
+        position = found.end()
+        if only_options and text[position - 1] not in b"=:" and not _begins_option(text, found.start()):
+            continue
+        start = lines.rfind(b"\n", 0, found.start()) + 1
+        end = lines.find(b"\n", found.start())
+        position = len(text) if end < 0 else end
+        yield start, position
+
+
+def _begins_option(text: bytes, place: int) -> bool:
+    """Whether the word around a place begins with a dash."""
+    before = text[max(0, place - 256) : place]
+    return before[len(before.rstrip(_NAME_BYTES)) :].startswith(b"-")
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", errors="surrogatepass")
 
 
 def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -156,20 +293,29 @@ def _hidden(found: re.Match[str]) -> str:
 
 def _values(environment: Mapping[str, str]) -> re.Pattern[str] | None:
     """What finds the values of the variables that are called secrets; None where there are none."""
-    return _pattern(frozenset(value for name, value in environment.items() if _called_secret(name)))
+    return _pattern(_secret_values(environment))
+
+
+def _secret_values(environment: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(value for name, value in environment.items() if _called_secret(name))
 
 
 @functools.lru_cache(maxsize=8)
-def _pattern(values: frozenset[str]) -> re.Pattern[str] | None:
+def _value_parts(values: frozenset[str]) -> tuple[str, ...]:
     """The longest first: one may be part of another. Also as URLs, JSON and Python write them, and line by line."""
     found: set[str] = set()
     for value in values:
         if not _ordinary(value):
             quoted = {urllib.parse.quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]}
             found |= {value, *quoted} | {line for line in value.splitlines() if len(line) >= _WHOLE_WORD_CHARS}
+    return tuple(value for value in sorted(found, key=len, reverse=True) if len(value) >= _LEAST_CHARS)
+
+
+@functools.lru_cache(maxsize=8)
+def _pattern(values: frozenset[str]) -> re.Pattern[str] | None:
+    """What finds one of these values; None where there are none."""
     parts = [
         re.escape(value) if len(value) >= _WHOLE_WORD_CHARS else rf"(?<!\w){re.escape(value)}(?!\w)"
-        for value in sorted(found, key=len, reverse=True)
-        if len(value) >= _LEAST_CHARS
+        for value in _value_parts(values)
     ]
     return re.compile("|".join(parts)) if parts else None

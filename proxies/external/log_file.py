@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 from collections.abc import Callable
@@ -11,14 +12,18 @@ from pathlib import Path
 LOG_FILE = "log.txt"
 _LONGEST_LINE_BYTES = 2**16  # what a command prints without end is written in such pieces
 _READ_BYTES = 2**16  # a pipe of Linux
+_PIPE_BYTES = 2**20  # the largest pipe that Linux allows everybody
+MAX_WAITING_BYTES = 2**26
+"""Output that waits in memory to be cleaned. A command is held up only once so much of it waits."""
 _NUM_LINES, _LINE_CHARS, _TAIL_BYTES = 8, 200, 16384
 
 
 class RedactedLog:
-    """A log file behind a pipe: whoever writes to `fileno()` is read line by line, and `redact` of it is what is kept.
+    """A log file behind a pipe: what is written to `fileno()` is read by lines, and `redact` of them is what is kept.
 
+    One thread reads and another cleans, so that a command does not wait until its output is clean: its time is its own.
     Nothing is on disk before its secrets are taken out, so a kill of reader or writer leaves none there. A reader that
-    is killed loses the lines still in the pipe, and its writers with it: they get SIGPIPE.
+    is killed loses the lines it has not written yet, and its writers with it: they get SIGPIPE.
     """
 
     def __init__(self, path: Path, redact: Callable[[str], str], *, append: bool = False) -> None:
@@ -26,7 +31,7 @@ class RedactedLog:
 
         Args:
             path: the log.
-            redact: gives a line without its secrets; called in the order of the lines.
+            redact: gives lines, one or many, without their secrets; called in their order.
             append: keep what the log holds.
 
         Raises:
@@ -35,7 +40,12 @@ class RedactedLog:
         self._file = path.open("ab" if append else "wb", buffering=0)
         self._redact = redact
         self._source, self._sink = os.pipe()
-        self._thread = threading.Thread(target=self._pump, name="forerun-log", daemon=True)
+        with contextlib.suppress(OSError):  # the machine may allow less
+            fcntl.fcntl(self._sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._waiting, self._num_waiting, self._ended = list[bytes](), 0, False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, name="forerun-log-reader", daemon=True).start()
+        self._thread = threading.Thread(target=self._clean, name="forerun-log", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
@@ -53,10 +63,23 @@ class RedactedLog:
         self.release()
         self._thread.join(seconds)
 
-    def _pump(self) -> None:
+    def _read(self) -> None:
+        """Take the output as soon as there is any, until nobody can write any more."""
+        with os.fdopen(self._source, "rb", buffering=0) as source:
+            while part := source.read(_READ_BYTES):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._num_waiting < MAX_WAITING_BYTES)
+                    self._waiting.append(part)
+                    self._num_waiting += len(part)
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _clean(self) -> None:
         held = b""
-        with self._file, os.fdopen(self._source, "rb", buffering=0) as source:
-            while part := source.read(_READ_BYTES):  # as soon as there is any; empty once nobody can write any more
+        with self._file:
+            while part := self._take():
                 held += part
                 cut = held.rfind(b"\n") + 1
                 if len(held) - cut > _LONGEST_LINE_BYTES:
@@ -65,16 +88,22 @@ class RedactedLog:
                 held = held[cut:]
             self._write(held)
 
+    def _take(self) -> bytes:
+        """Return all that waits, once anything does; nothing at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ended)
+            part = b"".join(self._waiting)
+            self._waiting.clear()
+            self._num_waiting = 0
+            self._changed.notify_all()
+        return part
+
     def _write(self, lines: bytes) -> None:
         """Whole lines, redacted; on a full disk they are lost, and the command continues."""
-        with contextlib.suppress(OSError):
-            self._file.write(b"\n".join(self._clean(line) for line in lines.split(b"\n")))
-
-    def _clean(self, line: bytes) -> bytes:
-        if not line:
-            return line
-        text = line.decode("utf-8", errors="surrogateescape")
-        return self._redact(text).encode("utf-8", errors="surrogateescape")
+        if lines:
+            text = lines.decode("utf-8", errors="surrogateescape")
+            with contextlib.suppress(OSError):
+                self._file.write(self._redact(text).encode("utf-8", errors="surrogateescape"))
 
 
 def log_end(log: Path) -> str:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -53,3 +54,22 @@ def test_a_full_disk_does_not_stop_the_command(tmp_path):
     done = subprocess.run([sys.executable, "-c", "print('x\\n' * 100_000)"], stdout=log, check=False, timeout=60)
     log.close()
     assert done.returncode == 0
+
+
+def test_a_command_does_not_wait_until_its_output_is_clean(tmp_path):
+    """A redactor that takes for ever holds no writer up."""
+    may_clean = threading.Event()
+
+    def slow(lines):
+        may_clean.wait(60)
+        return lines
+
+    log = RedactedLog(tmp_path / LOG_FILE, slow)
+    done = subprocess.run(
+        [sys.executable, "-c", "print(('y' * 999 + '\\n') * 20_000, end='')"],
+        stdout=log, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and (tmp_path / LOG_FILE).read_bytes() == b""
+    may_clean.set()
+    log.close()
+    assert len((tmp_path / LOG_FILE).read_bytes()) == 20_000_000
