@@ -255,7 +255,7 @@ class Follower:
     ) -> WatchStatus:
         nothing = not len(reading.columns) and not found.alerts
         standing = "cannot_tell" if nothing else _STANDINGS[found.exit_code]
-        why = "nothing is logged yet" if nothing else found.why
+        why = reading.why_empty if nothing else found.why
         head = headline(standing, why, found, self._decision)
         ended = over and reading.ending is not None and reading.ending.event in ("finished", "aborted")
         tail = []

@@ -10,7 +10,9 @@ Names change between versions. Each was read in the trainer's own sources, at th
 - OLMo-core fa6c501 (2026-06-22), train/common.py, train/callbacks/speed_monitor.py: TPS of one device, batches per
   second in place of seconds; an evaluator's loss has its label in the name: --validation-loss-key.
 - Hugging Face transformers 0101dc0, integrations/integration_utils.py (`rewrite_logs`, WandbCallback): `train/` or
-  `eval/` before a name; plain in its own logs, where `train_loss` is the mean of the run, of its end alone.
+  `eval/` before a name; plain in its own logs, where `train_loss` is the mean of the run, of its end alone: `loss`
+  comes before it.
+- nanoGPT, train.py: `iter`, `train/loss` and `val/loss`; `mfu` in percent, and -100 before it is measured.
 Any other trainer's names are given by option.
 """
 
@@ -24,10 +26,13 @@ STEP, LOSS, VALIDATION = "step", "train_loss_nats", "validation_loss_nats"
 TOKENS_PER_SECOND = "tokens_per_second"
 NOISE_SCALE = ("noise_scale_tokens", "noise_scale_low_tokens", "noise_scale_high_tokens")
 NAMES: Mapping[str, tuple[str, ...]] = {
-    STEP: ("step", "train/global_step", "iteration", UNASKED_STEP),
-    LOSS: ("train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss"),
+    STEP: ("step", "train/global_step", "iteration", "iter", UNASKED_STEP),
+    LOSS: (
+        "train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss", "train_loss",
+    ),
     VALIDATION: (
-        "validation_loss_nats", "validation_metrics/loss", "lm loss validation", "eval/loss", "eval_loss", "val_loss",
+        "validation_loss_nats", "validation_metrics/loss", "lm loss validation", "eval/loss", "eval_loss",
+        "val_loss", "val/loss",
     ),
     "grad_norm": ("grad_norm", "grad-norm", "train/grad_norm", "optim/total grad norm"),
     TOKENS_PER_SECOND: (

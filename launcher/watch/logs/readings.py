@@ -229,6 +229,8 @@ class LogReading:
     """Whether the log says of which config it is."""
     ending: AttemptEnd | None
     """How the newest attempt ended, if it could write that down."""
+    why_empty: str = "nothing is logged yet"
+    """The reason that there is no training loss, where there is none."""
 
 
 class LogReader:
@@ -261,6 +263,7 @@ class LogReader:
         return LogReading(
             columns=found.columns, notes=tuple(notes), names_digest=names_digest,
             ending=_ending(found.columns.events),
+            why_empty=_why_empty(log),
         )  # fmt: skip
 
     def _check(self, log: Log) -> None:
@@ -288,6 +291,15 @@ class LogReader:
         if speed in PER_DEVICE and num_ranks > 1:
             said.append(f"the log's {speed!r} is per device: multiplied by {num_ranks}, the ranks of the frozen config")
         return said
+
+
+def _why_empty(log: Log) -> str:
+    """Return why a log shows no training loss."""
+    if log.unknown:
+        return log.unknown
+    if any(log.files.values()):
+        return "the log has no training loss yet"
+    return "the log has none of the names looked for" if log.there else "nothing is logged yet"
 
 
 def _missing(column: str, keys: ColumnNames, there: Collection[str]) -> str:

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from launcher.base import metrics
 from launcher.base.wandb_calls import fetch_history
 from launcher.watch.logs.keys import UNASKED_STEP, ColumnNames
+from launcher.watch.logs.text_logs import describe_unknown, first_line, open_log
 from proxies.core.plain_files import require_plain
 from proxies.external.growing_file import MetricsError
-from proxies.external.metric_files import rows_of
 
 READ_BYTES = 2**20
 LEAST_SECONDS = 30.0
@@ -30,6 +30,9 @@ _RANKS = "rank_seconds"
 _EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "reason", "exit_code")
 _OURS = frozenset({*_EVENT_FIELDS, _RANKS, *(field.name for field in fields(metrics.Header))})
 _ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
+
+_PATTERNS = ("*.wandb", "*tfevents*", "*.jsonl", "trainer_state.json", "main.log", "*.csv")
+"""Logs that are looked for in a folder, the first that is there counting."""
 
 Row = dict[str, Any]
 """What was logged together, by the names that its writer gave."""
@@ -45,6 +48,8 @@ class Log:
     """Names of what was logged, as many as are kept."""
     notes: list[str] = field(default_factory=list)
     """What of it could not be read."""
+    unknown: str = ""
+    """Why a file that is there is no log, in a sentence."""
     newest_at: float | None = None
     """When the last row came, in seconds since 1970, where that is known."""
 
@@ -63,7 +68,7 @@ class RowSource(Protocol):
 
 
 class Files:
-    """A file, or what lies in a folder: our own log if it is there, else W&B's, else TensorBoard's, else one JSONL."""
+    """A file, or what lies in a folder: our own log if it is there, else of `_PATTERNS` the first that has files."""
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.path, self._wanted = path, wanted
@@ -71,9 +76,9 @@ class Files:
     def read(self, *, last: bool) -> Log:
         """See `RowSource`."""
         log, paths = Log(), self._found()
-        if len(paths) > 1 and paths[0].suffix == ".jsonl":
+        if len(paths) > 1 and (kind := paths[0].suffix) in (".jsonl", ".csv", ".log"):
             held = ", ".join(map(self._name, paths[:8]))
-            log.notes.append(f"{self.path} holds {len(paths)} JSONL files ({held}): name the run's with --metrics")
+            log.notes.append(f"{self.path} holds {len(paths)} {kind} files ({held}): name the run's with --metrics")
             return log
         for path in paths:
             with contextlib.suppress(FileNotFoundError):  # since it was found
@@ -85,7 +90,7 @@ class Files:
         return log
 
     def _add(self, log: Log, path: Path, *, last: bool) -> None:
-        name, reader = self._name(path), rows_of(path, self._wanted, "step")
+        name, reader = self._name(path), open_log(path, self._wanted)
         log.newest_at = max(log.newest_at or 0.0, path.stat().st_mtime)
         rows, with_ranks = log.files.setdefault(name, []), deque[Row]()
         try:
@@ -107,6 +112,8 @@ class Files:
             rows += reader.end()
             if reader.complaint != complaint:
                 log.notes.append(f"{name}: its last line is cut short (it is being written, or its writer was killed)")
+        if not rows and not reader.names and (line := first_line(path)):
+            log.unknown = describe_unknown(path, line)
 
     def _name(self, path: Path) -> str:
         """The name of a file, in a folder its way there: two may have one name."""
@@ -125,10 +132,12 @@ class Files:
         own = self.path / metrics.METRICS_FILE
         if own.exists():
             return [own]
-        for pattern in ("*.wandb", "*tfevents*", "*.jsonl"):
+        for pattern in _PATTERNS:
             paths = (path for path in sorted(self.path.rglob(pattern)) if path.is_file())
             if found := list({path.resolve(): path for path in paths}.values()):
-                return found
+                # Every checkpoint of Hugging Face's Trainer has the whole history so far.
+                newest = max(found, key=lambda path: path.stat().st_mtime)
+                return [newest] if pattern == "trainer_state.json" else found
         return []
 
 

@@ -1,0 +1,207 @@
+"""Logs that are neither JSON Lines, W&B nor TensorBoard: CSV, `trainer_state.json`, and lines of text.
+
+Rows carry the names of `launcher.watch.logs.keys`, in its units. The formats were read in the trainers' own sources:
+
+- llm.c, llmc/logger.h, `main.log`: `s:STEP trl:LOSS lr:RATE norm:NORM` and `s:STEP tel:VALIDATION_LOSS`.
+- modded-nanogpt, train_gpt.py: `step:STEP/STEPS val_loss:LOSS train_time:MSms`, in earlier versions also `train_loss`.
+- nanotron, trainer.py and logging: `iteration: STEP / STEPS | lm_loss: LOSS | ...`, with 4.1K for 4,100.
+- Megatron-LM, training/training.py: ` iteration STEP/ STEPS | lm loss: LOSS | ...`, and `validation loss at iteration
+  STEP | lm loss value: LOSS | ...`.
+- Hugging Face transformers, trainer_callback.py: `log_history` of `trainer_state.json`, a list of objects.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Set
+from pathlib import Path
+
+from proxies.core.plain_files import open_plain
+from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
+from proxies.external.metric_files import parse_number, rows_of
+
+KNOWN = "JSON Lines, CSV, trainer_state.json, or lines of llm.c, modded-nanogpt, nanotron or Megatron-LM"
+"""Logs that are read by their content, for messages."""
+_SNIFFED_BYTES, _SHOWN_CHARACTERS = 2**16, 80
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xfd7zXZ")  # gzip, zstd, zip, xz
+_DELIMITERS = (",", "\t", ";")
+
+# Names in lines of text -> the name among ours, and what the number is multiplied by.
+_NAMES = {
+    "trl": ("loss", 1.0),
+    "tel": ("val_loss", 1.0),
+    "norm": ("grad_norm", 1.0),
+    "train_loss": ("loss", 1.0),
+    "val_loss": ("val_loss", 1.0),
+    "lm_loss": ("loss", 1.0),
+    "lm loss": ("loss", 1.0),
+    "lm loss value": ("val_loss", 1.0),
+    "grad_norm": ("grad_norm", 1.0),
+    "grad norm": ("grad_norm", 1.0),
+    "tokens_per_sec": ("tokens_per_second", 1.0),
+    "elapsed_time_per_iteration_ms": ("seconds", 1e-3),
+    "elapsed time per iteration (ms)": ("seconds", 1e-3),
+}
+_SPACED = re.compile(r"(?:s|step):(\d+)(?:/\d+)?((?:\s+[\w./-]+:\S+)+)\s*")
+_BARRED = re.compile(r"(?:^|\s)(?:validation loss at )?iteration:?\s*(\d+)\s*(?:/\s*\d+)?\s*\|(.*)")
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def first_line(path: Path) -> str:
+    """Return the first line of a file that is not blank, as far as a message shows it; empty where there is none.
+
+    Raises:
+        OSError: The file cannot be read, or is not a plain file.
+    """
+    with open_plain(path) as file:
+        text = file.read(_SNIFFED_BYTES)
+    lines = (line for line in text.decode("utf-8", errors="replace").splitlines() if line.strip())
+    return next(lines, "")
+
+
+def describe_unknown(path: Path, line: str) -> str:
+    """Return why a log without one readable row is none, for the reader: what it begins with, and what is known."""
+    with open_plain(path) as file:
+        start = file.read(8)
+    if start.startswith(_PACKED):
+        return f"{path.name} is compressed: unpack it, and name the unpacked file with --metrics"
+    shown = repr(line[:_SHOWN_CHARACTERS]) + ("..." if len(line) > _SHOWN_CHARACTERS else "")
+    return f"{path.name} is no log that forerun knows ({KNOWN}); the first line it cannot read: {shown}"
+
+
+def open_log(path: Path, wanted: frozenset[str]) -> Rows:
+    """Return the reader of a log, by its name or else by how it begins.
+
+    Raises:
+        OSError: The file cannot be read, or is not a plain file.
+    """
+    line = first_line(path)
+    if path.suffix in (".jsonl", ".wandb") or "tfevents" in path.name or not line:
+        return rows_of(path, wanted, "step")
+    if path.suffix == ".json" or line.strip() in ("{", "[") or line.startswith("["):
+        return JsonDocument(path, wanted)
+    if line.lstrip().startswith("{"):
+        return rows_of(path, wanted, "step")
+    delimiter = _find_delimiter(line, wanted)
+    return CsvLines(path, wanted, delimiter) if delimiter else TextLines(path, wanted)
+
+
+def _find_delimiter(line: str, wanted: Set[str]) -> str:
+    """Return what separates the names of a table's header; empty for what is no header."""
+    for delimiter in _DELIMITERS:
+        cells = _split(line, delimiter)
+        if len(cells) > 1 and wanted & set(cells):
+            return delimiter
+    return ""
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
+
+
+class _Lines(Rows):
+    """A log of lines; a last line without its end waits for it."""
+
+    def _take(self, rows: list[dict[str, object]]) -> None:
+        *lines, self._pending = self._pending.split(b"\n")
+        if len(self._pending) > MAX_PENDING_BYTES:
+            raise MetricsError(f"no end of line within {MAX_PENDING_BYTES} bytes: this is no log")
+        for line in lines:
+            self._add(line, rows)
+
+    def end(self) -> list[dict[str, object]]:
+        """See `Rows`: the last line, if it is whole but for its end."""
+        rows: list[dict[str, object]] = []
+        line, self._pending = self._pending, b""
+        self._add(line, rows)
+        return rows
+
+    def _add(self, line: bytes, rows: list[dict[str, object]]) -> None:
+        text = line.decode("utf-8", errors="replace").strip("\r\ufeff")
+        if not text.strip():
+            return
+        row = self._parse(text)
+        if len(self.names) < MAX_NAMES:
+            self.names.update(row)
+        if kept := {name: value for name, value in row.items() if name in self._wanted}:
+            rows.append(kept)
+
+    def _parse(self, line: str) -> dict[str, object]:
+        raise NotImplementedError
+
+
+class CsvLines(_Lines):
+    """A table whose first line names its columns; an empty cell is no value."""
+
+    def __init__(self, path: Path, wanted: frozenset[str], delimiter: str) -> None:
+        super().__init__(path, wanted)
+        self._delimiter = delimiter
+        self._header: list[str] = []
+        self._num_ragged = 0
+
+    def _parse(self, line: str) -> dict[str, object]:
+        cells = _split(line, self._delimiter)
+        if not self._header:
+            self._header = cells
+        if cells == self._header:  # a trainer that begins again may write it again
+            return {}
+        if len(cells) != len(self._header):
+            self._num_ragged += 1
+            lines = "1 line does" if self._num_ragged == 1 else f"{self._num_ragged} lines do"
+            self.complaint = f"{lines} not have the {len(self._header)} cells of the header"
+            return {}
+        return {name: cell for name, cell in zip(self._header, cells, strict=True) if cell}
+
+
+class TextLines(_Lines):
+    """What trainers print; lines that report no step are passed over."""
+
+    def _parse(self, line: str) -> dict[str, object]:
+        if spaced := _SPACED.fullmatch(line.strip()):
+            step, fields = spaced.groups()
+            pairs = [field.partition(":")[::2] for field in fields.split()]
+        elif barred := _BARRED.search(line):
+            step, fields = barred.groups()
+            pairs = [field.partition(":")[::2] for field in fields.split("|")]
+        else:
+            return {}
+        row: dict[str, object] = {"step": int(step)}
+        for key, text in pairs:
+            name, factor = _NAMES.get(key.strip(), ("", 1.0))
+            if name:
+                number = _parse_shortened(text.strip())
+                row[name] = text.strip() if number is None else number * factor
+        return row
+
+
+def _parse_shortened(text: str) -> float | None:
+    """Return a number that may be written as 4.1K; None for what is no number."""
+    factor = _SUFFIXES.get(text[-1:], 1.0)
+    number = parse_number(text[:-1] if factor > 1 else text)
+    return None if number is None else number * factor
+
+
+class JsonDocument(Rows):
+    """One JSON document: a list of objects, or an object whose `log_history` is one."""
+
+    def _take(self, rows: list[dict[str, object]]) -> None:
+        if len(self._pending) > MAX_PENDING_BYTES:
+            raise MetricsError(f"a JSON document of more than {MAX_PENDING_BYTES} bytes")
+        if not self._file.at_end:
+            return
+        try:
+            document = json.loads(self._pending)
+        except (ValueError, RecursionError):
+            self.complaint = "it is no whole JSON document (it may be being written)"
+            return
+        history = document.get("log_history") if isinstance(document, dict) else document
+        if not isinstance(history, list):
+            self.complaint = "it has no `log_history`"
+            return
+        for entry in history:
+            if isinstance(entry, dict):
+                self.names.update(list(entry)[: MAX_NAMES - len(self.names)])
+                rows.append({name: value for name, value in entry.items() if name in self._wanted})
+        self._pending = b""
