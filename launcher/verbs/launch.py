@@ -59,7 +59,7 @@ def launch(
     """
     from launcher.base.watchdog import START_SECONDS, Limits
     from launcher.dashboards.log_sink import LogSink
-    from launcher.frozen.launch_file import read_launch
+    from launcher.frozen.launch_file import failure_lines, read_launch
     from launcher.rehearsal.status import rehearsal_of
     from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.launch import Nodes, launch_line
@@ -84,8 +84,9 @@ def launch(
         _write_script(sbatch_file, frozen, given, num_nodes, as_json)
         return
     line = launch_line(frozen, corpus, out, stop_after, nodes, code_dir)
-    standing = rehearsal_of(folder, decision.digest)
-    say(f"forerun: {standing.sentence}")
+    standing, failures = rehearsal_of(folder, decision.digest), failure_lines(folder, decision.digest)
+    for sentence in (standing.sentence, *failures):
+        say(f"forerun: {sentence}")
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
@@ -103,7 +104,7 @@ def launch(
         shown = mirror.outcome if mirror else None
         answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
                          "rehearsed": standing.body, "wandb": shown and canon.to_json(shown)},
-               _text(decision, outcome, shown) + _next(outcome, frozen, out_dir))  # fmt: skip
+               "\n".join([_text(decision, outcome, shown), *failures]) + _next(outcome, frozen, out_dir))  # fmt: skip
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
@@ -114,6 +115,7 @@ _OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_sec
 
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
     """Start the user's own trainer."""
+    from launcher.frozen.launch_file import failure_lines
     from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
     from launcher.supervisor.attempt import Signals, hearing
@@ -134,13 +136,16 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
+    for sentence in (failures := failure_lines(folder, decision.digest)):
+        say(f"forerun: {sentence}")
     signals = Signals()
     with hearing(signals.hear):
         outcome = launch_own(decision, places, max_restarts, signals, hang_seconds=hang_seconds)
         _keep(folder, decision, outcome, line)
         body = {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(places.run_dir),
                 "rehearsed": standing.body, "wandb": None}  # fmt: skip
-        answer(as_json, body, _text(decision, outcome, None) + _next(outcome, frozen, out_dir))
+        text = "\n".join([_text(decision, outcome, None), *failures])
+        answer(as_json, body, text + _next(outcome, frozen, out_dir))
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
