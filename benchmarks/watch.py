@@ -23,7 +23,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "launcher
 
 from planted_watch import columns_of, decision, started
 from process_tree import machine
-from watch_curves import BATCH_TOKENS, LADDER, MAIN
+from watch_curves import BATCH_TOKENS, LADDER, MAIN, schedule_of
 
 from launcher.frozen.frozen import Decision
 from launcher.study.decide import predicted_loss
@@ -74,7 +73,7 @@ def rungs(tables: dict[str, Floats], left_out: int) -> list[FinishedRun]:
             losses = tuple(tables[f"loss/{at}"][i].astype(float).tolist())
             found.append(
                 FinishedRun(
-                    params=params_of(width), tokens=num_steps * BATCH_TOKENS, num_steps=num_steps,
+                    params=params_of(width), tokens=num_steps * BATCH_TOKENS, schedule=schedule_of(num_steps),
                     final_loss_nats=float(tables[f"final/{at}"][i]),
                     curve=Curve(steps=tuple(range(1, num_steps + 1)), train_loss_nats=losses, grad_norm=()),
                 )
@@ -90,7 +89,7 @@ def decision_of(ladder: list[FinishedRun]) -> Decision:
     )  # fmt: skip
     fit = fit_runs(table, bootstrap=BOOTSTRAP, level=LEVEL)
     end = predict(fit, params_of(WIDTH), NUM_STEPS * BATCH_TOKENS)
-    forecast = predicted_loss(SimpleNamespace(prediction=end, num_steps=NUM_STEPS), ladder)  # type: ignore[arg-type]
+    forecast = predicted_loss(end, schedule_of(NUM_STEPS), ladder)
     return decision(NUM_STEPS, forecast, warmup_steps=NUM_STEPS // 20)
 
 

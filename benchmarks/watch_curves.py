@@ -47,6 +47,11 @@ def corpus(folder: Path) -> TokenStore:
     return TokenStore(folder / "tokens")
 
 
+def schedule_of(num_steps: int) -> Schedule:
+    """Return the schedule of every run."""
+    return Schedule(kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 20, final_fraction=0.1)
+
+
 def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
     """One run of the recipe."""
     base = Shape(
@@ -57,7 +62,7 @@ def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
         base_shape=base,
         parametrization=named("mup"),
         hparams=Hparams(learning_rate=2.0**-6, weight_decay=0.1, clip_norm=1.0),
-        schedule=Schedule(kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 20, final_fraction=0.1),
+        schedule=schedule_of(num_steps),
         batch_tokens=BATCH_TOKENS,
         data_id=store.manifest.data_id,
         seed=seed,

@@ -9,7 +9,7 @@
 Enters:   tables of runs (files, or in memory), fits, study folders, frozen configs.
 Leaves:   what the commands print: numbers as attributes, the keys of `--json` in `body`, the text by `print`.
 Promises: importing it loads the standard library alone; the rest is loaded at first use; answers are the commands' own.
-Refuses:  what the commands refuse, with the same sentences, as a ValueError.
+Refuses:  what the commands refuse, as a ValueError that names arguments (`flops=`), not options (`--flops`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Explanation,
         Fit,
         Prediction,
+        Predictions,
         RequestError,
         Verdict,
         allocate,
@@ -33,23 +34,30 @@ if TYPE_CHECKING:
     )
     from launcher.figures import plots
 
+    __version__: str
+
 __all__ = [
-    "Allocation", "Explanation", "Fit", "Prediction", "RequestError", "Verdict", "allocate", "explain", "fit", "load",
-    "plots", "predict", "transfer",
+    "Allocation", "Explanation", "Fit", "Prediction", "Predictions", "RequestError", "Verdict", "allocate", "explain", "fit",
+    "load", "plots", "predict", "transfer",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    """A name of `__all__`, loaded now."""
-    if name not in __all__:
+    """Return a name of `__all__`, or the version, loaded now."""
+    if name not in (*__all__, "__version__"):
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
-    from importlib import import_module
+    from importlib import import_module, metadata
 
-    found = import_module("launcher.figures.plots") if name == "plots" else getattr(import_module("forerun.api"), name)
-    globals()[name] = found
-    return found
+    if name == "__version__":
+        value: object = metadata.version("forerun")
+    elif name == "plots":
+        value = import_module("launcher.figures.plots")
+    else:
+        value = getattr(import_module("forerun.api"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    """What can be loaded, for completion."""
-    return sorted({*globals(), *__all__})
+    """Return what can be loaded, for completion."""
+    return sorted({*globals(), *__all__, "__version__"})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import click
 
@@ -20,10 +21,15 @@ from launcher.verbs import allocate as allocate_verb
 from launcher.verbs import predict as predict_verb
 from launcher.verbs.explain import explained_fields
 from launcher.verbs.fits import body_text
-from proxies.core.table_files import Source, cells_of
+from proxies.core.tables.table_files import Source, cells_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from proxies.core.canon import Json
+    from scaling_fits.compute.optima import FlopsSource
+    from scaling_fits.fit_file import Fit as FitRecord
     from sweeps.store.view import StudyView
     from transfer.question import Axis, Hyperparameter
 
@@ -41,12 +47,14 @@ class Frame(Protocol):
 
 
 PathText = str | os.PathLike[str]
+Sizes = float | Iterable[float]
+"""A number; or numbers in a list, a NumPy array or a pandas.Series."""
 Table = PathText | Frame | Mapping[str, Iterable[object]] | Iterable[Mapping[str, object]]
 """A .csv, .jsonl or .parquet file, a frame, columns by name, or rows. Messages count rows in memory from 0."""
 
 
 class RequestError(ValueError):
-    """What the command line refuses as wrong usage; the message names options as commands do (`--flops`)."""
+    """A call that the command line refuses as wrong usage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -120,6 +128,53 @@ class Prediction(Answer):
     def warnings(self) -> list[str]:
         """What to know before the number is used."""
         return list(self.body["warnings"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Predictions(Sequence[Prediction]):
+    """The predictions for several runs, in the order in which they were asked for."""
+
+    each: tuple[Prediction, ...]
+
+    @overload
+    def __getitem__(self, place: int) -> Prediction: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Prediction, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Prediction | tuple[Prediction, ...]:
+        return self.each[place]
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def __repr__(self) -> str:
+        return "\n".join(prediction.text for prediction in self.each)
+
+    @property
+    def loss_nats(self) -> NDArray[np.float64]:
+        """Losses, nats per token."""
+        import numpy as np
+
+        return np.array([prediction.loss_nats for prediction in self.each])
+
+    @property
+    def interval(self) -> NDArray[np.float64]:
+        """Ends of the intervals [num_runs, 2]; NaN without a bootstrap."""
+        import numpy as np
+
+        ends = [prediction.interval or (np.nan, np.nan) for prediction in self.each]
+        return np.array(ends, dtype=np.float64).reshape(-1, 2)
+
+    @property
+    def body(self) -> list[dict[str, Any]]:
+        """The keys of `--json`, run by run."""
+        return [prediction.body for prediction in self.each]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before the numbers are used, each once."""
+        return list(dict.fromkeys(warning for prediction in self.each for warning in prediction.warnings))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -212,13 +267,38 @@ class Explanation(Answer):
         return {str(one["field"]): one["value"] for one in self.body["fields"]}
 
 
+_COLUMN = re.compile(r"--column ([^\s=]+)=([^\s;,)]+)")
+_OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
+_ARGUMENTS = {"runs": "table", "json": "`problems`", "column": "columns", "beyond": "beyond=True"}
+"""Arguments that are not called as their options are."""
+
+
+def _speak_python(message: str) -> str:
+    """Return a message of the command line with arguments for its options; whole commands in backticks stay."""
+    parts = message.replace("Missing option", "Missing argument").split("`")
+    for place, part in enumerate(parts):
+        if place % 2 and part.startswith("forerun "):
+            continue
+        columns = _COLUMN.sub(r"columns={'\1': '\2'}", part)
+        parts[place] = _OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1].replace("-", "_")), columns)
+    return "`".join(parts)
+
+
 def _as_value_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Raise what a command refuses as a `ValueError` that names arguments."""
+
     @functools.wraps(function)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
         except click.UsageError as error:
-            raise RequestError(error.message) from error
+            raise RequestError(_speak_python(error.message)) from error
+        except ValueError as error:
+            if len(error.args) == 1 and isinstance(error.args[0], str):
+                error.args = (_speak_python(error.args[0]),)
+            if isinstance(problems := getattr(error, "problems", None), list | tuple):
+                error.problems = type(problems)(map(_speak_python, map(str, problems)))  # type: ignore[attr-defined]
+            raise
 
     return called
 
@@ -238,7 +318,8 @@ def _number(value: Any) -> float | None:
 @_as_value_error
 def fit(
     table: Table, *, form: str = "auto", bootstrap: int = 400, level: float = 0.9, seed: int = 0,
-    params_column: str = "params",
+    params_column: str = "", columns: Mapping[str, str] | None = None,
+    flops_from: FlopsSource | None = None,
 ) -> Fit:  # fmt: skip
     """Fit scaling laws to runs, as `forerun fit`.
 
@@ -250,28 +331,44 @@ def fit(
         bootstrap: refits for the intervals; 0: none.
         level: of the intervals, between 0 and 1.
         seed: of the bootstrap.
-        params_column: the column of N.
+        params_column: the column of N, as `columns={"params": ...}`; empty: the one that its name tells.
+        columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
+        flops_from: for the form isoflop, what a run's FLOPs are; None: the first of the three that there is.
 
     Raises:
         ValueError: all that is wrong with the table or the options. A fit that the runs do not identify is no error:
             its `status` is `unidentified`.
     """
-    file, body = fit_of(_source(table), form, params_column, {"bootstrap": bootstrap, "level": level, "seed": seed})
+    options = {"bootstrap": bootstrap, "level": level, "seed": seed}
+    file, body = fit_of(_source(table), form, params_column, options, columns=columns, flops_from=flops_from)
     return Fit(body=body, text=body_text(body), file=file)
+
+
+@overload
+def predict(
+    fit: Fit | PathText, *, params: float | None = None, tokens: float | None = None, flops: float | None = None
+) -> Prediction: ...
+
+
+@overload
+def predict(
+    fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
+) -> Prediction | Predictions: ...
 
 
 @_as_value_error
 def predict(
-    fit: Fit | PathText, *, params: float | None = None, tokens: float | None = None, flops: float | None = None
-) -> Prediction:
-    """Predict the loss of one new run, as `forerun predict`.
+    fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
+) -> Prediction | Predictions:
+    """Predict the loss of one new run, as `forerun predict`; or of several, one for each element of an array.
 
         forerun.predict(fit, params=7e9, tokens=1.4e11).loss_nats
+        forerun.predict(fit, params=[1e9, 7e9], tokens=[2e10, 1.4e11]).loss_nats
 
     Args:
         fit: of `fit`, or a file that it wrote.
-        params: N.
-        tokens: D.
+        params: N; a number, or numbers in a list, a NumPy array or a pandas.Series.
+        tokens: D; likewise. A number beside an array counts for each of its elements.
         flops: for a fit of form isoflop, instead: the best size and tokens are in `body`.
 
     Raises:
@@ -280,9 +377,43 @@ def predict(
     from scaling_fits import fit_file
 
     file: Json = fit.file if isinstance(fit, Fit) else fit_file.read(Path(fit))
-    sizes = {"params": params, "tokens": tokens, "flops": flops}
-    body, text = predict_verb.predicted(fit_file.from_file(file), sizes)
+    law = fit_file.from_file(file)
+    read = {name: _read_sizes(name, size) for name, size in (("params", params), ("tokens", tokens), ("flops", flops))}
+    lengths = {name: len(size) for name, size in read.items() if isinstance(size, list)}
+    if not lengths:
+        return _predict_one(law, {name: size for name, size in read.items() if not isinstance(size, list)})
+    if len(set(lengths.values())) > 1:
+        raise RequestError(f"arrays of different lengths: {', '.join(f'{n} has {k}' for n, k in lengths.items())}")
+    each = [
+        {name: size[place] if isinstance(size, list) else size for name, size in read.items()}
+        for place in range(next(iter(lengths.values())))
+    ]
+    return Predictions(each=tuple(_predict_one(law, sizes) for sizes in each))
+
+
+def _predict_one(law: FitRecord, sizes: dict[str, float | None]) -> Prediction:
+    body, text = predict_verb.predicted(law, sizes)
     return Prediction(body=body, text=text)
+
+
+def _read_sizes(name: str, size: Any) -> float | list[float | None] | None:
+    """Return a number as a float, and an array of one dimension as a list of floats."""
+    if size is None:
+        return None
+    plain = size.tolist() if hasattr(size, "tolist") else size
+    if isinstance(plain, Iterable) and not isinstance(plain, str | bytes | Mapping):
+        return [_read_size(f"{name}[{place}]", element) for place, element in enumerate(plain)]
+    return _read_size(name, plain)
+
+
+def _read_size(name: str, size: Any) -> float:
+    plain = size.item() if hasattr(size, "item") and getattr(size, "ndim", 0) == 0 else size
+    if isinstance(plain, bool) or not isinstance(plain, int | float):
+        raise RequestError(f"{name} = {size!r}: must be a number, or an array of numbers with one dimension")
+    try:
+        return float(plain)
+    except OverflowError as error:
+        raise RequestError(f"{name}: an integer too large for a float") from error
 
 
 @_as_value_error
@@ -319,6 +450,9 @@ def allocate(
     Raises:
         ValueError: no budget, options that do not go together, or a fit that determines nothing.
     """
+    for name, amount in (("flops", flops), ("gpu_hours", gpu_hours), ("usd", usd)):
+        if isinstance(_read_sizes(name, amount), list):
+            raise RequestError(f"{name}: must be one number; call allocate for each budget")
     typed = {
         "flops": flops, "gpu_hours": gpu_hours, "usd": usd, "gpu": gpu, "mfu": mfu, "price_usd": price_usd,
         "gpus": gpus, "deadline_days": deadline_days, "batch_tokens": batch_tokens,
@@ -339,6 +473,7 @@ def transfer(
     table: Table, *, target_size: int | None = None, target_width: int | None = None, base_size: int | None = None,
     axis: Axis | None = None, hyperparameter: Hyperparameter | None = None,
     power: float | Literal["measured"] = 0.0, margin_nats: float = 0.01, level: float = 0.9,
+    columns: Mapping[str, str] | None = None,
 ) -> Verdict:  # fmt: skip
     """Judge from runs whether a hyperparameter transfers to a larger size, as `forerun transfer --runs`.
 
@@ -355,6 +490,7 @@ def transfer(
         power: the value moves as (target / base)^power; `measured`: as the optima do.
         margin_nats: the cost allowed, nats per token.
         level: of every interval.
+        columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
 
     Raises:
         ValueError: all that is wrong with the table or the options.
@@ -364,7 +500,7 @@ def transfer(
     target = target_width if target_size is None else target_size
     body = judge_table(
         _source(table), axis=axis, hyperparameter=hyperparameter, target_size=target, base_size=base_size,
-        power=power if power == "measured" else float(power), margin_nats=margin_nats, level=level,
+        power=power if power == "measured" else float(power), margin_nats=margin_nats, level=level, columns=columns,
     )  # fmt: skip
     return Verdict(body=body, text=verdict_text(body))
 

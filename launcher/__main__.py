@@ -7,6 +7,9 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run the command line; a Ctrl-C that comes before it can answer, or while it ends, is exit 130 and one line."""
     try:
+        from launcher.base.terminal import open_standard_streams
+
+        open_standard_streams()
         from launcher.cli import cli
 
         cli.main()

@@ -15,6 +15,7 @@ import numpy as np
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import read_plain
 from scaling_fits.allocation.shapes import Template
 from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
 from scaling_fits.compute.optima import ComputeFit
@@ -26,9 +27,11 @@ from scaling_fits.laws.solver import NUM_COORDINATES, Floats
 FILE_KIND = "forerun.fit_file/1"
 _LAW_KIND = "forerun.fit/4"
 _KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
-    "forerun.compute_fit/1": ComputeFit,
+    "forerun.compute_fit/2": ComputeFit,
     "forerun.hyperparameter_fit/1": HyperparameterFit,
 }
+MAX_FIT_BYTES = 2**28
+"""Upper limit of a fit file; one of 400 refits has 0.2 MB."""
 _AGAIN = "fit again, or copy the file again from where it was made"
 
 Fit = FittedRuns | ComputeFit | HyperparameterFit
@@ -56,17 +59,17 @@ def write(path: Path, fit: dict[str, Json]) -> None:
 
 
 def read(path: Path) -> dict[str, Json]:
-    """What `write` wrote.
+    """Return what `write` wrote.
 
     Raises:
         FitFileError: the file cannot be read, is no fit, or is one of another version.
         FitTamperedError: it was changed.
     """
     try:
-        data = canon.parse(path.read_bytes())
+        data = canon.parse(read_plain(path, MAX_FIT_BYTES))
         actual = canon.content_id(data.get("fit")) if isinstance(data, dict) else ""
     except OSError as error:
-        raise FitFileError(f"{path} cannot be read: {error.strerror}") from error
+        raise FitFileError(f"{path} cannot be read: {error.strerror or error}") from error
     except canon.CanonError as error:
         raise FitFileError(f"{path} is not a fit ({error}): `forerun fit RUNS --out {path}` writes one") from error
     kind = data.get("kind") if isinstance(data, dict) else None

@@ -19,10 +19,10 @@ ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher", "forerun")
 API = "forerun"
 """What notebooks import: it may import every room, and none imports it."""
 CORE = {"proxies.external.keeper", "proxies.external.supervised_command", "proxies.external.log_file"} | {
-    f"proxies.core.{path.stem}" for path in (ROOT / "proxies" / "core").glob("[a-z]*.py")
+    ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "proxies" / "core").rglob("[a-z]*.py")
 }
 """What every room may import: standard library only."""
-CORE_WHEN_CALLED = {("proxies.core.table_files", "pyarrow")}
+CORE_WHEN_CALLED = {("proxies.core.tables.table_files", "pyarrow")}
 """Loaded by a function, of a file that needs it."""
 DOORS = {
     "mup": {"proxies.parametrization.parametrization"},

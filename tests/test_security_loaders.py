@@ -26,7 +26,7 @@ from launcher.frozen.frozen import FrozenError, TamperedError
 from launcher.frozen.launch_file import attest, read_attestation, read_launch, write_launch
 from launcher.plan.file import PlanError, load_plan
 from launcher.trainer.checkpoints import CheckpointError, newest_good
-from proxies.core import table_files
+from proxies.core.tables import table_files
 from proxies.data.tokenizer import load_tokenizer
 from proxies.data.tokens import CorruptCorpusError, DataError, TokenStore, read_manifest
 from proxies.external.growing_file import MetricsError

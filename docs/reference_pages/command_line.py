@@ -23,8 +23,9 @@ line](../command-line.md).
 _EXITS = """# Exit codes
 
 Those that a verb gives in a way of its own are said with [the verb](cli.md); what to do about each is on the page of
-[the command line](../command-line.md#exit-codes). An error that is not named here is bad input (2) where it is one of
-forerun's own or a path that cannot be read or written, and a bug in forerun (1) otherwise.
+[the command line](../command-line.md#exit-codes). An error that is not named here is bad input (2) if it is one of
+forerun's own, or if it says what the machine or the input lacks: a path that cannot be read or written, a full disk, no
+memory, text that is not UTF-8. Any other is a bug in forerun (1).
 
 | code | means | errors |
 |---|---|---|

@@ -11,6 +11,7 @@ from reference_pages.source import sources, trees
 _NAME = re.compile(r"_?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|PATH|PYTHONPATH|HOME|CXX|TMPDIR|NETRC")
 SENTENCES = {
     "FORERUN_TRACEBACK": "1: an error is shown with where in the code it happened.",
+    "NO_COLOR": "Any value: no color on a terminal.",
     "FORERUN_HOST": "Name of this machine in results, where the host's own name changes or is shared.",
     "FORERUN_RUN_DIR": "Set for a trainer of your own: the folder of its run.",
     "FORERUN_PROVE": "Set by `forerun verify --prove`, for `forerun.hook` in your training script.",

@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from proxies.core.canon import CanonError, Json
 from proxies.core.checks import SpecError
-from proxies.core.table_files import Source
+from proxies.core.tables.table_files import Source
 
 if TYPE_CHECKING:
     from launcher.plan.study import Study
     from proxies.core.spec import RunSpec
     from scaling_fits.allocation.shapes import Template
+    from scaling_fits.compute.optima import FlopsSource
     from scaling_fits.forecast.uncertainty import FittedRuns
     from scaling_fits.laws.table import RunTable
     from sweeps.store.ledger import Ledger
 
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
-SHAPE_COLUMNS = ("width", "depth", "num_layers", "layers")
-"""Of a table: a width, and a depth by one of its names."""
+SHAPE_COLUMNS = ("width", "depth")
+"""Columns of a table's shapes."""
+
+MAX_DROPPED_SHOWN = 10
+"""Dropped rows of a table that people are shown; `--json` has all of them."""
 
 Body = dict[str, Json]
 
 
-def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    """The file and the JSON of a fit; `options` are bootstrap, level and seed.
+def fit_of(
+    runs: Source,
+    form: str,
+    params_column: str,
+    options: dict[str, Any],
+    *,
+    columns: Mapping[str, str] | None = None,
+    flops_from: FlopsSource | None = None,
+) -> tuple[Body, Body]:
+    """Return the file and the JSON of a fit.
+
+    Args:
+        runs: A table, or a study folder.
+        form: Form of the law.
+        params_column: The table's column of N; empty: the one that its name tells.
+        options: `bootstrap`, `level` and `seed`.
+        columns: The table's own names of columns by ours, where a user chose.
+        flops_from: FLOPs of an isoFLOP fit; None: the best that the table has.
 
     Raises:
+        click.UsageError: `flops_from` with another form.
         ValueError: of `scaling_fits`, each with all that is wrong.
     """
     from launcher.study.history import ConcludedRun, concluded, scaled
@@ -47,10 +70,12 @@ def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any])
         template, main_runs = study.shape_template, concluded(ledger)
         table = decide.ladder_table(study, specs, ledger.results(), main_runs)
     else:
-        more = itertools.chain(*hyperparameter_laws.COLUMNS.values()) if form in HYPERPARAMETER_FORMS else SHAPE_COLUMNS
-        table = read_runs(runs, params_column, tuple(more))
+        extra = HYPERPARAMETER_FORMS if form in HYPERPARAMETER_FORMS else SHAPE_COLUMNS
+        table = read_runs(runs, params_column, extra, columns)
+    if flops_from is not None and form != "isoflop":
+        raise click.UsageError("--flops-from: only with --form isoflop")
     if form == "isoflop":
-        by_compute = isoflop.fit_isoflop(table, **options)
+        by_compute = isoflop.fit_isoflop(table, **options, flops_from=flops_from)
         return to_file(by_compute), optima.fit_body(by_compute)
     if form in HYPERPARAMETER_FORMS:
         by_size = hyperparameter_laws.fit_runs_law(table, form, **options)  # type: ignore[arg-type]
@@ -62,14 +87,21 @@ def fit_of(runs: Source, form: str, params_column: str, options: dict[str, Any])
         raise CannotTellError((f"no law fits these runs: its predictions overflow ({error})",)) from error
 
 
+def dropped_lines(body: Mapping[str, Any]) -> list[str]:
+    """Return a line for each of the first rows that a table's reader dropped, and the number of the others."""
+    dropped = body.get("dropped", ())
+    lines = [f"dropped row {row['row']}: {row['reason']}" for row in dropped[:MAX_DROPPED_SHOWN]]
+    more = len(dropped) - len(lines)
+    return lines + ([f"dropped {more} more rows: --json lists every one"] if more > 0 else [])
+
+
 def _by_shape(table: RunTable, found: FittedRuns) -> Body:
     """What the width per layer adds to the loss, where the table has a width and a depth for every run."""
     from launcher.views.aspect import term_body
     from scaling_fits.allocation.aspect import aspect_term, shaped_run
     from scaling_fits.laws.law import CannotTellError
 
-    depth = next((table.extra[name] for name in SHAPE_COLUMNS[1:] if name in table.extra), None)
-    width = table.extra.get(SHAPE_COLUMNS[0])
+    width, depth = (table.extra.get(table.column_names.get(name, name)) for name in SHAPE_COLUMNS)
     if width is None or depth is None or not (width > 0).all() or not (depth > 0).all():  # an empty cell is NaN
         return {}
     try:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from launcher.base.talk import counted
 from launcher.cli.options import table
-from launcher.views.numbers import count
+from launcher.views.numbers import count, flops, significant
 
 _GB = 1e9
 _OF_GPUS = ("GPU-hours", "dollars")
@@ -96,7 +96,7 @@ def _short_main(body: dict[str, Any], *, gpus: bool) -> list[str]:
     if "stages" in body:
         speed = body["worker_flops"]
         lines.append(_main_cost(main) if gpus else _main_here(main, speed))
-        lines.append(f"assumed: a worker reaches {_span(speed)} FLOP/s ({speed['source']})")
+        lines.append(f"assumed: a worker reaches {_flops_span(speed)} FLOP/s ({speed['source']})")
         lines.append(f"assumed: the main run's size is {body['main_run_from']}")
         warned = [*(text for text in body["warnings"] if gpus or not text.startswith(_OF_GPUS)), *warned]
     return [*lines, *(f"warning: {text}" for text in warned)]
@@ -152,7 +152,7 @@ def _stages(body: dict[str, Any]) -> list[str]:
     ]
     on = f"hours on {counted(body['num_workers'], 'worker')}"
     speed, share = body["worker_flops"], body["proxy_mfu"]
-    notes = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
+    notes = (f"a worker reaches {_flops_span(speed)} FLOP/s ({speed['source']})",
             f"a GPU reaches {_span(share)} of its peak ({share['source']})",
             f"from `forerun run` to its report: {body['wall_hours']['source']}",
             f"the main run's size is {body['main_run_from']}",
@@ -199,5 +199,12 @@ def _between(of: dict[str, Any]) -> str:
 
 
 def _span(of: dict[str, Any], digits: int = 3) -> str:
-    value, *ends = (f"{number:.{digits}g}" for number in (of["value"], *(of["interval"] or ())))
+    return _join_ends(*(significant(number, digits) for number in (of["value"], *(of["interval"] or ()))))
+
+
+def _flops_span(of: dict[str, Any]) -> str:
+    return _join_ends(*(flops(number) for number in (of["value"], *(of["interval"] or ()))))
+
+
+def _join_ends(value: str, *ends: str) -> str:
     return f"{value} [{', '.join(ends)}]" if ends else value

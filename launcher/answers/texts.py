@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from launcher.answers.law_fits import dropped_lines
 from launcher.base.talk import counted
 from launcher.cli.options import table
 from launcher.study.gates import findings, points
@@ -67,6 +68,7 @@ def verdict_text(body: dict[str, Json]) -> str:
             moved = f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of {verdict['axis']}"
             notes += _bullets([moved])
     notes += _why(verdict) + _bullets(f"note: {note}" for note in verdict.get("notes", ()))
+    notes += _bullets(dropped_lines(verdict))
     return "\n".join(notes)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
-from launcher.cli.options import WholeAmount
+from launcher.cli.options import WholeAmount, column_option
 from proxies.core.canon import Json
-from proxies.core.table_files import Source
+from proxies.core.tables.table_files import Source
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
 from transfer.tables.columns import VALUE_COLUMNS
+
+if TYPE_CHECKING:
+    from transfer.tables.table import RunTable
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -62,6 +65,7 @@ def table_options(command: _Command) -> _Command:
             "--margin-nats", type=float, default=0.01, show_default=True, help="With --runs: the cost allowed."
         ),
         click.option("--level", type=float, default=0.9, show_default=True, help="With --runs: of every interval."),
+        column_option,
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -78,8 +82,9 @@ def judge_table(
     power: float | Literal["measured"] = 0.0,
     margin_nats: float = 0.01,
     level: float = 0.9,
+    columns: Mapping[str, str] | None = None,
 ) -> dict[str, Json]:
-    """The verdict on a table of runs or of optima (`transfer.tables.table`), as `verdict_summary` has it, and notes.
+    """Judge a table of runs or of optima (`transfer.tables.table`).
 
     Args:
         path: The table: a file, or cells already read.
@@ -90,14 +95,14 @@ def judge_table(
         power: The value at the target is the base's times (target / base)^power; `measured`: the power of the optima.
         margin_nats: The cost allowed.
         level: Of every interval.
+        columns: The table's own names of columns by ours, where a user chose.
 
     Returns:
-        The keys of `transfer.verdict.summary.verdict_summary`, and `notes`: what was judged and what was left aside.
+        The keys of `transfer.verdict.summary.verdict_summary`, `notes` on what was judged, and rows `dropped`.
 
     Raises:
-        TableError: a table that cannot be read, or asks no single question.
-        TransferError: options out of bounds, or runs that no verdict can be made from.
-        OSError: the file cannot be opened.
+        TableError: A table that cannot be read, or asks no single question.
+        TransferError: Options out of bounds, or runs that no verdict can be made from.
     """
     import numpy as np
 
@@ -106,7 +111,7 @@ def judge_table(
     from transfer.verdict.summary import verdict_summary
     from transfer.verdict.verdict import judge
 
-    table = read_runs(path, axis=axis, hyperparameter=hyperparameter)
+    table = read_runs(path, axis=axis, hyperparameter=hyperparameter, columns=columns)
     sizes = sorted({point.size for point in table.points} or {size for size, _ in table.optima})
     target = 2 * sizes[-1] if target_size is None else target_size
     base = sizes[0] if base_size is None else base_size
@@ -123,9 +128,14 @@ def judge_table(
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
             judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
-            return {**verdict_summary(judged), "notes": [*table.notes, *_assumed(question, target_size, base_size)]}
+            notes: list[Json] = [*table.notes, *_assumed(question, target_size, base_size)]
+            return {**verdict_summary(judged), "notes": notes, "dropped": _dropped(table)}
     except (ArithmeticError, np.linalg.LinAlgError) as error:
         raise TransferError([f"numbers too far apart, or too close, to fit a loss basin: {error}"]) from error
+
+
+def _dropped(table: RunTable) -> list[Json]:
+    return [{"row": row, "reason": reason} for row, reason in table.dropped]
 
 
 def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:

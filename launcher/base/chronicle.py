@@ -14,6 +14,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import read_plain
 
 CHRONICLE_FILE = "chronicle.jsonl"
 
@@ -71,9 +72,13 @@ def record(
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The events recorded in `folder`, oldest first; what is not one of ours, as a torn line, is skipped."""
+    """Return the events recorded in `folder`, oldest first; lines that are no events are skipped.
+
+    Raises:
+        OSError: The chronicle cannot be read, or is not a plain file.
+    """
     path, found = folder / CHRONICLE_FILE, []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in read_plain(path).splitlines() if path.exists() else ():
         try:
             found.append(canon.decode(Entry, canon.parse(line)))
         except ValueError:

@@ -26,6 +26,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import open_plain, read_plain
 from proxies.external.growing_file import GrowingFile
 
 # A run's `metrics.jsonl`, followed while it is written, also over rewinds. Standard library only.
@@ -133,8 +134,12 @@ def append(run_dir: Path, record: object) -> None:
 def read(run_dir: Path) -> list[dict[str, canon.Json]]:
     """The lines there are; what a killed run left half-written is skipped."""
     path = run_dir / METRICS_FILE
+    if not path.exists():
+        return []
+    with open_plain(path) as file:
+        content = file.read()
     records = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in content.splitlines():
         try:
             value = canon.parse(line)
         except canon.CanonError:
@@ -169,4 +174,4 @@ def read_ending(run_dir: Path) -> AttemptEnd | None:
         CanonError: the file is not one of ours.
     """
     path = run_dir / ENDING_FILE
-    return canon.decode(AttemptEnd, canon.parse(path.read_bytes())) if path.exists() else None
+    return canon.decode(AttemptEnd, canon.parse(read_plain(path))) if path.exists() else None

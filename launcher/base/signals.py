@@ -4,18 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import os
 import signal
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 # Processes that die with their parent: none may write on where a new attempt writes, or be left alone on a machine.
 
+JOB_VARIABLE = "FORERUN_ATTEMPT"
+"""In the environment of every process of a job: a token of that attempt."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_parent() -> None:
-    """Have the kernel SIGKILL this process when its parent thread ends; elsewhere than on Linux nothing happens."""
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when its parent thread ends; elsewhere than on Linux nothing happens.
+
+    Args:
+        parent: Process id of the parent. If that is not the parent (any more), it ended before the kernel was asked,
+            and this process ends now. None: whoever the parent is at this moment.
+        number: Signal that the kernel sends.
+    """
+    expected = os.getppid() if parent is None else parent
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != expected:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_child_die_with_us(number: int = signal.SIGKILL) -> Callable[[], None]:
+    """Return the `preexec_fn` of a child that is to end when this thread does."""
+    return functools.partial(die_with_parent, os.getpid(), number)
+
+
+def die_with_job() -> None:
+    """Have a rank end with the agent that started it; to be called before torch is loaded, which takes seconds.
+
+    An agent that was killed before this call left the rank to another process, which has not the job's token.
+    """
+    parent = os.getppid()
+    die_with_parent(parent)
+    token = os.environ.get(JOB_VARIABLE)
+    if token is None or sys.platform != "linux":
+        return
+    try:
+        environment = Path(f"/proc/{parent}/environ").read_bytes()
+    except PermissionError:
+        if parent != 1:  # an agent that hides its environment
+            return
+        environment = b""
+    except OSError:  # it has just ended
+        environment = b""
+    if f"{JOB_VARIABLE}={token}".encode() not in environment.split(b"\0"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 _NAP_SECONDS = 0.05

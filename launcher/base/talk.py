@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 import time
 from types import TracebackType
-from unicodedata import category
+from typing import Literal
+
+from launcher.base.terminal import count_columns, has_color, lay_out, shown, terminal_columns, wrap
 
 PLAIN_EVERY_SECONDS = 15.0
 
 
 _CLEAR = "\r\033[K"
-_STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of Unicode: controls, marks that turn the direction of text, halves of characters, ends of lines."""
-
-
-def shown(text: str) -> str:
-    """A text as a terminal may have it: what would steer it is spelled out, as \\x1b. New lines and tabs stay.
-
-    Names of files, runs and hosts, and the environment, are not ours: an escape in one could colour a line, hide it, or
-    write another.
-    """
-    return "".join(
-        c if c in "\n\t" or category(c) not in _STEERING else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 def say(text: str) -> None:
     """A line on stderr, in the place of a live one."""
-    _put(f"{_CLEAR if sys.stderr.isatty() else ''}{shown(text)}\n")
+    _put(f"{_CLEAR if sys.stderr.isatty() else ''}{lay_out(shown(text), sys.stderr)}\n")
 
 
 def _put(text: str) -> None:
@@ -84,25 +72,26 @@ _BAR_COLUMNS = 20
 
 
 def _fitted(text: str, share: float | None) -> str:
-    """A text that fits a terminal's line, with a bar before it where there is room: what wraps is not redrawn."""
-    columns = _columns() - 1
-    room = columns - len(text) - 1
+    """Return a text that fits a terminal's line, with a bar before it where there is room: what wraps is not redrawn.
+
+    Parts of the text, which stand two spaces apart, are left out from the end until it fits; none is cut.
+    """
+    columns = terminal_columns(sys.stderr) - 1
+    parts = text.split("  ")
+    while len(parts) > 1 and count_columns("  ".join(parts)) > columns:
+        parts.pop()
+    text = wrap("  ".join(parts), columns).split("\n")[0]
+    room = columns - count_columns(text) - 1
     if share is None or room < _BAR_COLUMNS // 2:
         return text[:columns]
     from rich.console import Console
     from rich.progress_bar import ProgressBar
 
-    console = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system="standard")
+    system: Literal["standard"] | None = "standard" if has_color(sys.stderr) else None
+    console = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=system)
     with console.capture() as bar:
         console.print(ProgressBar(total=1.0, completed=share, width=min(room, _BAR_COLUMNS)), end="")
     return f"{bar.get()} {text}"
-
-
-def _columns() -> int:
-    """Of the terminal that stderr is; 150 where it does not tell."""
-    with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 150
-    return 150
 
 
 class Meter:

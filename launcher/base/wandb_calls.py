@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.base.signals import die_with_parent
+from launcher.base.signals import make_child_die_with_us
 
 WANDB_DIR = "wandb"
 OFFLINE_SECONDS, ONLINE_SECONDS = 180.0, 900.0
@@ -86,7 +86,7 @@ class WandbProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is ours
-            preexec_fn=die_with_parent if dies_with_us else None,  # noqa: PLW1509  (one system call, no lock held)
+            preexec_fn=make_child_die_with_us() if dies_with_us else None,  # noqa: PLW1509  (one system call, no lock held)
         )
         assert self._process.stdin is not None
         self._into = self._process.stdin.fileno()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -10,10 +11,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+
+from launcher.base.terminal import drop_stream, lay_out, print_answer, shown
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -44,6 +47,7 @@ _EXIT_CODES = {
     "TamperedError": EXIT_CORRUPT,
     "FitTamperedError": EXIT_CORRUPT,
     "CorruptError": EXIT_CORRUPT,
+    "IndexRefusedError": EXIT_CORRUPT,
     "StudyHeld": EXIT_HELD,
     "StaleDriver": EXIT_HELD,
     "InterruptedStudyError": EXIT_INTERRUPTED,
@@ -52,6 +56,19 @@ _EXIT_CODES = {
     "DuplicateRecord": EXIT_BUG,
 }
 _OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
+_BUG_ERRNOS = {errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTSOCK}
+"""Refusals of the system that only a wrong call explains, if no file is named."""
+_OS_ADVICE = {
+    errno.ENOSPC: "free space on the disk, then run the same command again",
+    errno.EDQUOT: "free space within your quota, then run the same command again",
+    errno.EMFILE: "raise the limit of open files: `ulimit -n 65536`",
+    errno.ENFILE: "close files of other programs: the machine has too many open",
+    errno.ENOMEM: "free memory, or use a machine with more",
+    errno.EAGAIN: "raise the limit of processes (`ulimit -u`), or end some",
+    errno.EROFS: "name a folder that can be written",
+    errno.EPIPE: "a program at the other end of a pipe has ended: run the same command again",
+}
+_PARSERS = {"json", "tomllib", "tomli", "yaml"}
 
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
@@ -86,8 +103,32 @@ _VERBS = {
 }
 
 
+class _CarriedError(Exception):
+    """An error that must get past click, which would end the program by itself: with 1 for a closed pipe."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextlib.contextmanager
+def _carry_errors() -> Iterator[None]:
+    try:
+        yield
+    except (BrokenPipeError, EOFError) as error:
+        raise _CarriedError(error) from error
+
+
 class _Verbs(click.Group):
     """Lists verbs without importing them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _carry_errors():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _carry_errors():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -145,16 +186,48 @@ def exit_code_of(error: BaseException) -> int:
         if isinstance(code, int):
             return code
         return _EXIT_CODES.get(type(error).__name__, EXIT_INPUT)
-    # A path that cannot be read or written is not our bug.
-    return EXIT_INPUT if isinstance(error, OSError) and error.filename is not None else EXIT_BUG
+    return EXIT_BUG if _surroundings_text(error) is None else EXIT_INPUT
 
 
-def _named(error: BaseException) -> BaseException:
-    """The error, naming the stream if it came of printing: a full disk behind `>` has no file name."""
+def _surroundings_text(error: BaseException) -> str | None:
+    """Return what the machine or the input lacked, and what to do; None if neither explains the error."""
+    if isinstance(error, OSError):
+        if error.filename is not None:
+            return f"{error.filename}: {error.strerror}"
+        if error.errno is None or error.errno in _BUG_ERRNOS:
+            return None
+        return f"{error.strerror}; {_OS_ADVICE.get(error.errno, 'mend that, then run the same command again')}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        detail = str(error).partition("\n")[0]
+        return f"out of memory{': ' if detail else ''}{detail}; free some, or use a machine with more"
+    if isinstance(error, EOFError):
+        return f"a file or stream ends too early{': ' if str(error) else ''}{error}; it may have been cut short"
+    if isinstance(error, UnicodeDecodeError):
+        return f"text is not {error.encoding}: {error.reason} at byte {error.start}; convert the file to UTF-8"
+    if isinstance(error, RecursionError) and _is_parsing(error):
+        return "a file or value that was read is nested too deeply; write it with fewer levels"
+    return None
+
+
+def _is_parsing(error: BaseException) -> bool:
+    """Whether a parser was at work; elsewhere an endless recursion is ours."""
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(module.split(".")[0] in _PARSERS for module in modules)
+
+
+def _unwrap(error: BaseException) -> BaseException | None:
+    """Return the error behind what click made of it, with the stream's name if it came from printing.
+
+    None if nobody reads stdout any more, which is no error.
+    """
+    if isinstance(error, _CarriedError):
+        error = error.error
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if frame.f_code is click.echo.__code__:
-            stream = "standard error" if frame.f_locals["err"] else "standard output"
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if frames and (frame := frames[-1]).f_code in (click.echo.__code__, print_answer.__code__):
+            if isinstance(error, BrokenPipeError):
+                return None
+            stream = "standard error" if frame.f_locals.get("err") else "standard output"
             return OSError(error.errno, error.strerror, stream)
     return error
 
@@ -165,10 +238,10 @@ def message_of(error: BaseException) -> str:
         return "interrupted; finished work is recorded, the same command resumes or starts over"
     if isinstance(error, click.ClickException):
         return error.format_message()
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
     if _is_ours(error) and type(error).__name__ not in _OUR_BUGS:
         return str(error)
+    if (text := _surroundings_text(error)) is not None:
+        return text
     return (
         f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in your input; no record is lost. "
         "FORERUN_TRACEBACK=1 shows where it happened."
@@ -178,7 +251,7 @@ def message_of(error: BaseException) -> str:
 def _is_ours(error: BaseException) -> bool:
     from launcher.doctor.findings import PACKAGES
 
-    return type(error).__module__.split(".")[0] in PACKAGES
+    return type(error).__module__.split(".")[0] in (*PACKAGES, "forerun")
 
 
 def main(args: list[str] | None = None) -> NoReturn:
@@ -189,12 +262,10 @@ def main(args: list[str] | None = None) -> NoReturn:
         code = cli.main(args=typed, prog_name="forerun", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
-    except BrokenPipeError:
-        _let_go_of_stdout()
-        code = 0
     except BaseException as error:
-        code = _complain(_named(error), typed)
-        _let_go_of_stdout()
+        cause = _unwrap(error)
+        code = 0 if cause is None else _complain(cause, typed)
+    _flush_streams()
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -207,13 +278,13 @@ def _listen() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def _let_go_of_stdout() -> None:
-    """Send what nobody takes nowhere: Python flushes once more on its way out, and would complain."""
-    try:
-        if sys.stdout is not None:  # closed by `>&-`
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flush_streams() -> None:
+    """Flush both streams, or send what nobody takes nowhere: Python flushes on its way out, and would exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            drop_stream(stream)
 
 
 def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
@@ -236,8 +307,6 @@ def _complain(error: BaseException, typed: list[str]) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return EXIT_INPUT
-    from launcher.base.talk import shown
-
     redacted, error = _redactor(error)
     code, message = exit_code_of(error), redacted(message_of(error))
     problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]
@@ -246,7 +315,7 @@ def _complain(error: BaseException, typed: list[str]) -> int:
             click.echo(shown(redacted("".join(traceback.format_exception(error)))), err=True, nl=False)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(error.ctx.get_usage(), err=True)
-        click.echo(f"forerun: {shown(message)}", err=True)
+        click.echo(lay_out(f"forerun: {shown(message)}", sys.stderr), err=True)
     if "--json" in typed:
         body = {"error": type(error).__name__, "exit_code": code, "message": message, "problems": problems}
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.base.signals import die_with_parent
+from launcher.base.signals import make_child_die_with_us
 from launcher.base.study_names import shown_name
 from launcher.base.talk import duration, say
 from launcher.report.about import next_line
@@ -173,7 +173,7 @@ def _call(*arguments: str) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # else a terminal's Ctrl-C comes twice, and the second one ends it unsaved
-            preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+            preexec_fn=make_child_die_with_us(),  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
         )
         running.append(step)
         if received:  # meanwhile

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,18 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from launcher.base.talk import shown
+from launcher.base.talk import say
+from launcher.base.terminal import lay_out_table, print_answer, shown, terminal_columns
 from launcher.cli.names import study_option
 from proxies.core import canon
+from proxies.core.tables.numerals import parse_amount
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-
-MOST_COLUMNS = 10_000
-"""The width of a table that is printed where nobody looks at it: a file, a pipe."""
-_POWERS_OF_TEN = {"k": 3, "m": 6, "b": 9, "t": 12}
 
 
 class Amount(click.types.FloatParamType):
@@ -34,11 +30,8 @@ class Amount(click.types.FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number that `value` spells."""
-        text = str(value).strip()
-        power = _POWERS_OF_TEN.get(text[-1:].lower())
-        try:  # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9
-            number = float(text if power is None else f"{text[:-1].rstrip()}e{power}")
-        except ValueError:
+        number = parse_amount(str(value))
+        if number is None:
             self.fail(
                 f"{value!r} is not an amount: must be a number, or a number followed by K, M, B or T, such as 7B.",
                 param,
@@ -68,6 +61,28 @@ set_option = click.option(
 )
 plan_argument = click.argument(
     "plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan.toml")
+)
+
+
+def _parse_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for value in values:
+        ours, equals, theirs = value.partition("=")
+        if not equals or not ours.strip() or not theirs.strip():
+            raise click.BadParameter(f"{value!r}: must be NAME=THEIRS, such as loss=val_bpb", ctx, param)
+        if ours.strip() in columns:
+            raise click.BadParameter(f"{ours.strip()} is named twice: name it once", ctx, param)
+        columns[ours.strip()] = theirs.strip()
+    return columns
+
+
+column_option = click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=THEIRS",
+    callback=_parse_columns,
+    help="Take the table's column THEIRS for NAME (loss, params, lr, ...); repeatable.",
 )
 
 
@@ -121,6 +136,22 @@ def folder_of(frozen: Path) -> Path:
     return (frozen.resolve() if frozen.is_symlink() else frozen).parent
 
 
+def sound_config(frozen: Path) -> tuple[Decision, Path]:
+    """Return the decision of a frozen config and its folder; what was accepted of it is said on stderr.
+
+    Raises:
+        FrozenError: There is no launch config.
+        TamperedError: It was edited, or what lies beside it belongs to another one.
+    """
+    from launcher.frozen.config_checks import require_sound
+    from launcher.frozen.launch_file import read_launch
+
+    decision, folder = read_launch(frozen), folder_of(frozen)
+    if accepted := require_sound(folder, decision.digest):
+        say(f"warning: {accepted}")
+    return decision, folder
+
+
 def corpus_of(folder: Path, given: Path | None) -> Path:
     """The corpus that is `given`, or that of the study around a frozen config's folder.
 
@@ -159,7 +190,7 @@ def plan_verb(command: _Command) -> _Command:
 
 def answer(as_json: bool, body: object, text: str) -> None:
     """The one answer of a verb on stdout: JSON, or text for people."""
-    click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
+    print_answer(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
@@ -167,19 +198,4 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[i
 
     On a terminal, texts are wrapped at its width; no word or number is ever cut. Elsewhere nothing is.
     """
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for index, name in enumerate(head):
-        grid.add_column(Text(shown(name)), justify="left" if index in left else "right")
-    for row in rows:
-        grid.add_row(*(Text(shown(cell)) for cell in row))
-    console = Console(file=io.StringIO(), width=MOST_COLUMNS, color_system=None, force_jupyter=False)
-    measured = Measurement.get(console, console.options, grid)
-    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else MOST_COLUMNS
-    console.print(grid, width=max(measured.minimum, min(measured.maximum, most)))
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return lay_out_table(head, rows, left, terminal_columns(sys.stdout) if sys.stdout.isatty() else None)

@@ -199,7 +199,7 @@ ORIGINS: dict[str, Origin] = {
     "model.*": _derived("what your own model is at this shape", "shape", "model.factory.target"),
     "predicted.level": _from_key("transfer.level"),
     "predicted.curve": _from_fit(
-        "the ladder's loss curves relative to their final losses, regressed on size and tokens (arXiv 2507.02119)",
+        "a law of annealed loss curves (arXiv 2408.11029, with the size added), fitted to the ladder's curves",
         "shape", "num_tokens", strength="its band includes the error of such curves on the ladder's longest runs",
     ),
     "predicted.memory_octaves": _from_fit(

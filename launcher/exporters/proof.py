@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Protocol, cast
 
-from launcher.base.signals import die_with_parent
+from launcher.base.signals import make_child_die_with_us
 from launcher.exporters.export_writer import PROVE_FILE
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
@@ -110,7 +110,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str], out: IO[
     """How a command whose words go to files ended, if not with 0; nothing that it started outlives this call."""
     child = subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+        preexec_fn=make_child_die_with_us(),  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
     )  # fmt: skip
     try:
         code = child.wait(LIMIT_SECONDS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -77,13 +78,16 @@ def study_of(folder: Path) -> Path | None:
 
 
 def edited(study_dir: Path) -> list[str]:
-    """What is wrong with the launch files of a study, in words: which one is no longer what its digest names."""
+    """Return what is wrong with the frozen configs of a study: a launch file or attestation that is not its own."""
     problems = []
     for path in sorted((study_dir / "frozen").glob(f"*/{LAUNCH_FILE}")):
         try:
-            read_launch(path)
+            decision = read_launch(path)
         except FrozenError as error:
             problems.append(str(error))
+            continue
+        _, others = find_attestations(path.parent, decision.digest, needed=())
+        problems += [f"{path.parent}: {problem}" for problem in itertools.chain(*others.values())]
     return problems
 
 
@@ -107,32 +111,15 @@ def look_through(folder: Path, digest: str) -> FolderContents:
     Raises:
         TamperedError: something was changed, taken away, added to an export, or is no plain file.
     """
-    if (folder / LAUNCH_FILE).is_symlink():
-        raise TamperedError(
-            str(folder), [f"{LAUNCH_FILE} is a link: it must be a plain file; copy the file there, or freeze again"]
-        )
-    attestations, exports_dir = folder / "attestations", folder / "exports"
-    kinds = kinds_in(attestations)
-    kept = {name: kind for name, kind in kinds.items() if name.endswith(".json") and "/" not in name}
-    wrong = [
-        f"attestations/{name} is a {kind}: it must be a plain file; remove it and run the verb that wrote it again"
-        for name, kind in kept.items()
-        if kind != "file"
-    ]
-    wrong += [
-        f"attestations/{kind}.json is missing: `forerun freeze` writes it again"
-        for kind in ATTESTED
-        if f"{kind}.json" not in kept
-    ]
-    if wrong:
-        raise TamperedError(str(folder), wrong)
+    bodies, problems = find_attestations(folder, digest, needed=ATTESTED)
+    if problems:
+        raise TamperedError(str(folder), [*itertools.chain(*problems.values())])
+    exports_dir = folder / "exports"
     unchanged, exports = [], []
-    for name in sorted(kept):
-        path = attestations / name
-        body = read_attestation(path, digest)
-        unchanged.append(f"attestation {path.stem}")
-        if path.stem.startswith("export-"):
-            export, num_files = _export(folder, path, body)
+    for kind, body in bodies.items():
+        unchanged.append(f"attestation {kind}")
+        if kind.startswith("export-"):
+            export, num_files = _export(folder, path_of(folder, kind), body)
             unchanged.append(f"files of {export.trainer}: {num_files} unchanged")
             exports.append(export)
     if exports_dir.exists() and not exports_dir.is_dir():
@@ -142,6 +129,48 @@ def look_through(folder: Path, digest: str) -> FolderContents:
         if entry.name not in attested and not entry.name.endswith(_PART):  # which one that was stopped left
             raise TamperedError(str(entry), ["no attestation names it: `forerun export` writes it again"])
     return FolderContents(unchanged=tuple(unchanged), exports=tuple(exports))
+
+
+def find_attestations(
+    folder: Path, digest: str, *, needed: Sequence[str]
+) -> tuple[dict[str, dict[str, canon.Json]], dict[str, list[str]]]:
+    """Read the attestations beside a launch file.
+
+    Args:
+        folder: Folder of the config.
+        digest: Digest of the config, which each must name.
+        needed: Kinds that must be there.
+
+    Returns:
+        The bodies of sound attestations by kind, and what is wrong with the others by kind (or `launch`, for the
+        launch file itself).
+    """
+    problems: dict[str, list[str]] = {}
+    if (folder / LAUNCH_FILE).is_symlink():
+        text = f"{LAUNCH_FILE} is a link: it must be a plain file; copy the file there, or freeze again"
+        problems["launch"] = [text]
+    kinds = {
+        name.removesuffix(".json"): kind
+        for name, kind in sorted(kinds_in(folder / "attestations").items())
+        if name.endswith(".json") and "/" not in name
+    }
+    bodies = {}
+    for name, kind in kinds.items():
+        path = path_of(folder, name)
+        place = f"attestations/{path.name}"
+        if kind != "file":
+            text = f"{place} is a {kind}: it must be a plain file; remove it and run the verb that wrote it again"
+            problems.setdefault(name, []).append(text)
+            continue
+        try:
+            bodies[name] = read_attestation(path, digest)
+        except TamperedError as error:
+            problems.setdefault(name, []).extend(f"{place}: {problem}" for problem in error.problems)
+    for name in needed:
+        if name not in kinds:
+            text = f"attestations/{name}.json is missing: `forerun freeze` writes it again"
+            problems.setdefault(name, []).append(text)
+    return bodies, problems
 
 
 def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Exported, int]:

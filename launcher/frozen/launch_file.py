@@ -17,6 +17,10 @@ CheckOutcome = Literal["passed", "failed", "cannot_tell"]
 """What a gate or a rehearsal found."""
 
 
+CHECKS = ("evidence", "attestations")
+"""Checks of a frozen config, besides its digest; `forerun launch --accept` can pass over them."""
+
+
 def accepted_failures(gates: Iterable[Any], accepted: Container[str]) -> list[str]:
     """Return the names of the gates that failed and that somebody accepted; of gates as records or as JSON."""
     told = (_plain(gate) for gate in gates)
@@ -39,13 +43,11 @@ def _plain(gate: Any) -> dict[str, str]:
 
 
 def failure_lines(folder: Path, digest: str) -> list[str]:
-    """Return one line for each gate that had failed and was accepted when the config was frozen.
-
-    Raises:
-        TamperedError: the evidence beside the config was edited, or is for another config.
-    """
-    path = path_of(folder, "evidence")
-    body: dict[str, Any] = read_attestation(path, digest) if path.is_file() else {}
+    """Return one line for each gate that had failed and was accepted when the config was frozen."""
+    try:
+        body: dict[str, Any] = read_attestation(path_of(folder, "evidence"), digest)
+    except TamperedError as error:  # `verify` and `launch` refuse it, unless somebody accepts that
+        return [f"which gates failed and were accepted is not known: {error}"]
     gates, accepted = body.get("gates", []), body.get("accepted", {})
     names = accepted_failures(gates, accepted)
     return accepted_lines(gates, {name: accepted[name] for name in names})

@@ -12,6 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, cast
 
+if __name__ == "__main__":  # before torch is loaded, which takes seconds
+    from launcher.base.signals import die_with_job
+
+    die_with_job()
+
 from launcher.frozen.frozen import Decision
 from launcher.rehearsal.faults import Fault, FaultInjector, FaultKind
 from launcher.trainer import rank as trainer

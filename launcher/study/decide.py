@@ -22,6 +22,7 @@ from proxies.core import canon
 from proxies.core.branches import trunk_id
 from proxies.core.checks import SpecError
 from proxies.core.programs import PLACES
+from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
 from proxies.external.command import placeholder_values
@@ -206,7 +207,7 @@ def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunRe
         FinishedRun(
             params=study.num_params(spec.shape),
             tokens=spec.num_tokens,
-            num_steps=spec.schedule.num_steps,
+            schedule=spec.schedule,
             final_loss_nats=rung.loss_nats,
             curve=load_curve(study.study_dir, rung),
         )
@@ -215,14 +216,13 @@ def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunRe
     ]
 
 
-def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLoss:
-    """The forecast of the end, and the way there as the rungs' curves went."""
+def predicted_loss(end: Prediction, schedule: Schedule, rungs: Sequence[FinishedRun]) -> PredictedLoss:
+    """Join the forecast of the end and the curve that leads there, from the curves of the rungs."""
     from scaling_fits.forecast.loss_curves import expected_curve, memory_octaves
 
-    end = choice.prediction
     assert end.low is not None and end.high is not None  # the plan asks for a bootstrap
     final = (end.loss_nats, end.low, end.high)
-    points = expected_curve(rungs, end.params, end.tokens, final, end.level)
+    points = expected_curve(rungs, end.params, end.tokens, schedule, final, end.level)
     return PredictedLoss(
         loss_nats=end.loss_nats,
         low_nats=end.low,
@@ -231,7 +231,7 @@ def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLos
         extrapolation=end.extrapolation,
         curve=tuple(
             CurvePoint(
-                step=round(point.share * choice.num_steps),
+                step=round(point.share * schedule.num_steps),
                 loss_nats=point.loss_nats,
                 low_nats=point.low_nats,
                 high_nats=point.high_nats,
@@ -283,7 +283,7 @@ def decision(
         precision=plan.launch.precision,
         parallelism=frozen.Parallelism(data_parallel_shard=1) if own else planned_parallelism(plan.launch),
         checkpointing=policy.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
-        predicted=predicted_loss(choice, rungs),
+        predicted=predicted_loss(choice.prediction, run.schedule, rungs),
         abort=policy.AbortPolicy(
             on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS
         ),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.study.first_plan import FirstPlan
 from proxies.core.hyperparameters import hyperparameter_named
+from proxies.core.tables.columns import find_hyperparameter
 from sweeps.search.optuna_storage import OptunaStorageError, best_trials
 from sweeps.search.space import Params, SearchSpace
 
@@ -36,18 +37,25 @@ def with_warm_start(plan: FirstPlan, text: str, space: SearchSpace) -> tuple[Fir
 
 
 def warm_start(text: str, space: SearchSpace) -> WarmStart:
-    """The points that a search begins with.
+    """Return the points that a search begins with.
 
     Args:
-        text: FILE or FILE:STUDY; a path that exists wins.
-        space: what the search varies. A parameter counts by its name, or by one of its names in tables (`lr`).
+        text: FILE or FILE:STUDY. Both may hold colons: the longest path that exists is the file.
+        space: What the search varies. A parameter counts by its name, or by one of its names in tables (`lr`,
+            `optimizer.lr`).
 
     Raises:
         OptunaStorageError: see `best_trials`; or no parameter of the study is searched here.
     """
-    file, _, study = (text, "", "") if Path(text).exists() or ":" not in text else text.rpartition(":")
+    file, study = _split_study(text)
     found = best_trials(Path(file), study, most=MOST_POINTS)
-    axes = {name: axis for axis in space.axes for name in (axis.name, *hyperparameter_named(axis.name).aliases)}
+    by_name = {axis.name: axis for axis in space.axes}
+    axes = {
+        name: by_name[ours]
+        for params in found.params
+        for name in params
+        if (ours := find_hyperparameter(name, by_name)) is not None
+    }
     points: list[Params] = []
     unused, moved = set[str](), set[str]()
     for params in found.params:
@@ -66,10 +74,21 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
     if not points:
         raise OptunaStorageError(
             f"{file}: study {found.study!r} varies {', '.join(sorted(unused)) or 'nothing'}; none of them is searched "
-            f"here: {', '.join(axes)}"
+            f"here: {', '.join(name for axis in space.axes for name in (axis.name, *_other_names(axis.name)))}"
         )
     best = f"the best {len(points)} of {found.num_finished}" if len(points) > 1 else f"the best of {found.num_finished}"
     parts = [f"search.warm_start: {best} finished trials of Optuna's study {found.study!r} in {file}"]
     parts += [f"moved into their ranges: {', '.join(sorted(moved))}"] if moved else []
     parts += [f"not used: {', '.join(sorted(unused))}"] if unused else []
     return WarmStart(points=tuple(points), sentence="; ".join(parts))
+
+
+def _split_study(text: str) -> tuple[str, str]:
+    """Return the file and the name of the study in FILE[:STUDY]."""
+    places = [place for place, character in enumerate(text) if character == ":"]
+    splits = [(text, ""), *((text[:place], text[place + 1 :]) for place in reversed(places))]
+    return next((split for split in splits if Path(split[0]).exists()), splits[min(1, len(splits) - 1)])
+
+
+def _other_names(name: str) -> tuple[str, ...]:
+    return hyperparameter_named(name).aliases

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import metrics
-from launcher.base.signals import Flag, die_with_parent
+from launcher.base.signals import JOB_VARIABLE, Flag, make_child_die_with_us
 from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits, Pace, Watchdog
 from proxies.core.failures import Crash, crash_of, end_of, oom_kills
@@ -36,7 +36,6 @@ STACK_SECONDS = 3.0
 """What the ranks of a hung job on this machine have, all together, to write where they are."""
 SRUN_SECONDS = 60.0
 """What `srun` has to end its tasks on other machines."""
-_TOKEN = "FORERUN_ATTEMPT"
 _CLEAR_SECONDS = 20.0
 
 
@@ -187,7 +186,7 @@ class ProcessSession:
     def __init__(self, command: list[str], log: int) -> None:
         self._token, self._log = secrets.token_hex(16), log
         # One thread a rank unless told otherwise, as torchrun itself would choose, but without its warning.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, _TOKEN: self._token}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, JOB_VARIABLE: self._token}
         # Its own session: Ctrl-C reaches the supervisor alone, which passes it on once.
         self.process = subprocess.Popen(
             command,
@@ -196,7 +195,8 @@ class ProcessSession:
             stderr=log,
             env=environment,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+            # srun passes SIGTERM on; killed, it would leave its tasks on other machines alone.
+            preexec_fn=make_child_die_with_us(signal.SIGTERM if command[0] == "srun" else signal.SIGKILL),  # noqa: PLW1509
         )
 
     def tell_to_save(self) -> None:
@@ -244,7 +244,7 @@ class ProcessSession:
 
         The memory of a process that is being taken down reads as empty, and it writes no more.
         """
-        wanted, found = f"{_TOKEN}={self._token}".encode(), {}
+        wanted, found = f"{JOB_VARIABLE}={self._token}".encode(), {}
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 environment = b"\0" + path.read_bytes()

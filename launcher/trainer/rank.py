@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from launcher.base import metrics
 from launcher.base.metrics import AttemptEnd
-from launcher.base.signals import Flag, die_with_parent
+from launcher.base.signals import Flag, die_with_job
 from launcher.base.watchdog import START_SECONDS
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import read_launch
@@ -120,7 +120,7 @@ def main(build: Callable[..., Trainer] = Trainer) -> NoReturn:
     parser.add_argument("--allow-world-size", action="store_true", help="accept any number of ranks")
     parser.add_argument("--code", type=Path, help="folder of your own model's module")
     options = RankOptions(**vars(parser.parse_args()))
-    die_with_parent()  # torchrun's agent: killed, it would leave its ranks training
+    die_with_job()  # as `__main__` has it do already; of the ranks that others start
     faulthandler.register(signal.SIGUSR1)  # the supervisor of a job that hangs asks every rank where it is
     told = Flag()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,6 +12,7 @@ from launcher.answers.allocation_request import BUDGETS, Checked, Typed, asked_o
 from launcher.answers.law_fits import read_fit
 from launcher.cli.options import OptionProblems, answer, json_option, table
 from launcher.verbs.fits import number, span_text
+from launcher.verbs.predict import exit_if_inconclusive
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
 
     The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone. Of a study folder
     it is the plan's where none is given. With a study's fit, --shape gives the shape that `forerun freeze` takes.
+    Exit 4: the forecast of the best run is inconclusive, for the reason shown, as in `forerun predict`.
     """
     ask = checked(with_planned_budget(fit_path, typed))
     fitted, template = read_fit(fit_path)
@@ -39,6 +41,7 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
     if fit_path.is_dir():
         body["noise_scale"] = _noise(fit_path, body)
     answer(as_json, body, allocation_text(body))
+    exit_if_inconclusive(body)
 
 
 def with_planned_budget(fit_path: Path, typed: Typed) -> Typed:

@@ -23,6 +23,12 @@ _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.g
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write.")
 @click.option("--tokenizer", default="bytes", show_default=True, metavar="bytes|FILE",
               help="FILE: a tokenizer.json of Hugging Face's tokenizers.")  # fmt: skip
+@click.option(
+    "--train-bpe",
+    type=int,
+    metavar="N",
+    help="Train a byte-level BPE of N entries on a sample of SOURCES and use it.",
+)
 @click.option("--end-token", help="End-of-document token of FILE, if not one of the usual ones.")
 @click.option("--text-key", default="text", show_default=True,
               help="Name of the text field in .jsonl, of the column in .parquet.")  # fmt: skip
@@ -38,10 +44,20 @@ _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.g
 @click.option("--validation-fraction", type=float, default=0.02, show_default=True, help="Share of documents held out.")
 @json_option
 def tokenize(
-    sources: tuple[str, ...], out: Path, tokenizer: str, end_token: str | None, text_key: str, vocab_size: int | None,
-    end_id: int | None, weights: tuple[str, ...], suffixes: tuple[str, ...], excluded: tuple[str, ...],
-    validation_fraction: float, as_json: bool,
-) -> None:  # fmt: skip
+    sources: tuple[str, ...],
+    out: Path,
+    tokenizer: str,
+    train_bpe: int | None,
+    end_token: str | None,
+    text_key: str,
+    vocab_size: int | None,
+    end_id: int | None,
+    weights: tuple[str, ...],
+    suffixes: tuple[str, ...],
+    excluded: tuple[str, ...],
+    validation_fraction: float,
+    as_json: bool,
+) -> None:
     """Write SOURCES ([NAME=]PATH...) as shards of token ids with a hashed manifest.
 
     A source is a file or a folder: text, .jsonl (also .gz, .zst), .parquet, or ids as nanoGPT, llm.c and Megatron-LM
@@ -58,6 +74,7 @@ def tokenize(
         text_key=text_key,
         tokenizer=tokenizer,
         end_token=end_token,
+        bpe_vocab_size=train_bpe,
         vocab_size=vocab_size,
         end_id=end_id,
         validation_fraction=validation_fraction,

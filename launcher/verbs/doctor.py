@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from launcher.base.talk import shown
+from launcher.base.terminal import print_answer, shown
 from launcher.cli.names import study_option
 from launcher.doctor.findings import body_of, line_of, worst
 
@@ -34,13 +34,13 @@ def doctor(study_dir: Path, as_json: bool) -> None:
     for finding in examine(study_dir):
         found.append(finding)
         if not as_json:
-            click.echo(shown(line_of(finding)))
+            print_answer(shown(line_of(finding)))
     outcome, body = worst(found), body_of(found)
     if as_json:
-        click.echo(json.dumps(body, indent=2, sort_keys=True))
+        print_answer(json.dumps(body, indent=2, sort_keys=True))
     else:
         after = "fix what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
-        click.echo(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {after}")
+        print_answer(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {after}")
     if outcome == "fail":
         raise SystemExit(2)
 
@@ -63,4 +63,4 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     assert kind is not None
     completer = kind(context.find_root().command, {}, PROGRAM, VARIABLE)
     script = completer.source_template % completer.source_vars()  # `source` asks for bash's version, in bash
-    click.echo(json.dumps({"shell": shell, "line": SHELLS[shell], "script": script}) if as_json else script)
+    print_answer(json.dumps({"shell": shell, "line": SHELLS[shell], "script": script}) if as_json else script)

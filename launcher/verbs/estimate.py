@@ -13,7 +13,7 @@ import click
 from launcher.answers.main_run_estimate import estimate_text
 from launcher.base.study_names import shown_name
 from launcher.cli.names import PlanOrFrozen
-from launcher.cli.options import AMOUNT, answer, folder_of, full_option, json_option, set_option
+from launcher.cli.options import AMOUNT, answer, folder_of, full_option, json_option, set_option, sound_config
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -93,11 +93,10 @@ _Asked = tuple["Study | None", dict[str, Json], "MainRun"]
 
 def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
     from launcher.estimates.main_run import MainRun
-    from launcher.frozen.launch_file import read_launch
 
     if overrides:
         raise click.UsageError("--set changes a plan; a frozen config cannot be changed")
-    decision = read_launch(path)
+    decision, _ = sound_config(path)
     run = MainRun(
         shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
         precision="float32" if decision.precision == "float64" else decision.precision, layout=decision.parallelism,

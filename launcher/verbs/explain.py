@@ -12,7 +12,7 @@ import click
 
 from launcher.base.study_names import StudyNameError, configs_in, default_study, frozen_named, shown_name
 from launcher.cli.names import AnyName
-from launcher.cli.options import answer, folder_of, full_option, json_option, typed_options
+from launcher.cli.options import answer, full_option, json_option, sound_config, typed_options
 from launcher.explanations import parametrizations, plan_keys
 from launcher.plan import sources
 from proxies.core import canon
@@ -35,9 +35,8 @@ def explained_fields(frozen: Path, field: str | None, *, full: bool = False) -> 
     """
     from launcher.explanations.record import fields_of, find, read_provenance
     from launcher.explanations.text import fields_text, summary_text, table_text
-    from launcher.frozen.launch_file import read_launch
 
-    decision, folder = read_launch(frozen), folder_of(frozen)
+    decision, folder = sound_config(frozen)
     every = fields_of(decision)
     records = read_provenance(folder, decision.digest, [one.path for one in every])
     told = [(one, records[one.path]) for one in (every if field is None else find(every, field))]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import counted, say
+from launcher.base.talk import say
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import answer, code_of, folder_of, full_option, json_option
+from launcher.cli.options import answer, code_of, folder_of, full_option, json_option, sound_config
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
 from launcher.study.gates import GateError
 from proxies.core import canon
@@ -76,31 +76,19 @@ def _held(done: list[Json], open_: list[Json]) -> str:
 
 
 def _ledger_around(folder: Path, digest: str) -> list[Json]:
-    """That the ledger of the study around the config, if there is one, holds the record and runs it was frozen with.
+    """Check that the ledger of the study around the config, if there is one, holds the config's evidence.
 
     Raises:
-        TamperedError: it does not.
-        LedgerCorrupt: its chain is broken.
+        TamperedError: It does not.
     """
+    from launcher.frozen.config_checks import check_ledger
     from launcher.frozen.frozen import TamperedError
-    from launcher.frozen.frozen_folder import since_frozen, study_of
-    from sweeps.store.ledger import LEDGER_NAME, Ledger
+    from launcher.frozen.frozen_folder import study_of
 
-    study = study_of(folder)
-    if study is None:
+    if study_of(folder) is None:
         return []
-    head, since, lost = since_frozen(folder, digest, Ledger.read(study))
-    wrong = ""
-    if since is None:
-        wrong = (
-            f"record {head[:12]}, at which this config was frozen, is missing: this ledger is an older copy, belongs "
-            "to another study, was repaired or was rewritten; restore the ledger of that time, or freeze again from "
-            "this one"
-        )
-    elif lost:
-        wrong = f"it lacks {counted(len(lost), 'run')} of the config's evidence, such as {min(lost)[:12]}"
-    if wrong:
-        raise TamperedError(str(study / LEDGER_NAME), [wrong])
+    if problem := check_ledger(folder, digest):
+        raise TamperedError(str(folder), [problem])
     return ["the study's ledger holds the record at which this config was frozen, and its runs"]
 
 
@@ -200,13 +188,13 @@ def export(
     """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can be expressed."""
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
-    from launcher.frozen.launch_file import attest, read_launch
+    from launcher.frozen.launch_file import attest
 
     name, _, version = trainer.partition("@")
     if name not in MODULES:
         raise click.BadParameter(f"--to {trainer}: must be one of {', '.join(MODULES)}")
-    decision = read_launch(frozen)
-    folder = folder_of(frozen).resolve()
+    decision, folder = sound_config(frozen)
+    folder = folder.resolve()
     if weights is not None:
         if name != "huggingface" or version:
             raise click.BadParameter(f"--to {trainer}: weights are written for huggingface only")

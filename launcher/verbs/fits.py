@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.answers.law_fits import HYPERPARAMETER_FORMS, fit_of
-from launcher.cli.options import answer, json_option, table
+from launcher.answers.law_fits import HYPERPARAMETER_FORMS, dropped_lines, fit_of
+from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
+
+if TYPE_CHECKING:
+    from scaling_fits.compute.optima import FlopsSource
 
 Body = Mapping[str, Any]
 """The JSON of a fit, or of what it predicts."""
@@ -34,20 +37,28 @@ Body = Mapping[str, Any]
 )
 @click.option("--level", type=float, default=0.9, show_default=True, help="Level of the intervals.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the bootstrap.")
-@click.option("--params-column", default="params", show_default=True, help="Column of N, the parameters.")
+@click.option("--params-column", default="", metavar="THEIRS", help="The same as --column params=THEIRS.")
+@column_option
+@click.option(
+    "--flops-from",
+    type=click.Choice(["flops", "budget", "6nd"]),
+    help="FLOPs of a run, for isoflop: a column, or 6ND. Default: the first of the three that there is.",
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
               help="Write the fit here, for predict and allocate.")  # fmt: skip
 @json_option
 def fit(
-    runs: Path, form: str, params_column: str, out: Path | None, as_json: bool, **options: Any,
+    runs: Path, form: str, params_column: str, columns: dict[str, str], flops_from: FlopsSource | None,
+    out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Fit scaling laws to RUNS: a study folder, or a .csv, .parquet or .jsonl of params, tokens, loss.
+    """Fit scaling laws to RUNS: a study folder, or a table of params, tokens, loss.
 
-    The forms learning_rate and batch also read the columns learning_rate (or lr) and batch_tokens (or batch).
+    A table is a .csv, .tsv, .parquet or .jsonl file, or a pipe (- is standard input). The forms learning_rate and batch
+    also read the columns learning_rate (or lr) and batch_tokens (or batch).
     """
     if out is not None:
         _check_out(out, runs)
-    file, body = fit_of(runs, form, params_column, options)
+    file, body = fit_of(runs, form, params_column, options, columns=columns, flops_from=flops_from)
     if out is not None:
         from scaling_fits import fit_file
 
@@ -144,8 +155,7 @@ def _parameter_table(body: Body) -> str:
 
 def endnotes(body: Body) -> list[str]:
     """Lines on dropped rows and warnings."""
-    dropped = [f"dropped row {row['row']}: {row['reason']}" for row in body.get("dropped", ())]
-    return [*dropped, *(f"warning: {warning}" for warning in body["warnings"])]
+    return [*dropped_lines(body), *(f"warning: {warning}" for warning in body["warnings"])]
 
 
 def number(value: Json) -> str:

@@ -59,7 +59,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     from sweeps.store.ledger import Ledger
     from sweeps.store.live import read_live
 
-    _check_reason(accepts, reason)
+    check_reason(accepts, reason)
     Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:
@@ -102,7 +102,8 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     answer(as_json, told, "\n".join(lines))
 
 
-def _check_reason(accepts: tuple[str, ...], reason: str) -> None:
+def check_reason(accepts: tuple[str, ...], reason: str) -> None:
+    """Refuse `--accept` without a reason, and a reason that cannot be kept."""
     from proxies.core.redaction import secret_in
 
     if bool(accepts) != bool(reason.strip()):

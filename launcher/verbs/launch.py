@@ -15,11 +15,13 @@ from launcher.base.study_names import shown_name
 from launcher.base.talk import say
 from launcher.base.wandb_calls import Mode
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import OptionProblems, answer, code_of, corpus_of, folder_of, json_option
+from launcher.cli.options import OptionProblems, answer, code_of, corpus_of, folder_of, json_option, sound_config
+from launcher.frozen.launch_file import CHECKS
 from proxies.core import canon
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
+    from launcher.base.watchdog import Limits
     from launcher.dashboards.log_sink import SinkOutcome
     from launcher.frozen.frozen import Decision, OwnTrainer
     from launcher.supervisor.launch import LaunchOutcome, Nodes
@@ -46,27 +48,31 @@ _path = click.Path(path_type=Path)
 @click.option("--srun", is_flag=True, help="In a SLURM job: this one command starts the ranks on all its nodes.")
 @click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Write this as a SLURM job, run nothing.")
 @click.option("--wandb", type=click.Choice(get_args(Mode)), help="Log the metrics to a W&B run too.")
+@click.option("--accept", "accepts", multiple=True, type=click.Choice(CHECKS),
+              help="Use the config even though this check refuses it.")  # fmt: skip
+@click.option("--reason", default="", help="Why you accept it; recorded beside the config.")
 @json_option
 def launch(
     frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
     trainer: str | None, max_restarts: int, hang_seconds: int, num_nodes: int, node_rank: int, endpoint: str | None,
-    srun: bool, sbatch_file: Path | None, wandb: Mode | None, as_json: bool,
+    srun: bool, sbatch_file: Path | None, wandb: Mode | None, accepts: tuple[str, ...], reason: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
 
     Resumes from the newest good checkpoint and restarts a job that dies or hangs. Ctrl-C saves and ends, a second
     Ctrl-C ends at once. Exit 3: the run stopped itself, by its limits; 130: interrupted, the same command resumes.
     """
-    from launcher.base.watchdog import START_SECONDS, Limits
     from launcher.dashboards.log_sink import LogSink
-    from launcher.frozen.launch_file import failure_lines, read_launch
+    from launcher.frozen.config_checks import require_sound
+    from launcher.frozen.launch_file import failure_lines
     from launcher.rehearsal.status import rehearsal_of
     from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.launch import Nodes, launch_line
     from launcher.supervisor.launch import launch as start
     from launcher.trainer.assembly import unfit
 
-    decision, folder = read_launch(frozen), folder_of(frozen)
+    _accept(frozen, accepts, reason)
+    decision, folder = sound_config(frozen)
     if decision.own is not None:
         _launch_own(decision, decision.own, click.get_current_context())
         return
@@ -90,15 +96,13 @@ def launch(
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
-    limits = Limits(floor_seconds=None, start_seconds=None)
-    if hang_seconds:
-        limits = Limits(floor_seconds=hang_seconds, start_seconds=max(START_SECONDS, hang_seconds))
+    require_sound(folder, decision.digest, complete=True)
     mirror = LogSink(out, decision, wandb) if wandb and not node_rank else None  # the first machine shows it for all
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
-            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=mirror, signals=signals,
-            code_dir=code_dir)  # fmt: skip
+            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=_limits(hang_seconds), beside=mirror,
+            signals=signals, code_dir=code_dir)  # fmt: skip
         if node_rank == 0:
             _keep(folder, decision, outcome, line)
         shown = mirror.outcome if mirror else None
@@ -109,12 +113,43 @@ def launch(
         raise SystemExit(outcome.exit_code)
 
 
-_OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_seconds", "as_json")
+def _limits(hang_seconds: int) -> Limits:
+    """Return how long the job may be silent; 0: for ever."""
+    from launcher.base.watchdog import START_SECONDS, Limits
+
+    if not hang_seconds:
+        return Limits(floor_seconds=None, start_seconds=None)
+    return Limits(floor_seconds=hang_seconds, start_seconds=max(START_SECONDS, hang_seconds))
+
+
+def _accept(frozen: Path, accepts: tuple[str, ...], reason: str) -> None:
+    """Put on record that somebody uses a config although some of its checks refuse it."""
+    from launcher.base import chronicle
+    from launcher.frozen.config_checks import accept_problems
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.frozen.launch_file import read_launch
+    from launcher.logbook.logbook import author
+    from launcher.verbs.freeze import check_reason
+
+    check_reason(accepts, reason)
+    if not accepts:
+        return
+    decision, folder = read_launch(frozen), folder_of(frozen)
+    problems = accept_problems(folder, decision.digest, accepts, reason.strip(), author())
+    if not problems:
+        raise click.UsageError(f"--accept {', '.join(accepts)}: the config passes, there is nothing to accept")
+    text = f"checks of the config ({', '.join(accepts)}): {reason.strip()}; refused were: {'; '.join(problems)}"
+    place = study_of(folder) or folder / "run"
+    chronicle.record(place, "accepted", text, digest=decision.digest, data={"author": author()})
+
+
+_OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_seconds", "accepts", "reason", "as_json")
 """Options of this command that a user's own trainer has too."""
 
 
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
     """Start the user's own trainer."""
+    from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import failure_lines
     from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
@@ -128,7 +163,9 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     ]  # fmt: skip
     if given:
         raise OptionProblems([f"{name}: is of the embedded trainer, and your own trains this config" for name in given])
-    frozen, data_dir, out_dir, dry_run, max_restarts, hang_seconds, as_json = (context.params[name] for name in _OF_OWN)
+    frozen, data_dir, out_dir, dry_run, max_restarts, hang_seconds, _, _, as_json = (
+        context.params[name] for name in _OF_OWN
+    )
     folder = folder_of(frozen)
     study = recorded_study(folder.resolve().parent.parent)
     places = OwnPlaces(run_dir=out_dir or folder / "run", code_dir=study.code_dir, corpus=data_dir or study.corpus)
@@ -136,6 +173,7 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
+    require_sound(folder, decision.digest, complete=True)
     for sentence in (failures := failure_lines(folder, decision.digest)):
         say(f"forerun: {sentence}")
     signals = Signals()

@@ -42,14 +42,23 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
 
     found = fit_file.from_file(fit_file.read(fit_path))
     body, text = predicted(found, {"params": params, "tokens": tokens, "flops": flops})
-    doubts: list[str] = []
     if isinstance(found, FittedRuns):
-        doubts, warnings = first_and_rest(body["warnings"])
-        for warning in warnings:
+        for warning in first_and_rest(body["warnings"])[1]:
             say(f"warning: {warning}")
         text += f"\nnext: forerun allocate {fit_path} --flops C, the best size for a budget"
     answer(as_json, body, text)
-    if doubts:
+    exit_if_inconclusive(body)
+
+
+def exit_if_inconclusive(body: dict[str, Json]) -> None:
+    """End with "cannot tell" if a forecast's warnings say that it is inconclusive: the rule of every verb.
+
+    Raises:
+        SystemExit: The forecast is inconclusive.
+    """
+    from scaling_fits.forecast.conclusive import first_and_rest
+
+    if first_and_rest(body["warnings"])[0]:
         raise SystemExit(4)
 
 

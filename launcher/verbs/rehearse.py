@@ -9,7 +9,7 @@ import click
 
 from launcher.base.study_names import shown_name
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import answer, code_of, corpus_of, folder_of, json_option, table
+from launcher.cli.options import answer, code_of, corpus_of, json_option, sound_config, table
 from launcher.rehearsal.registry import DRILLS, OWN_DRILLS, RehearsalAttestation
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -38,10 +38,7 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
     attestations/rehearsal.json, which `verify` and `launch` look for.
     Exit 3: a drill failed; 75: this config is being rehearsed already; 130: interrupted, the same command starts over.
     """
-    from launcher.frozen.launch_file import read_launch
-
-    decision = read_launch(frozen)
-    folder = folder_of(frozen)
+    decision, folder = sound_config(frozen)
     ours = DRILLS if decision.own is None else OWN_DRILLS
     if strange := [name for name in only if name not in ours]:
         raise click.UsageError(f"--only {strange[0]}: this config's drills are {', '.join(ours)}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher.base.talk import counted, duration, say, shown
+from launcher.base.talk import counted, duration, say
+from launcher.base.terminal import shown, terminal_columns, wrap
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, full_option, json_option, table
 
@@ -87,7 +89,8 @@ def _look(study_dir: Path) -> tuple[dict[str, Any], str]:
 
 
 def _followed(body: dict[str, Any], chart: str, study_dir: Path) -> str:
-    return "\n\n".join(filter(None, [now_text(body, study_dir), chart]))
+    text = shown("\n\n".join(filter(None, [now_text(body, study_dir), chart])))
+    return wrap(text, terminal_columns(sys.stdout))
 
 
 def _follow(study_dir: Path) -> None:
@@ -95,13 +98,13 @@ def _follow(study_dir: Path) -> None:
     from rich.text import Text
 
     took, (body, chart) = 0.0, _look(study_dir)
-    with Live(Text(shown(_followed(body, chart, study_dir))), auto_refresh=False) as live:
+    with Live(Text(_followed(body, chart, study_dir)), auto_refresh=False) as live:
         while body["at_work"] is not False:
             time.sleep(max(FOLLOW_SECONDS, IDLE_PER_LOOK * took))
             began = time.monotonic()
             body, chart = _look(study_dir)
             took = time.monotonic() - began
-            live.update(Text(shown(_followed(body, chart, study_dir))), refresh=True)
+            live.update(Text(_followed(body, chart, study_dir)), refresh=True)
 
 
 def now_text(body: dict[str, Any], study_dir: Path, share: str = "") -> str:

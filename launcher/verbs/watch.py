@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import answer, folder_of, json_option
+from launcher.cli.options import answer, json_option, sound_config
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def watch(
     step_key: str, train_loss_key: str, validation_loss_key: str, grad_norm_key: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or --conclude is given."""
-    from launcher.frozen.launch_file import read_launch
     from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, ColumnNames
     from launcher.watch.logs.readings import LogReader
     from launcher.watch.logs.sources import source_of
@@ -54,7 +53,7 @@ def watch(
         raise click.UsageError("--study works only with --conclude")
     if math.isnan(every_seconds):
         raise click.UsageError("--every: must be a number, not nan")
-    decision, folder = read_launch(frozen), folder_of(frozen)
+    decision, folder = sound_config(frozen)
     metrics = where or str(folder / "run")
     if decision.own is not None and where is None:
         metrics = str(decision.own.metrics_at(folder / "run"))

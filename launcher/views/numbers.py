@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -68,6 +69,16 @@ def count(value: float | None) -> str:
         if value >= size:
             return f"{value / size:.3g}\u00a0{suffix}" if value < 1000 * size else f"{value / size:,.0f}\u00a0{suffix}"
     return f"{value:,.0f}"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return a number rounded to significant digits and written without an exponent: 370, 4,800, 0.012, 3.7 M."""
+    if value is None or value == 0 or not math.isfinite(value):
+        return NONE if value is None else f"{value:g}"
+    rounded = float(f"{value:.{digits}g}")
+    if not 1e-4 <= abs(rounded) < 1e6:
+        return count(rounded) if rounded >= 1e6 else f"{rounded:g}"
+    return f"{rounded:,}".removesuffix(".0")
 
 
 def percent(value: float | None, spec: str = ".3g") -> str:

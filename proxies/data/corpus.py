@@ -15,8 +15,16 @@ from proxies.data.documents import TEXT_SUFFIXES, FoundFiles, ReaderOptions, Sou
 from proxies.data.mixture import weight_problems
 from proxies.data.pretokenized import check_range, vocabulary_of
 from proxies.data.shards import publish, unfinished
-from proxies.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
-from proxies.data.tokens import SCHEMA_VERSION, DataError, Manifest, Source
+from proxies.data.tokenizer import (
+    MAX_BPE_VOCAB,
+    MIN_BPE_VOCAB,
+    FileTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    train_bpe,
+)
+from proxies.data.tokenizer_sample import MAX_SAMPLE_BYTES, sample_documents
+from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manifest, Source
 
 UNNAMED = "text"
 """The name of a corpus's only source, if it was given none."""
@@ -31,6 +39,7 @@ def tokenize(
     text_key: str = "text",
     tokenizer: str = "bytes",
     end_token: str | None = None,
+    bpe_vocab_size: int | None = None,
     vocab_size: int | None = None,
     end_id: int | None = None,
     validation_fraction: float = 0.02,
@@ -48,6 +57,7 @@ def tokenize(
         text_key: key of jsonl objects, or column of parquet files.
         tokenizer: `bytes`, or the path of a `tokenizer.json`.
         end_token: the token of that file that ends a document; None: found among the usual names.
+        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None: train none.
         vocab_size: of pre-tokenized files that do not imply it; else at least the tokenizer's.
         end_id: of pre-tokenized files, the id that ends a document.
         validation_fraction: share of the documents that is held out.
@@ -61,22 +71,22 @@ def tokenize(
     """
     by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
     named = {name: list(paths) for name, paths in by_name.items()}
-    _check(named, validation_fraction, weights)
+    _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
     found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
     files = {name: _checked(name, each, suffixes, say) for name, each in found.items()}
     every = [file for each in files.values() for file in each]
-    chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), text_key, vocab_size, end_id)
     with unfinished(out) as folder:
+        if bpe_vocab_size:
+            tokenizer = _train_bpe(every, folder, bpe_vocab_size, text_key, validation_fraction, say)
+        chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), text_key, vocab_size, end_id)
         job = SplitJob(
             folder=folder, tokenizer=chosen, reading=reading,
             dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
-            validation_fraction=validation_fraction, progress=progress, say=say,
-            total_bytes=sum(file.num_bytes for file in every),
+            validation_fraction=validation_fraction, progress=progress, say=say, total_bytes=sum(f.num_bytes for f in every),
         )  # fmt: skip
-        stems = {name: f"{name}-" if isinstance(sources, Mapping) else "" for name in files}
-        written = [write_source(job, name, each, stems[name]) for name, each in files.items()]
-        left = tuple(one for each in found.values() for one in each.not_read)
-        manifest = replace(_manifest(job, written, weights), not_read=left)
+        stem = "{}-" if isinstance(sources, Mapping) else ""
+        written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]
+        manifest = _manifest(job, written, weights, found.values())
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest
 
@@ -96,9 +106,12 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
 
 
 def _check(
-    named: Mapping[str, list[Path | str]], validation_fraction: float, weights: Mapping[str, float] | None
+    named: Mapping[str, list[Path | str]],
+    validation_fraction: float,
+    weights: Mapping[str, float] | None,
+    problems: list[str],
 ) -> None:
-    problems = [
+    problems += [
         f"{name!r} is not a valid source name: use letters, digits, _ and - only"
         for name in named
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name)
@@ -111,6 +124,42 @@ def _check(
         problems += weight_problems(tuple(named), weights)
     if problems:
         raise DataError(*problems)
+
+
+def _bpe_problems(bpe_vocab_size: int | None, tokenizer: str, end_token: str | None) -> list[str]:
+    if bpe_vocab_size is None:
+        return []
+    problems = []
+    if not MIN_BPE_VOCAB <= bpe_vocab_size <= MAX_BPE_VOCAB:
+        problems.append(
+            f"train_bpe = {bpe_vocab_size}: must be {MIN_BPE_VOCAB} (256 bytes and the end token) to {MAX_BPE_VOCAB}"
+        )
+    if tokenizer != "bytes":
+        problems.append(f"train_bpe and tokenizer = {tokenizer}: give one of them")
+    if end_token is not None:
+        problems.append(f"train_bpe and end_token = {end_token}: a trained tokenizer has its own end token; omit this")
+    return problems
+
+
+def _train_bpe(
+    files: Sequence[SourceFile],
+    folder: Path,
+    vocab_size: int,
+    text_key: str,
+    validation_fraction: float,
+    say: Callable[[str], None],
+) -> str:
+    """Train a tokenizer on a sample of the files and return the path of its file."""
+    reading = ReaderOptions(text_key=text_key, vocab_size=vocab_size, end_id=None)
+    texts = sample_documents(files, reading, validation_fraction)
+    num_bytes = sum(map(len, texts))
+    say(
+        f"training a byte-level BPE of {vocab_size:,} entries on {len(texts):,} training documents, {num_bytes:,} "
+        f"bytes (a sample has at most {MAX_SAMPLE_BYTES:,})"
+    )
+    path = folder / TOKENIZER_FILE
+    path.write_bytes(train_bpe(texts, vocab_size))
+    return str(path)
 
 
 def _vocabulary(
@@ -139,7 +188,9 @@ def _vocabulary(
     return tokenizer, ReaderOptions(text_key=text_key, vocab_size=size, end_id=tokenizer.end_id)
 
 
-def _manifest(job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None) -> Manifest:
+def _manifest(
+    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, found: Iterable[FoundFiles]
+) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -149,4 +200,5 @@ def _manifest(job: SplitJob, sources: Sequence[Source], weights: Mapping[str, fl
         end_id=job.reading.end_id,
         sources=tuple(sources),
     )
-    return manifest.reweighted(shares if weights is None else weights)
+    not_read = tuple(kind for files in found for kind in files.not_read)
+    return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from proxies.data.tokens import DataError
 
 DOCUMENT_END = 0  # of the bytes: NUL, which text does not hold
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[EOS]")
+MIN_BPE_VOCAB, MAX_BPE_VOCAB = 257, 2**18
+"""Entries of a trained BPE: 256 bytes and the end token; as many as the largest one in use (Gemma 3's)."""
 
 
 class BytesTokenizer:
@@ -96,3 +99,30 @@ def load_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
     if end_token is not None:
         raise DataError(f"--end-token {end_token}: the byte tokenizer ends documents by NUL; name a file's tokenizer")
     return BytesTokenizer()
+
+
+def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
+    """Train a byte-level BPE and return its `tokenizer.json`.
+
+    Id 0 is the end-of-document token `<|endoftext|>`. Equal texts give equal bytes: ties between
+    merges are broken by id.
+
+    Raises:
+        DataError: the texts have too few different words for so many entries.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_TOKENS[0]],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text.decode() for text in texts], trainer)
+    size = tokenizer.get_vocab_size()
+    if size < vocab_size:
+        raise DataError(f"train_bpe = {vocab_size}: the text gives only {size} entries; ask for fewer, or add text")
+    return bytes(tokenizer.to_str(), "utf-8")

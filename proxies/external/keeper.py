@@ -37,6 +37,13 @@ def main(arguments: list[str]) -> None:
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    keeper = os.getpid()
+
+    def die_with_keeper() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:  # it was killed before the kernel was asked
+            os.kill(os.getpid(), signal.SIGKILL)
+
     try:
         child = subprocess.Popen(
             arguments[1:],
@@ -45,7 +52,7 @@ def main(arguments: list[str]) -> None:
             stderr=_LOG,
             start_new_session=True,
             restore_signals=True,
-            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  (one thread here)
+            preexec_fn=die_with_keeper,  # noqa: PLW1509  (one thread here)
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         os.write(_ANSWER, f"could not be started: {error}".encode())

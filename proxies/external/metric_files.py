@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxies.core.plain_files import require_plain
 from proxies.core.programs import Command
 from proxies.external import wire
 from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
@@ -22,6 +23,7 @@ from proxies.external.wandb_run import WandbRun
 
 # Python's `f"{loss}"` and C's printf write these; JSON knows none, and Python's own reader only NaN and Infinity.
 _BARE = re.compile(r"(?<=[:,\[\s])([-+]?)(nan|inf|infinity)(?=[,}\]\s])", re.IGNORECASE)
+_SPELLED_NUMBER = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE)
 
 
 class JsonLines(Rows):
@@ -46,7 +48,10 @@ class JsonLines(Rows):
         found = _parsed(line.decode("utf-8", errors="replace"))
         if not isinstance(found, dict):
             self._num_odd += 1
-            self.complaint = f"{self._num_odd} lines are not JSON objects"
+            lines = (
+                "1 line is not a JSON object" if self._num_odd == 1 else f"{self._num_odd} lines are not JSON objects"
+            )
+            self.complaint = lines
             return {}
         flat = _flat(found)
         if len(self.names) < MAX_NAMES:
@@ -262,7 +267,10 @@ class MetricFiles:
 
     def _found(self) -> list[Path]:
         if self._command.metrics_format == "jsonl":
-            return [self.path] if self.path.is_file() else []
+            if not self.path.exists():
+                return []
+            require_plain(self.path)
+            return [self.path]
         return sorted(path for path in self.path.rglob(_PATTERNS[self._command.metrics_format]) if path.is_file())
 
     def _take(self, path: Path, row: dict[str, object], logged: LoggedMetrics, max_step: int) -> None:
@@ -291,22 +299,42 @@ class MetricFiles:
             logged.grad_norm[step] = norm
 
 
+def parse_number(value: object) -> float | None:
+    """Return a logged value as a float; None for what is no number.
+
+    Booleans, lists, objects and null are no numbers. A string is one only if it spells a decimal number, NaN or an
+    infinity, as strict JSON writers and W&B log them. Every reader of logs asks this function.
+    """
+    if isinstance(value, str):
+        return float(value) if _SPELLED_NUMBER.fullmatch(value.strip()) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _step(value: object, key: str, max_step: int) -> int:
-    if not isinstance(value, int | float) or value != value // 1 or value < 0:
-        raise MetricsError(f"{key} is {value!r:.80}: it must be a whole number of steps")
-    if value > max_step:
+    step = parse_number(value)
+    if step is None or not step.is_integer() or step < 0:
+        raise MetricsError(f"{key} is {_as_logged(value)}: must be a whole number of steps")
+    if step > max_step:
         raise MetricsError(
             f"{key} is {value!s:.20}, and {max_step} optimizer steps were asked for: does it count something else, or "
             "does the trainer not obey {num_steps}?"
         )
-    return int(value)
+    return int(step)
 
 
 def _number(value: object, key: str, step: int) -> float | None:
-    """A float, also from a word such as W&B's NaN; None for null, a column without a value."""
-    if value is None:
-        return None
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise MetricsError(f"{key} is {value!r:.80} at step {step}: it must be a number") from None
+    """Return a logged value as a float; None for null, a column without a value."""
+    number = parse_number(value)
+    if number is None and value is not None:
+        raise MetricsError(f"{key} is {_as_logged(value)} at step {step}: must be a number")
+    return number
+
+
+def _as_logged(value: object) -> str:
+    """Return a value as its log spells it, cut to a length for a message."""
+    return f"{json.dumps(value, ensure_ascii=False, default=repr):.80}"

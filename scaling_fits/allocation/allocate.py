@@ -37,6 +37,9 @@ from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 WIDEST_SIZE = 1e3
 """Largest over smallest size of an interval that tells one: public isoFLOP families are missed by factors below 4."""
+USUAL_TOKENS_PER_PARAM = (1.0, 1e4)
+"""Compute-optimal tokens per parameter that published runs ask for are 1.7 (arXiv 2001.08361) to some hundreds; models
+trained to be served reach 2,000, and tiny ones 1e4."""
 _LEAN = 2.0
 
 
@@ -158,7 +161,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         )  # fmt: skip
     flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
-    warnings = at.warnings
+    warnings = _ratio_warnings(tokens / params) + at.warnings
     found = Allocation(
         flops=spending.flops,
         params=params,
@@ -177,6 +180,18 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         data_limit=limit,
     )
     return found if found.size_determined else dataclasses.replace(found, warnings=(_NO_SIZE, *found.warnings))
+
+
+def _ratio_warnings(tokens_per_param: float) -> tuple[str, ...]:
+    """Return a warning of a best run that nobody would build."""
+    least, most = USUAL_TOKENS_PER_PARAM
+    if least <= tokens_per_param <= most:
+        return ()
+    warning = (
+        f"{tokens_per_param:.3g} tokens per parameter: the best runs of published studies have {least:g} to {most:g}. "
+        "Check what the table's params and tokens count, and whether each row is a run that ended its schedule"
+    )
+    return (warning,)
 
 
 def _intervals(

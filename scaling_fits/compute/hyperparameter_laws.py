@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.tables.columns import COLUMN_NAMES
 from scaling_fits.compute import isoflop_curves
 from scaling_fits.compute.isoflop_curves import MOST_OUTSIDE, LocalFit
 from scaling_fits.compute.optima import CellStatus, OptimaError, OptimaFit
@@ -207,8 +208,8 @@ def _judged(cell: _Cell, fit: LocalFit, draws: Floats, level: float) -> CellOpti
 
 Hyperparameter = Literal["learning_rate", "batch"]
 COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
-    "learning_rate": ("learning_rate", "lr"),
-    "batch": ("batch_tokens", "batch"),
+    "learning_rate": COLUMN_NAMES["learning_rate"],
+    "batch": COLUMN_NAMES["batch"],
 }
 """Names of the column of each, the first that is there counting."""
 
@@ -260,18 +261,25 @@ def fit_runs_law(
         OptimaError: the column is missing or has cells that are not above zero, or options out of range.
     """
     problems = option_problems(bootstrap, level, seed)
-    names = {axis: next((name for name in COLUMNS[axis] if name in table.extra), None) for axis in COLUMNS}
-    if names[form] is None:
-        problems.append(f"no column {' or '.join(map(repr, COLUMNS[form]))}: the table must have the runs' {form}")
-    columns = {axis: table.extra[name] for axis, name in names.items() if name is not None}
-    problems += [problem for axis, name in names.items() if name for problem in _bad_cells(table, name, columns[axis])]
+    known: dict[Hyperparameter, tuple[str, ...]] = {
+        axis: (table.column_names.get(axis, axis), *names) for axis, names in COLUMNS.items()
+    }
+    names = {
+        axis: name for axis in COLUMNS if (name := next((name for name in known[axis] if name in table.extra), ""))
+    }
+    if form not in names:
+        problems.append(
+            f"no column {' or '.join(map(repr, COLUMNS[form]))}: the table must have the runs' {form}, under one of "
+            f"these names or by --column {form}=NAME"
+        )
+    columns = {str(axis): table.extra[name] for axis, name in names.items()}
+    problems += [problem for axis, name in names.items() for problem in _bad_cells(table, name, columns[axis])]
     if problems:
         raise OptimaError(problems)
-    by_axis = {str(axis): column for axis, column in columns.items()}
-    cells, warnings = cell_optima(table, by_axis, bootstrap=bootstrap, level=level, seed=seed)
+    cells, warnings = cell_optima(table, columns, bootstrap=bootstrap, level=level, seed=seed)
     law, design, more = _law_of(form, cells)
     return HyperparameterFit(
-        form=form, column=str(names[form]), status="converged" if law else "unidentified", design=design, law=law,
+        form=form, column=names[form], status="converged" if law else "unidentified", design=design, law=law,
         cells=tuple(cells), level=level, bootstrap=bootstrap, seed=seed, num_runs=table.num_runs,
         dropped=table.dropped, warnings=(*table.warnings, *warnings, *more),
     )  # fmt: skip

@@ -7,6 +7,7 @@ lopsided; arXiv 2406.19146 shows what else moves the exponent (which parameters 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from scaling_fits.compute import isoflop_curves
 from scaling_fits.compute.isoflop_curves import MOST_OUTSIDE, BudgetRuns, CurveMinimum
-from scaling_fits.compute.optima import CellStatus, ComputeFit, ComputeOptimum, Inflation, OptimaError
+from scaling_fits.compute.optima import CellStatus, ComputeFit, ComputeOptimum, FlopsSource, Inflation, OptimaError
 from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.laws.law import option_problems
 from scaling_fits.laws.table import RunTable
@@ -22,6 +23,9 @@ from scaling_fits.laws.table import RunTable
 _LEAST_OPTIMA = 3  # two points draw a line through anything
 _GAP = 1.03  # FLOPs further apart than this are two budgets
 _WIDEST = 1.10  # and a budget is no wider than this
+_MAX_FLOPS_RATIO = 30.0
+"""Largest factor between a budget and 6 * N * D. Attention, embeddings and recomputation make up for less than 10; a
+column that is farther off is a label, or in another unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,14 +59,30 @@ class _Found:
     """Of N* and D* (2,)."""
 
 
-def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed: int = 0) -> ComputeFit:
-    """The optimum of each budget and the laws through them. Budgets are the column `budget`, else equal FLOPs.
+def fit_isoflop(
+    table: RunTable,
+    bootstrap: int = 400,
+    level: float = 0.9,
+    seed: int = 0,
+    flops_from: FlopsSource | None = None,
+) -> ComputeFit:
+    """Fit the optimum of each budget and the laws through them.
+
+    Budgets are the column `budget`, else groups of equal FLOPs.
+
+    Args:
+        table: The runs.
+        bootstrap: Draws behind the intervals; 0: none.
+        level: Level of the intervals.
+        seed: Seed of the draws.
+        flops_from: What the runs' FLOPs are; None: the column `flops`, else `budget` if it holds FLOPs, else 6 * N * D.
 
     Raises:
-        OptimaError: options out of range.
+        OptimaError: Options out of range, or FLOPs from a column that the table does not have.
     """
     if problems := option_problems(bootstrap, level, seed):
         raise OptimaError(problems)
+    table, flops_from, flops_notes = _count_flops(table, flops_from)
     budgets = _budgets(table)
     early = [_refused_early(budget) for budget in budgets]
     fitted = [budget.runs for budget, refused in zip(budgets, early, strict=True) if refused is None]
@@ -72,7 +92,7 @@ def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed:
         for budget, refused in zip(budgets, early, strict=True)
     ]
     kept = [each for each in found if each.log_variances is not None]
-    warnings = [*table.warnings, *_budget_warnings(budgets)] + [
+    warnings = [*table.warnings, *flops_notes, *_budget_warnings(budgets)] + [
         f"budget {each.optimum.flops:.3g}: {each.optimum.reason}" for each in found if each.optimum.reason
     ]
     laws: dict[str, PowerLaw] = {}
@@ -89,8 +109,35 @@ def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed:
         status="converged" if laws else "unidentified", optima=tuple(each.optimum for each in found),
         params_law=laws.get("params"), tokens_law=laws.get("tokens"), inflation=inflation, level=level,
         bootstrap=bootstrap, seed=seed, num_runs=table.num_runs, largest_flops=float(table.flops.max()),
-        flops_given=table.flops_given, dropped=table.dropped, warnings=tuple(warnings),
+        flops_from=flops_from, dropped=table.dropped, warnings=tuple(warnings),
     )  # fmt: skip
+
+
+def _count_flops(table: RunTable, wanted: FlopsSource | None) -> tuple[RunTable, FlopsSource, list[str]]:
+    """Return the table with the FLOPs to fit, where they come from, and how far a budget is from 6 * N * D.
+
+    Raises:
+        OptimaError: The table has no such column.
+    """
+    six_nd = 6.0 * table.params * table.tokens
+    has_column = {"flops": table.flops_given, "budget": table.budget is not None, "6nd": True}
+    if wanted is not None and not has_column[wanted]:
+        raise OptimaError([f"--flops-from {wanted}: the table has no column {wanted!r}"])
+    if wanted == "6nd" or (table.budget is None and not table.flops_given):
+        return dataclasses.replace(table, flops=six_nd), "6nd", []
+    if wanted == "flops" or (wanted is None and table.flops_given) or table.budget is None:
+        return table, "flops", []
+    ratio = six_nd / table.budget
+    low, high = float(ratio.min()), float(ratio.max())
+    name = table.column_names.get("budget", "budget")
+    times = f"6 * N * D is {low:.2g} to {high:.2g} times column {name!r}"
+    if wanted is None and not (low >= 1 / _MAX_FLOPS_RATIO and high <= _MAX_FLOPS_RATIO):
+        note = (
+            f"FLOPs are 6 * N * D, not the budget: {times}, too far to be FLOPs; --flops-from budget takes it as it is"
+        )
+        return table, "6nd", [note]
+    note = f"FLOPs are those of the budget: {times}; --flops-from 6nd takes 6 * N * D"
+    return dataclasses.replace(table, flops=table.budget), "budget", [note]
 
 
 def _budgets(table: RunTable) -> list[_Budget]:
@@ -111,8 +158,12 @@ def _budgets(table: RunTable) -> list[_Budget]:
 
 def _budget_warnings(budgets: list[_Budget]) -> list[str]:
     return [
-        f"budget {budget.flops:.3g}: its runs' FLOPs differ by a factor of {budget.spread:.3g}, which tilts the curve"
-        " (keep a budget's runs within a few percent, or add a column `budget` that says which runs belong together)"
+        f"budget {budget.flops:.3g}: its runs' FLOPs differ by a factor of {budget.spread:.3g}, which tilts the curve "
+        + (
+            "(keep a budget's runs within a few percent, or add a column `budget` that says which runs belong together)"
+            if budget.table.budget is None
+            else "(--flops-from budget takes the column `budget` for their FLOPs)"
+        )
         for budget in budgets
         if budget.spread > _WIDEST
     ]

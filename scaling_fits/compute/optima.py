@@ -23,6 +23,9 @@ CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
 within the noise it may; `no_valley`: not even a minimum."""
 ComputeStatus = Literal["converged", "unidentified"]
 
+FlopsSource = Literal["flops", "budget", "6nd"]
+"""What a run's FLOPs are: the column `flops`, the column `budget`, or 6 * N * D."""
+
 _FAR = 30.0  # times the largest budget
 
 
@@ -105,8 +108,7 @@ class ComputeFit(OptimaFit):
     inflation: Inflation
     largest_flops: float
     """Of any run."""
-    flops_given: bool
-    """Whether FLOPs are the table's own rather than 6 * N * D."""
+    flops_from: FlopsSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +170,7 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
         "budgets": [_told(optimum) for optimum in fit.optima],
         "scatter": {what: None if law is None else law.scatter for what, law in laws.items()},
         "interval_inflation": canon.to_json(fit.inflation),
-        "flops_from": "table" if fit.flops_given else "6ND",
+        "flops_from": {"flops": "table", "budget": "budget", "6nd": "6ND"}[fit.flops_from],
     }
 
 

@@ -1,25 +1,25 @@
-"""Tables of runs: `.csv`, `.parquet` or `.jsonl` in, checked arrays out.
+"""Tables of runs: files of any common dialect in, checked arrays out.
 
-Columns `params` (N), `tokens` (D) and `loss` (nats per token) must be there; `flops` (default 6 * N * D), `budget`,
-`weight` and `seed` are optional, and any others may be asked for by name; the rest are only looked at for what
-`traps` knows. A run whose loss is not finite is set aside with its row and the reason; every other bad cell is a
-mistake in the table, and all of them are reported at once. Everything is counted in floats: 6 * N * D of whole numbers
-overflows 64 bits from 1.5e18 on.
+Columns `params` (N), `tokens` (D) and `loss` (nats per token) must be there, under one of the names that
+`proxies.core.tables.columns` lists; `flops` (default 6 * N * D), `budget`, `weight` and `seed` are optional, and any
+others may be asked for; the rest are only looked at for what `traps` knows. A run whose loss is not finite, and one
+that did not finish, is set aside with its row and the reason; every other bad cell is a mistake in the table, and all
+of them are reported at once. Everything is counted in floats: 6 * N * D of whole numbers overflows 64 bits from 1.5e18
+on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.table_files import Cells, FormatError, Rows, Source, read_cells
+from proxies.core.tables import columns as column_names
+from proxies.core.tables.table_files import Cells, Rows, Source, TableError, read_cells
 from scaling_fits.laws import traps
 
 Floats = NDArray[np.float64]
@@ -35,14 +35,6 @@ _LIMITS = {
     "weight": (1e-12, 1e12), "budget": (1e-24, 1e200), "seed": (0.0, 1e100),
 }  # fmt: skip
 """Whatever the unit: a cell beyond is a slip, and products and logs of what is within stay numbers."""
-
-
-class TableError(ValueError):
-    """A table that cannot be fitted as it is. `problems` lists everything that is wrong with it."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(self.problems))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +62,9 @@ class RunTable:
     flops_given: bool = False
     """Whether the FLOPs are the table's own rather than 6 * N * D."""
     extra: Mapping[str, Floats] = field(default_factory=dict)
-    """Other columns that were asked for and are there. NaN: an empty cell."""
+    """Other columns that were asked for and are there, by the table's names. NaN: an empty cell."""
+    column_names: Mapping[str, str] = field(default_factory=dict)
+    """The table's own names of its columns, by ours."""
     lines: tuple[int, ...] | None = None
     """File line of each run; None for runs that came from no file."""
     warnings: tuple[str, ...] = ()
@@ -152,114 +146,99 @@ def from_columns(
                     flops_given=flops is not None)  # fmt: skip
 
 
-def read_runs(path: Source | str, params_column: str = "params", extra: Sequence[str] = ()) -> RunTable:
+def read_runs(
+    path: Source | str,
+    params_column: str = "",
+    extra: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+) -> RunTable:
     """Read a table of runs.
 
     Args:
-        path: a `.csv`, `.jsonl` or `.parquet` file, or cells already read.
-        params_column: the column that holds N.
-        extra: further columns to keep, where the file has them. Their cells are finite numbers or empty.
+        path: A file or pipe (`proxies.core.tables.table_files.read_cells`), or cells already read.
+        params_column: The table's column of N; empty: the one that its name tells. Another spelling of `columns`.
+        extra: Further columns to keep, by our names, where the table has them. Their cells are finite numbers or empty.
+        columns: The table's own names by ours, where a user chose.
 
     Raises:
-        TableError: the file cannot be read or is of another kind, a column is missing or there twice, or cells
+        TableError: The file cannot be read or is of another kind, a column is missing or there twice, or cells
             are bad: text, zero, negative or missing. All problems are listed.
     """
-    path = Path(path) if isinstance(path, str) else path
-    try:
-        cells = read_cells(path)
-    except FormatError as error:
-        raise TableError([str(error)]) from error
-    source = {name: name for name in (*_WANTED, *_OPTIONAL)} | {"params": params_column}
-    there = [name for name in dict.fromkeys(extra) if name in cells.columns]
-    problems = _column_problems(cells.columns, source, there, path.name) + cells.problems
-    source = {name: column for name, column in source.items() if column in cells.columns}
-    rows, dropped, bad = _judged(cells, source)
-    of_extra = {name: _extra_column(rows, name, bad) for name in there}
-    problems += bad
-    if not problems and not rows:
-        problems.append(f"{path.name} holds no run with a finite loss ({len(dropped)} dropped)")
+    given = dict(columns or {}) | ({"params": params_column} if params_column else {})
+    cells = read_cells(Path(path) if isinstance(path, str) else path)
+    choice = column_names.choose_columns(cells.columns, (*_WANTED, *_OPTIONAL, "state", *extra), given)
+    missing = [name for name in _WANTED if name not in choice.columns]
+    problems = [f"{cells.name}: {problem}" for problem in choice.problems]
+    if missing and not problems:
+        problems = [f"{cells.name} {column_names.describe_missing(missing, cells.columns)}"]
     if problems:
-        raise TableError(problems)
-    columns = {name: np.array([_number(record[theirs]) for _, record in rows], dtype=np.float64)
-               for name, theirs in source.items()}  # fmt: skip
-    six_nd, lines = 6.0 * columns["params"] * columns["tokens"], tuple(line for line, _ in rows)
+        raise TableError(problems + cells.problems)
+    rows, dropped = column_names.drop_unfinished(cells, choice.columns.get("state"))
+    numbers = _read_numbers(cells, rows, {name: choice.columns[name] for name in choice.columns if name != "state"})
+    diverged = numbers.is_number["loss"] & ~np.isfinite(numbers.values["loss"])
+    dropped += [
+        (rows[place][0], f"loss is {numbers.values['loss'][place]}: not finite") for place in np.flatnonzero(diverged)
+    ]
+    problems, bad_cells = cells.problems + numbers.doubts, _find_bad_cells(rows, numbers, diverged)
+    if not problems and not bad_cells and diverged.all():
+        problems.append(f"{cells.name} holds no run with a finite loss ({len(dropped)} dropped)")
+    if problems or bad_cells:
+        raise TableError(problems, bad_cells)
+    values = {name: column[~diverged] for name, column in numbers.values.items()}
+    kept = [row for row, is_diverged in zip(rows, diverged.tolist(), strict=True) if not is_diverged]
+    of_runs = {name: values[name] for name in (*_WANTED, *_OPTIONAL) if name in values}
+    six_nd, lines = 6.0 * values["params"] * values["tokens"], tuple(line for line, _ in kept)
+    odd = traps.warnings_of(
+        of_runs, [record for _, record in kept], lines, choice.columns["params"], is_chosen="params" in given
+    )
     return RunTable(
-        **{"flops": six_nd, "weight": np.ones(len(six_nd)), **columns},
-        dropped=tuple(dropped),
-        flops_given="flops" in columns,
-        extra=of_extra,
+        **{"flops": six_nd, "weight": np.ones(len(six_nd)), **of_runs},
+        dropped=tuple(DroppedRow(row=line, reason=reason) for line, reason in sorted(dropped)),
+        flops_given="flops" in of_runs,
+        extra={numbers.names[name]: values[name] for name in extra if name in values},
+        column_names=numbers.names,
         lines=lines,
-        warnings=traps.warnings_of(columns, [record for _, record in rows], lines, params_column),
+        warnings=(*choice.notes, *odd),
     ).distinct()
 
 
-def _column_problems(columns: list[str], source: dict[str, str], extra: list[str], file: str) -> list[str]:
-    missing = [source[name] for name in _WANTED if source[name] not in columns]
-    twice = sorted({name for name in (*source.values(), *extra) if columns.count(name) > 1})
-    found = ", ".join(map(repr, columns)) or "none"
-    return [f"{file} has no column {name!r} (it has {found})" for name in missing] + [
-        f"{file} has the column {name!r} twice: remove one" for name in twice
-    ]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Numbers:
+    """The columns of a table as arrays, by our names."""
+
+    values: dict[str, Floats]
+    """NaN where a cell is no number."""
+    is_number: dict[str, NDArray[np.bool_]]
+    names: dict[str, str]
+    """The table's own names."""
+    doubts: list[str]
+    """Columns whose commas have two readings."""
 
 
-def _judged(cells: Cells, source: dict[str, str]) -> tuple[Rows, list[DroppedRow], list[str]]:
-    """The rows to keep, those set aside, and every bad cell of the columns in `source` (ours to theirs)."""
-    kept: Rows = []
-    dropped: list[DroppedRow] = []
-    problems: list[str] = []
-    for line, record in cells.rows:
-        values = {name: _number(record.get(column)) for name, column in source.items()}
-        bad = [
-            f"row {line}, column {column!r}: {_shown(record.get(column))}: must be a number {_limit(name)}"
-            for name, column in source.items()
-            if not _good(name, values[name])
-        ]
-        problems += bad
-        loss = values.get("loss")
-        if loss is not None and not math.isfinite(loss):
-            dropped.append(DroppedRow(row=line, reason=f"loss is {loss}: not finite"))
-        elif not bad:
-            kept.append((line, record))
-    return kept, dropped, problems
+def _read_numbers(cells: Cells, rows: Rows, names: dict[str, str]) -> _Numbers:
+    read, doubts = column_names.read_columns(cells, rows, names)
+    is_number = {name: np.array([value is not None for value in column.values], bool) for name, column in read.items()}
+    values = {name: np.array(column.values, dtype=np.float64) for name, column in read.items()}  # None becomes NaN
+    return _Numbers(values=values, is_number=is_number, names=names, doubts=doubts)
 
 
-def _extra_column(rows: Sequence[tuple[int, dict[str, object]]], name: str, problems: list[str]) -> Floats:
-    """An optional column; adds what is wrong with it to `problems`."""
-    values = [(line, cell, _number(cell)) for line, record in rows if (cell := record.get(name)) not in (None, "")]
-    problems += [
-        f"row {line}, column {name!r}: {cell!r}: must be a finite number"
-        for line, cell, number in values
-        if number is None or not math.isfinite(number)
-    ]
-    numbers = [_number(record.get(name)) for _, record in rows]
-    return np.array([math.nan if number is None else number for number in numbers])
-
-
-def _number(cell: object) -> float | None:
-    """A cell as a float; None for what is missing or no number (JSON's "1" is text).
-
-    Sums of whole numbers come out of a database as decimals in Parquet.
-    """
-    if isinstance(cell, bool) or not isinstance(cell, int | float | Decimal):
-        return None
-    try:
-        return float(cell)
-    except OverflowError:
-        return math.inf
-
-
-def _good(name: str, value: float | None) -> bool:
-    if value is None:
-        return False
-    if name == "loss" and not math.isfinite(value):
-        return True  # set aside with its reason, not a mistake in the table
-    least, most = _LIMITS[name]
-    return math.isfinite(value) and least <= value <= most
-
-
-def _limit(name: str) -> str:
-    return "from {:g} to {:g}".format(*_LIMITS[name])
-
-
-def _shown(cell: object) -> str:
-    return "missing" if cell is None or cell == "" else repr(cell)
+def _find_bad_cells(rows: Rows, numbers: _Numbers, diverged: NDArray[np.bool_]) -> list[str]:
+    """Return every bad cell by row and column; cells of columns in doubt are named with their doubt."""
+    found: list[tuple[int, str]] = []
+    for name, column in numbers.values.items():
+        theirs, is_number = numbers.names[name], numbers.is_number[name]
+        if name in _LIMITS:
+            least, most = _LIMITS[name]
+            good, limit = is_number & (column >= least) & (column <= most), f"number from {least:g} to {most:g}"
+            good |= diverged if name == "loss" else False
+        else:
+            good, limit = is_number & np.isfinite(column), "finite number"
+        for place in np.flatnonzero(~good).tolist():
+            line, cell = rows[place][0], rows[place][1].get(theirs)
+            is_empty = cell is None or cell == ""
+            in_doubt = isinstance(cell, str) and "," in cell and any(repr(theirs) in doubt for doubt in numbers.doubts)
+            if in_doubt or (is_empty and name not in _LIMITS):
+                continue
+            shown = "missing" if is_empty else repr(float(column[place]) if is_number[place] else cell)
+            found.append((line, f"row {line}, column {theirs!r}: {shown}: must be a {limit}"))
+    return [problem for _, problem in sorted(found, key=lambda of_line: of_line[0])]

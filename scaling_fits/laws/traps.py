@@ -7,10 +7,13 @@ columns in another unit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from proxies.core.tables.numerals import to_number
 
 Floats = NDArray[np.float64]
 Record = Mapping[str, object]
@@ -32,7 +35,12 @@ _MOST_NAMED = 5
 
 
 def warnings_of(
-    columns: Mapping[str, Floats], records: Sequence[Record], lines: Sequence[int], params_column: str
+    columns: Mapping[str, Floats],
+    records: Sequence[Record],
+    lines: Sequence[int],
+    params_column: str,
+    *,
+    is_chosen: bool,
 ) -> tuple[str, ...]:
     """Everything odd about the runs kept of a file.
 
@@ -41,12 +49,13 @@ def warnings_of(
         records: the file's cells of the same rows, by the file's own names.
         lines: file lines of the same rows.
         params_column: the file's name of N.
+        is_chosen: whether a user chose that column.
     """
     found = (
         _unit_of_sizes(columns),
         _loss_unit(columns["loss"], lines),
         _flops_apart(columns),
-        _other_sizes(columns["params"], records, params_column),
+        None if is_chosen else _other_sizes(columns["params"], records, params_column),
         _unfinished(records, lines),
         _points_of_a_curve(columns, records, lines),
         _entered_twice(columns, lines),
@@ -107,18 +116,16 @@ def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
 
 def _other_sizes(params: Floats, records: Sequence[Record], params_column: str) -> str | None:
     """Another count of parameters beside the default one, if it bends the axis and does not only stretch it."""
-    if params_column != "params":
-        return None  # somebody chose
     for name in dict.fromkeys(name for record in records for name in record):
         other = numbers(records, name) if "param" in name.lower() and name != params_column else None
-        if other is None or not (other > 0).all():
+        if other is None or not (other >= 1).all():  # below 1: `params_lr`, a hyperparameter of Optuna's
             continue
         ratio = other / params
         if ratio.max() > _STEADY * ratio.min():
             return (
-                f"N is column 'params', and column {name!r} is {ratio.min():.3g} to {ratio.max():.3g} times it: which "
-                "parameters are counted (embeddings or not) changes exponents and the best size; --params-column "
-                f"{name} fits the other"
+                f"N is column {params_column!r}, and column {name!r} is {ratio.min():.3g} to {ratio.max():.3g} "
+                "times it: which parameters are counted (embeddings or not) changes exponents and the best size; "
+                f"--params-column {name} fits the other"
             )
     return None
 
@@ -172,9 +179,11 @@ def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str |
 
 
 def numbers(records: Sequence[Record], name: str) -> Floats | None:
-    """A column of the file as numbers; None where a cell is missing or is none."""
-    cells = [record.get(name) for record in records]
-    if any(isinstance(cell, bool) or not isinstance(cell, int | float) for cell in cells):
-        return None
-    column = np.array([float(cell) for cell in cells if isinstance(cell, int | float)])
-    return column if np.isfinite(column).all() else None
+    """Return a column of the file as finite numbers; None if a cell is missing or no such number."""
+    cells: list[float] = []
+    for record in records:
+        number = to_number(record.get(name))
+        if number is None or not math.isfinite(number):
+            return None
+        cells.append(number)
+    return np.array(cells)

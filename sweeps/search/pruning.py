@@ -30,8 +30,10 @@ WINDOW_SHARE = 0.1
 """The last losses are averaged over this share of the steps so far."""
 LEAST_CHANCE = 0.01
 """A run that ends near the best or below it with less than this chance is given up."""
-MARGIN_NATS = 0.005
-"""How near: another seed may turn such a pair round, so that repeats want both. It costs one step saved in fifty."""
+MARGIN_SHARE = 0.0023
+"""How near, as a share of the best loss: another seed may turn such a pair round, so that repeats want both. 0.005 nats
+on bytes, where it costs one step saved in fifty; noise is this share at every vocabulary (benchmarks/vocabularies.py).
+"""
 MOST_SEEN = 256
 """Trials that it looks at, the latest; the best is that of all. So a verdict costs the same at any length."""
 
@@ -76,12 +78,13 @@ def verdict(
     if len(losses_nats) not in rungs(num_steps) or num_finished < max(num_startup, 1):
         return ""
     found, best = _predicted(space, point, losses_nats, seen), _best(seen)
-    if found is None or (chance := found.chance_below(best + MARGIN_NATS)) >= LEAST_CHANCE:
+    margin_nats = MARGIN_SHARE * abs(best)
+    if found is None or (chance := found.chance_below(best + margin_nats)) >= LEAST_CHANCE:
         return ""
     return (
         f"curve: at step {len(losses_nats)} of {num_steps} it is predicted to end at {found.loss_nats:.4g} nats, "
         f"the best so far at {best:.4g}: the chance to end within "
-        f"{MARGIN_NATS:g} of the best is {chance:.2g}, below {LEAST_CHANCE:g}"
+        f"{margin_nats:.2g} of the best is {chance:.2g}, below {LEAST_CHANCE:g}"
     )
 
 

@@ -38,6 +38,15 @@ def test_the_keys_of_tokenize(folder):
     assert "text: 40 text; " in err and "tokenize: 100%" in err, "what was recognised, and progress"
 
 
+def test_a_tokenizer_is_trained_and_its_sample_is_told(folder):
+    options = ["--train-bpe", 280, "--validation-fraction", 0.3]
+    code, body, err = ask("tokenize", folder / "web", "--out", folder / "corpus", *options)
+    assert (code, body["vocab_size"], body["tokenizer"][:7]) == (0, 280, "sha256:"), err
+    assert "training a byte-level BPE of 280 entries on" in err
+    code, body, _ = ask("tokenize", folder / "web", "--out", folder / "other", "--train-bpe", 10**6)
+    assert (code, "train_bpe = 1000000: must be 257" in body["message"]) == (2, True)
+
+
 def test_a_mixture_by_name_and_weight(folder):
     named = [f"web={folder / 'web'}", f"code={folder / 'code'}"]
     shares = ["--weight", "web=0.7", "--weight", "code=0.3"]

@@ -15,7 +15,7 @@ from slurm_fakes import JOB_ID, await_seen, machine, seen
 from tiny_study import ask, forerun
 
 from launcher.base import chronicle, metrics
-from launcher.frozen.launch_file import write_launch
+from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from launcher.supervisor.slurm import LAUNCH_GRACE_SECONDS, launch_script
 
 # srun in this place: options away; the rest runs once for every node, as on machines of their own.
@@ -96,7 +96,8 @@ def test_told_to_stop(tmp_path, job, number, when_told, requeued):
 
 @pytest.fixture
 def config(corpus, tmp_path):
-    return write_launch(tmp_path / "config", tiny_decision(corpus, num_ranks=2))
+    decision = tiny_decision(corpus, num_ranks=2)
+    return write_frozen(tmp_path / "config", decision, {kind: {} for kind in ATTESTED})
 
 
 def test_written_by_launch(corpus, config, tmp_path):

@@ -1,4 +1,6 @@
 import errno
+import hashlib
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from corpus_cases import (
 from proxy_cases import documents, write_corpus
 
 from proxies.core import canon
+from proxies.data import corpus as corpus_module
+from proxies.data import tokenizer_sample
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import DataError, TokenStore, read_manifest
 
@@ -316,3 +320,48 @@ def test_ids_beyond_16_bits_take_wide_shards_and_long_documents_are_cut(tmp_path
     found = documents_of(tmp_path / "out", "train") + documents_of(tmp_path / "out", "validation")
     assert sorted(map(len, found)) == [10_000, 65_536] and sorted(i for each in found for i in each) == ids.tolist()
     assert TokenStore(tmp_path / "out").train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=9).max() < 2**17
+
+
+def words(folder, num_documents=60):
+    """Texts of many different words."""
+    folder.mkdir()
+    rng = random.Random(0)
+    for number in range(num_documents):
+        text = " ".join("".join(rng.choices("etaoinshr", k=rng.randint(2, 9))) for _ in range(200))
+        (folder / f"{number:02}.txt").write_text(text)
+    return folder
+
+
+def test_a_trained_tokenizer_is_in_the_corpus_and_sees_no_validation_text(tmp_path, monkeypatch):
+    source = words(tmp_path / "source")
+    options = {"bpe_vocab_size": 400, "validation_fraction": 0.3}
+    manifest = tokenize([source], tmp_path / "a", **options)
+    content = (tmp_path / "a" / "tokenizer.json").read_bytes()
+    assert (manifest.vocab_size, manifest.end_id) == (400, 0)
+    assert manifest.tokenizer == "sha256:" + hashlib.sha256(content).hexdigest()
+    TokenStore(tmp_path / "a")
+    assert tokenize([source], tmp_path / "b", **options) == manifest, "equal input gives equal ids"
+    given = tokenize(
+        [source], tmp_path / "c", tokenizer=str(tmp_path / "a" / "tokenizer.json"), validation_fraction=0.3
+    )
+    assert given == manifest, "the file is a tokenizer like any other"
+    seen = []
+    monkeypatch.setattr(corpus_module, "train_bpe", lambda texts, size: seen.extend(texts) or content)
+    tokenize([source], tmp_path / "d", **options)
+    assert len(seen) == sum(1 for _ in documents_of(tmp_path / "a", "train"))
+    before = list(seen)
+    seen.clear()
+    monkeypatch.setattr(tokenizer_sample, "MAX_SAMPLE_BYTES", sum(map(len, before)) // 2)
+    tokenize([source], tmp_path / "e", **options)
+    assert seen == before[-len(seen) :] and len(before) * 0.4 < len(seen) < len(before) * 0.6, "a bounded sample"
+
+
+def test_bad_values_for_a_trained_tokenizer_are_refused_at_once(tmp_path):
+    source = words(tmp_path / "source", 3)
+    said = refusal([source], tmp_path / "a", bpe_vocab_size=256, tokenizer="t.json", end_token="<eos>")
+    assert "train_bpe = 256: must be 257" in said and "262144" in said
+    assert "tokenizer = t.json: give one" in said and "end_token = <eos>" in said
+    assert "gives only" in refusal([source], tmp_path / "a", bpe_vocab_size=20_000)
+    (tmp_path / "ids.bin").write_bytes(np.arange(1000, dtype="<u2").tobytes())
+    assert "ids.bin holds token ids" in refusal([tmp_path / "ids.bin"], tmp_path / "a", bpe_vocab_size=400)
+    assert not (tmp_path / "a").exists()

@@ -1,6 +1,7 @@
 """Metrics as wandb, TensorBoard and a JSON writer really write them, cut and damaged at every byte."""
 
 import json
+import math
 import os
 import random
 import struct
@@ -12,7 +13,7 @@ import pytest
 from command_cases import command
 
 from proxies.external.growing_file import MetricsError
-from proxies.external.metric_files import MetricFiles
+from proxies.external.metric_files import MetricFiles, parse_number
 from proxies.external.wandb_run import WandbRun
 
 LOSSES = {step: 3.0 - step / 70 for step in range(1, 31)}
@@ -201,3 +202,29 @@ def test_what_is_no_such_file(tmp_path):
         read("tensorboard", tmp_path)
     _, metrics = read("wandb", tmp_path / "nowhere")
     assert metrics.hint() == f"there is no *.wandb at {tmp_path / 'nowhere'}"
+
+
+NO_NUMBERS = (True, False, None, [3.0], {"value": 3.0}, "true", "", "three", "1_000", "0x10", "1,5", "3.0 nats")
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+def test_what_is_no_number_is_no_loss(tmp_path, value):
+    assert parse_number(value) is None
+    if value is None or isinstance(value, dict):
+        return  # a column without a value, and nested columns
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"iter": 1, "train/loss": value}))
+    with pytest.raises(MetricsError, match=r"train/loss is .* at step 1: must be a number"):
+        read("jsonl", path)
+
+
+def test_a_string_that_spells_a_number_is_one():
+    spelled = {"3.5": 3.5, " -1e-3 ": -1e-3, "+.5": 0.5, "7.": 7.0, "Infinity": math.inf, "-inf": -math.inf}
+    assert {text: parse_number(text) for text in spelled} == spelled
+    assert math.isnan(parse_number("NaN")) and parse_number(10**400) == math.inf and parse_number(3) == 3.0
+
+
+def test_a_pipe_in_place_of_a_log_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "log.jsonl")
+    with pytest.raises(OSError, match="it is a pipe: must be a plain file"):
+        read("jsonl", tmp_path / "log.jsonl")

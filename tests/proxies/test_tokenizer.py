@@ -2,8 +2,9 @@ import hashlib
 
 import pytest
 from corpus_cases import word_tokenizer
+from tokenizers import Tokenizer
 
-from proxies.data.tokenizer import load_tokenizer
+from proxies.data.tokenizer import load_tokenizer, train_bpe
 from proxies.data.tokens import DataError
 
 
@@ -36,3 +37,15 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(DataError, match=r"bad.json is not a tokenizer.json"):
             load_tokenizer(str(tmp_path / "bad.json"))
+
+
+def test_a_trained_tokenizer_has_its_size_reads_text_back_and_ends_documents():
+    texts = [f"def f{i}(value): return value * {i}".encode() for i in range(200)]
+    content = train_bpe(texts, 300)
+    assert content == train_bpe(list(texts), 300)
+    tokenizer = Tokenizer.from_str(content.decode())
+    assert tokenizer.get_vocab_size() == 300
+    for text in ("def f7(value):", "ünïcode \x00 bytes that it never saw 漢"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    with pytest.raises(DataError, match=r"train_bpe = 5000: the text gives only \d+ entries"):
+        train_bpe(texts, 5000)

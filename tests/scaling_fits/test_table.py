@@ -61,7 +61,7 @@ def test_every_bad_cell_is_told_at_once(tmp_path):
         ("r.csv", "params,loss\n1,2\n", "no column 'tokens' .it has 'params', 'loss'"),
         ("r.csv", "params,tokens,loss\n1,1,nan\n", "no run with a finite loss .1 dropped"),
         ("r.xlsx", "", "one of .csv, .jsonl, .parquet"),
-        ("r.jsonl", '{"params":1,"tokens":1,"loss":"2"}\n', "row 1, column 'loss': '2'"),
+        ("r.jsonl", '{"params":1,"tokens":1,"loss":"two"}\n', "row 1, column 'loss': 'two'"),
         ("r.jsonl", '{"params":true,"tokens":1,"loss":2}\n', "row 1, column 'params': True"),
     ],
 )

@@ -135,5 +135,5 @@ def test_a_run_that_may_come_near_the_best_goes_on():
     near = forecasts.Forecast(loss_nats=best + 0.003, error_nats=0.001, num_freedom=30)
     with mock.patch.object(pruning, "_predicted", lambda *args: near):
         assert asked(winner(), seen, 100) == ""
-        with mock.patch.object(pruning, "MARGIN_NATS", 0.0):
+        with mock.patch.object(pruning, "MARGIN_SHARE", 0.0):
             assert "within 0 of the best" in asked(winner(), seen, 100)

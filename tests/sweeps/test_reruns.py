@@ -6,7 +6,7 @@ import pytest
 from sweep_fakes import FakeHost, bank_key, executions, make_spec, outcome
 
 from sweeps.run.pool import InlinePool
-from sweeps.run.reruns import SEED_NATS, carried_out, compare
+from sweeps.run.reruns import SEED_SHARE, carried_out, compare
 
 
 @pytest.mark.parametrize("fault", ["", "raise 1", "nan 1"])
@@ -54,6 +54,7 @@ def test_one_bit_is_enough_where_the_same_are_promised():
 @pytest.mark.parametrize("key", [*CPU, "resumed_at_step", "num_microbatches"])
 def test_where_they_are_not_the_ends_may_be_as_far_apart_as_two_seeds(key):
     """On another chip or with other software, on a GPU, gone on from a checkpoint, with a batch that was split."""
-    for shift, wanted in ((0.9 * SEED_NATS, "agrees"), (1.1 * SEED_NATS, "cannot_tell")):
+    seeds = SEED_SHARE * ran().loss_nats
+    for shift, wanted in ((0.9 * seeds, "agrees"), (1.1 * seeds, "cannot_tell")):
         assert compare(SPEC, ran(), ran("b", shift, **{key: "other"})).outcome == wanted
     assert compare(SPEC, ran(), ran("b", status="diverged", **{key: "other"})).outcome == "cannot_tell"

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from transfer.basin.basins import fit_basins
 from transfer.basin.noise import SizeRuns, noise_grid, noise_growth, reduce_runs
 
 SEEDS, RATES = 3, np.arange(-8.0, -3.0)
@@ -19,7 +20,7 @@ def runs(noise_nats=0.0, extra=None):
 
 def test_the_noise_is_that_of_the_seeds_and_larger_where_no_shape_fits():
     def median(misfit):
-        noise = noise_grid(56 * 25e-6, 56, misfit, 16)
+        noise = noise_grid(56 * 25e-6, 56, misfit, 16, 0.005)
         weight = np.exp(noise.log_prior - 0.5 * (16 * np.log(noise.variance) + misfit / noise.variance))
         return np.sqrt(np.interp(0.5, np.cumsum(weight) / weight.sum(), noise.variance))
 
@@ -54,3 +55,14 @@ def test_a_chaotic_rate_weighs_little_where_noise_grows():
     plain, weighed = reduce_runs(runs), reduce_runs(runs, 0.1)
     assert weighed.pure_squares < 0.2 * plain.pure_squares
     assert weighed.num_pure == plain.num_pure
+
+
+def test_the_usual_noise_grows_with_the_loss():
+    """A learned vocabulary has 2.4 times the bytes' loss, and 2.4 times their noise."""
+
+    def noise_nats(scale):
+        loss = scale * np.array([2.42, 2.335, 2.348, 2.422])
+        runs = SizeRuns(log2_value=np.arange(4.0), loss_nats=loss, group=np.zeros(4, dtype=np.int64))
+        return fit_basins([runs], draws=200, rng=np.random.default_rng(0)).noise_nats
+
+    assert noise_nats(2.4) == pytest.approx(2.4 * noise_nats(1.0), rel=0.15)

@@ -18,6 +18,7 @@ from scipy import special
 
 from transfer.basin.noise import (
     LEAST_NOISE_NATS,
+    USUAL_NOISE_SHARE,
     ReducedRuns,
     SizeRuns,
     distrust,
@@ -120,6 +121,12 @@ class _Look:
         """Degrees of freedom of the lack of fit."""
         return max(sum(g.size.num_free for g in self.grids), 1)
 
+    @property
+    def usual_nats(self) -> float:
+        """Prior median of the noise of one run, in nats."""
+        level = min(grid.size.level for grid in self.grids)
+        return max(USUAL_NOISE_SHARE * level, LEAST_NOISE_NATS)
+
     def behind(self, more: Floats, best: float) -> Floats:
         """How much less likely, at the least, a lack of fit larger by so much than the best is."""
         (pure, num_pure), least = self.pure, CREDIBLE_NOISE_NATS**2
@@ -199,7 +206,7 @@ def _log_evidence(look: _Look) -> float:
     """Return the log evidence of a trust, up to a constant: flat in every curvature, at the likeliest noise."""
     misfit = np.sum([g.misfit.min(axis=1) for g in look.grids], axis=0).min()
     pure, num_pure = look.pure
-    variance = likeliest_variance(pure + float(misfit), num_pure + look.num_free)
+    variance = likeliest_variance(pure + float(misfit), num_pure + look.num_free, look.usual_nats)
     by_shape = LOG_PRIOR[look.shapes] + np.log(look.stride)
     for grid in look.grids:
         by_shape = by_shape + _log_sum(-0.5 * grid.misfit / variance - np.log(grid.norm)) + np.log(grid.step)
@@ -231,7 +238,7 @@ def fit_basins(runs: list[SizeRuns], *, draws: int, rng: np.random.Generator) ->
     """
     look = _look(runs)
     misfit = np.sum([g.misfit.min(axis=1) for g in look.grids], axis=0).min()
-    noise = noise_grid(*look.pure, float(misfit), look.num_free)
+    noise = noise_grid(*look.pure, float(misfit), look.num_free, look.usual_nats)
     log_weight = LOG_PRIOR[look.shapes] + noise.log_prior[:, None]  # (V, S)
     for grid in look.grids:
         by_optimum = _log_weight(grid, grid.depth, noise.variance[:, None, None])

@@ -14,9 +14,10 @@ from transfer.basin.shapes import Floats, Ints
 
 LEAST_NOISE_NATS = 1e-6
 """Tables are rounded: no noise is smaller."""
-USUAL_NOISE_NATS, NOISE_EFOLDS = 0.005, 1.2
-"""Prior median of the noise, and sd of its log: seeds of our CPU grids differ by 0.004 to 0.025 nats. It matters where
-there are hardly more runs than numbers to fit."""
+USUAL_NOISE_SHARE, NOISE_EFOLDS = 0.0023, 1.2
+"""Prior median of the noise as a share of the loss, and sd of its log. Seeds of our CPU grids on bytes
+differ by 0.0018 to 0.011 of the loss; the share is the same within a fifth at vocabularies of 256 to
+16,384 (benchmarks/vocabularies.py). It matters where there are hardly more runs than numbers to fit."""
 FEW_DEGREES = 8
 """With fewer degrees of freedom the grid of the noise holds all that the prior allows."""
 MISFIT_SHARE = 0.5
@@ -161,16 +162,16 @@ def _chi2_quantile(probability: float, num_degrees: int) -> float:
     return 2 * float(special.gammaincinv(num_degrees / 2, probability))
 
 
-def likeliest_variance(squares: float, num_degrees: int) -> float:
+def likeliest_variance(squares: float, num_degrees: int, usual_nats: float) -> float:
     """Return the likeliest variance of one run, by a sum of squares; of few, the usual noise counts as one more.
 
     With so many shapes one of them fits a handful of runs exactly, which is no evidence for it.
     """
     few = num_degrees < FEW_DEGREES
-    return (squares + LEAST_NOISE_NATS**2 + few * USUAL_NOISE_NATS**2) / (num_degrees + few)
+    return (squares + LEAST_NOISE_NATS**2 + few * usual_nats**2) / (num_degrees + few)
 
 
-def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> NoiseGrid:
+def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int, usual_nats: float) -> NoiseGrid:
     """The grid spans what seeds, and the lack of fit of the best shape, allow.
 
     If a shape fits, both have one variance. Else that of the lack of fit, which places the minimum, is larger, by a
@@ -181,13 +182,14 @@ def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> Nois
         num_pure: Its degrees of freedom.
         misfit: Sum of squares that the best shape leaves of what the seeds of a rate share.
         num_free: Its degrees of freedom.
+        usual_nats: Prior median of the noise.
     """
     least, number = LEAST_NOISE_NATS**2, num_pure + num_free
     low = max((pure + misfit) / float(special.chdtri(number, 0.001)), least)
     high = (pure + misfit) / _chi2_quantile(0.002, number)
     if num_free:
         high = max(high, misfit / _chi2_quantile(0.002, num_free))
-    usual = 2 * np.log(USUAL_NOISE_NATS)
+    usual = 2 * np.log(usual_nats)
     if number < FEW_DEGREES:
         high = max(high, float(np.exp(usual + 2 * NOISE_EFOLDS)))
     log_variance = np.linspace(np.log(low), np.log(max(high, 2 * low)), NUM_VARIANCES)

@@ -7,28 +7,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
-from proxies.core.table_files import Cells, Source
+from proxies.core.tables.columns import COLUMN_NAMES, choose_columns
+from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter
-from transfer.tables.cells import TableError, plain
+from transfer.tables.cells import TableError
 
 _Name = TypeVar("_Name", bound=str)
 
-SIZE_COLUMNS: Mapping[Axis, tuple[str, ...]] = {
-    "width": ("width", "d_model", "n_embd"),
-    "depth": ("depth", "layers", "num_layers", "n_layer"),
-    "batch": ("batch", "batch_tokens", "batch_size"),
-    "duration": ("duration", "tokens", "num_tokens", "steps", "num_steps"),
-    "params": ("params", "num_params", "N"),
-}
-VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {
-    name: (name, *HYPERPARAMETERS[name].aliases) for name in WITH_OPTIMUM
-}
-LOSS_COLUMNS = ("loss", "val_loss", "validation_loss")
-OPTIMUM = "lr_optimum"
-KNOWN = frozenset(
-    {name for aliases in (*SIZE_COLUMNS.values(), *VALUE_COLUMNS.values()) for name in aliases}
-    | {*LOSS_COLUMNS, "seed", OPTIMUM}
-)
+SIZE_COLUMNS: Mapping[Axis, tuple[str, ...]] = {axis: COLUMN_NAMES[axis] for axis in AXES}
+VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {name: COLUMN_NAMES[name] for name in WITH_OPTIMUM}
+OPTIMUM_COLUMNS: Mapping[Hyperparameter, str] = {name: f"{name}_optimum" for name in WITH_OPTIMUM}
+"""Our names of the columns of optima, by hyperparameter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +28,12 @@ class TableColumns:
     values: Mapping[Hyperparameter, str]
     loss: str | None
     """None: the table is one of optima."""
+    optima: Mapping[Hyperparameter, str]
+    """Columns of optima, where the table is one of optima."""
     seed: str | None
+    state: str | None
+    notes: tuple[str, ...] = ()
+    """What was chosen where several columns have a name of one thing."""
 
     @property
     def judgeable(self) -> dict[str, str]:
@@ -49,63 +43,107 @@ class TableColumns:
     @property
     def used(self) -> set[str]:
         """All columns that are read."""
-        return {name for name in (*self.judgeable.values(), self.loss, self.seed) if name is not None}
+        names = (*self.judgeable.values(), *self.optima.values(), self.loss, self.seed, self.state)
+        return {name for name in names if name is not None}
 
 
-def find_columns(path: Source, names: Sequence[str]) -> TableColumns:
-    """Recognise columns by their names; of several names for one thing the first one is used.
+def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | None = None) -> TableColumns:
+    """Recognize columns by their names; of several names for one thing the best one is used.
+
+    Args:
+        path: The table, for messages.
+        names: Names of its columns.
+        given: The user's choices, theirs by ours.
 
     Raises:
-        TableError: no loss (or optimum), no size, or no hyperparameter.
+        TableError: No loss (or optimum), no size, or no hyperparameter; or a choice that cannot be met.
     """
-    loss = _first(LOSS_COLUMNS, names)
-    by_optima = loss is None and OPTIMUM in names
-    sizes = {axis: name for axis, aliases in SIZE_COLUMNS.items() if (name := _first(aliases, names))}
-    values = {what: name for what, aliases in VALUE_COLUMNS.items() if (name := _first(aliases, names))}
-    if by_optima:
-        values["learning_rate"] = OPTIMUM
+    wanted = ("loss", *SIZE_COLUMNS, *VALUE_COLUMNS, *OPTIMUM_COLUMNS.values(), "seed", "state")
+    choice = choose_columns(names, wanted, given or {})
+    if choice.problems:
+        raise TableError(path, choice.problems)
+    columns = choice.columns
+    sizes = {axis: columns[axis] for axis in SIZE_COLUMNS if axis in columns}
+    values = {name: columns[name] for name in VALUE_COLUMNS if name in columns}
+    optima = {name: columns[ours] for name, ours in OPTIMUM_COLUMNS.items() if ours in columns}
+    loss = columns.get("loss")
+    if loss is None or not values:
+        loss = None if optima else loss
+    else:
+        optima = {}
     shorts = ", ".join(HYPERPARAMETERS[name].short or name for name in WITH_OPTIMUM)
-    needed = [
-        (by_optima or loss is not None, f"loss (or {OPTIMUM})"),
-        (bool(sizes), "size (width, depth, batch, tokens or params)"),
-        (bool(values), f"hyperparameter ({shorts})"),
+    needed: list[tuple[bool, str, list[str]]] = [
+        (bool(optima) or loss is not None, "loss (or lr_optimum)", ["loss"]),
+        (bool(sizes), "size (width, depth, batch, tokens or params)", list(SIZE_COLUMNS)),
+        (bool(values) or bool(optima), f"hyperparameter ({shorts})", list(VALUE_COLUMNS)),
     ]
-    lacking = [what for there, what in needed if not there]
+    lacking = [(what, roles) for there, what, roles in needed if not there]
     if lacking:
-        raise TableError(path, [f"no column for {' and '.join(lacking)} (found: {', '.join(names) or 'none'})"])
-    return TableColumns(sizes=sizes, values=values, loss=loss, seed="seed" if "seed" in names else None)
+        known = "; ".join(f"{role}: {', '.join(COLUMN_NAMES[role])}" for _, roles in lacking for role in roles)
+        problem = (
+            f"no column for {' and '.join(what for what, _ in lacking)} (found: {', '.join(names) or 'none'}); "
+            f"--column {lacking[0][1][0]}=NAME takes any; known names are {known}"
+        )
+        raise TableError(path, [problem])
+    return TableColumns(
+        sizes=sizes,
+        values=values,
+        loss=loss,
+        optima=optima,
+        seed=columns.get("seed"),
+        state=columns.get("state"),
+        notes=tuple(choice.notes),
+    )
 
 
 def what_to_judge(
-    path: Source, sheet: Cells, columns: TableColumns, axis: Axis | None, hyperparameter: Hyperparameter | None
+    path: Source,
+    sheet: Cells,
+    columns: TableColumns,
+    cells: Mapping[str, Sequence[object]],
+    axis: Axis | None,
+    hyperparameter: Hyperparameter | None,
 ) -> tuple[Axis, Hyperparameter]:
-    """Axis and hyperparameter: as given, else as the table leaves no choice.
+    """Return axis and hyperparameter: as given, else as the table leaves no choice.
+
+    Args:
+        path: The table, for messages.
+        sheet: Its cells.
+        columns: What its columns are called.
+        cells: Comparable cells of each axis and hyperparameter.
+        axis: What grows; None: the only size that varies.
+        hyperparameter: None: the learning rate if it varies, else the only one that does.
 
     Raises:
-        TableError: no column for what was given, or several that may be meant: they are listed.
+        TableError: No column for what was given, or several that may be meant: they are listed.
     """
-    given = ((axis, columns.sizes), (hyperparameter, columns.values))
+    values = columns.optima or columns.values
+    given = ((axis, columns.sizes), (hyperparameter, values))
     problems = [
         f"no column for {name} (found: {', '.join(sheet.columns)})"
         for name, there in given
         if name is not None and name not in there
     ]
-    cells = {what: [plain(row.get(name)) for _, row in sheet.rows] for what, name in columns.judgeable.items()}
     if axis is None:
         sizes = [a for a in AXES if a in columns.sizes]
         varying = [a for a in sizes if len(set(cells[a])) > 1]
-        axis = _only(varying or sizes, "axis", problems)
+        axis = _only(_without_params(varying, cells) or sizes, "axis", problems)
     if hyperparameter is None:
-        values = [h for h in WITH_OPTIMUM if h in columns.values]
-        moving = [h for h in values if len(set(cells[h])) > 1] or values
+        there = [h for h in WITH_OPTIMUM if h in values]
+        moving = [h for h in there if len(set(cells[h])) > 1] or there
         hyperparameter = "learning_rate" if "learning_rate" in moving else _only(moving, "hyperparameter", problems)
     if problems or axis is None or hyperparameter is None:
         raise TableError(path, problems)
     return axis, hyperparameter
 
 
-def _first(aliases: Sequence[str], names: Sequence[str]) -> str | None:
-    return next((name for name in aliases if name in names), None)
+def _without_params(varying: list[Axis], cells: Mapping[str, Sequence[object]]) -> list[Axis]:
+    """Return the sizes that vary, without parameters if these follow from the others."""
+    others: list[Axis] = [axis for axis in varying if axis != "params"]
+    if not others or len(others) == len(varying):
+        return varying
+    shapes = list(zip(*(cells[axis] for axis in others), strict=True))
+    return others if len(set(zip(shapes, cells["params"], strict=True))) == len(set(shapes)) else varying
 
 
 def _only(choices: Sequence[_Name], option: str, problems: list[str]) -> _Name | None:

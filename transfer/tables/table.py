@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from proxies.core.table_files import Cells, Source
+from proxies.core.tables.columns import drop_unfinished, read_columns
+from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
 from transfer.tables.cells import TableError, read_sheet, shown
-from transfer.tables.columns import KNOWN, TableColumns, find_columns, what_to_judge
+from transfer.tables.columns import TableColumns, find_columns, what_to_judge
 
 # Runs that are alike in all but one axis and one hyperparameter.
 #
@@ -118,37 +120,54 @@ class RunTable:
     hyperparameter: Hyperparameter
     points: tuple[Point, ...]
     optima: tuple[tuple[int, float], ...]
-    """(size, log2 of the optimal learning rate)."""
+    """(size, log2 of the optimal value)."""
     notes: tuple[str, ...]
     """What is judged, and what was left aside."""
+    dropped: tuple[tuple[int, str], ...]
+    """(row, reason) of rows that hold no finished run."""
 
 
-def read_runs(path: Source, *, axis: Axis | None = None, hyperparameter: Hyperparameter | None = None) -> RunTable:
+def read_runs(
+    path: Source,
+    *,
+    axis: Axis | None = None,
+    hyperparameter: Hyperparameter | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> RunTable:
     """Read a table, and choose the runs of one drift from it.
 
     Columns are a `loss` (nats per token), sizes and hyperparameters (`transfer.tables.columns`) and optionally a
-    `seed`; or sizes and `lr_optimum`. A loss that is not finite, or the word `diverged`, is a run that diverged; an
-    empty one may be a run that never was, so it is refused. Without a `seed` column all runs count as one seed, and
-    runs alike in everything as replicates. Where the hyperparameter to judge is weight decay, warmup or clip, its 0 has
-    no octave: nothing is wrong with such runs, so they are left aside with a note. Any other 0 is refused.
+    `seed` and a `state`; or sizes and optima (`lr_optimum`). A loss that is not finite, or the word `diverged`, is a
+    run that diverged; an empty one may be a run that never was, so it is refused. A run whose state says that it did
+    not finish is dropped. Without a `seed` column all runs count as one seed, and runs alike in everything as
+    replicates. Where the hyperparameter to judge is weight decay, warmup or clip, its 0 has no octave: nothing is wrong
+    with such runs, so they are left aside with a note. Any other 0 is refused.
 
     Args:
-        path: .csv, .jsonl or .parquet, or cells already read.
+        path: A file or pipe (`proxies.core.tables.table_files.read_cells`), or cells already read.
         axis: What grows; None: the only size that varies.
         hyperparameter: None: the learning rate if it varies, else the only one that does.
+        columns: The table's own names by ours, where a user chose.
 
     Raises:
-        TableError: an unknown kind of file, a missing column, bad cells (all of them with row and column), an axis
+        TableError: An unknown kind of file, a missing column, bad cells (all of them with row and column), an axis
             or hyperparameter that must be named, or no two sizes that agree in the rest.
-        OSError: the file cannot be opened.
     """
-    sheet = read_sheet(path, KNOWN)
-    columns = find_columns(path, sheet.columns)
-    axis, hyperparameter = what_to_judge(path, sheet, columns, axis, hyperparameter)
-    runs = _runs(path, sheet, columns, axis, hyperparameter)
+    given = dict(columns or {})
+    sheet = read_sheet(path, given.values())
+    names = find_columns(path, sheet.columns, given)
+    rows, dropped = drop_unfinished(sheet, names.state)
+    if not rows:
+        raise TableError(path, [f"no run has finished ({len(dropped)} rows dropped): nothing to judge"])
+    sheet = dataclasses.replace(sheet, rows=rows)
+    numbers, doubts, comparable = _read_numbers(sheet, names)
+    axis, hyperparameter = what_to_judge(path, sheet, names, comparable, axis, hyperparameter)
+    if names.optima:
+        names = dataclasses.replace(names, values={**names.values, hyperparameter: names.optima[hyperparameter]})
+    runs = _runs(path, sheet, names, numbers, comparable, doubts, axis, hyperparameter)
     if not runs:
-        raise TableError(path, [f"every {columns.values[hyperparameter]} is 0: nothing to judge"])
-    kept, notes = largest_alike(path, runs, axis, columns.judgeable)
+        raise TableError(path, [f"every {names.values[hyperparameter]} is 0: nothing to judge"])
+    kept, notes = largest_alike(path, runs, axis, names.judgeable)
     read = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
     # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
     points = [*dict.fromkeys(p for p in read if p.loss_nats is not None), *(p for p in read if p.loss_nats is None)]
@@ -158,16 +177,36 @@ def read_runs(path: Source, *, axis: Axis | None = None, hyperparameter: Hyperpa
     return RunTable(
         axis=axis,
         hyperparameter=hyperparameter,
-        points=() if columns.loss is None else tuple(points),
-        optima=tuple(optima) if columns.loss is None else (),
-        notes=(*_notes(sheet, columns, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
+        points=() if names.loss is None else tuple(points),
+        optima=tuple(optima) if names.loss is None else (),
+        notes=(*_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
+        dropped=tuple(dropped),
     )
 
 
-def _notes(sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
-    size, value = columns.sizes[axis], columns.values[hyperparameter]
-    notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})"]
-    if ignored := [name for name in sheet.columns if name not in columns.used]:
+_Column = Sequence[float | None]
+
+
+def _read_numbers(sheet: Cells, names: TableColumns) -> tuple[dict[str, _Column], list[str], dict[str, list[object]]]:
+    """Return numbers by our names, columns whose commas have two readings, and cells as they are compared."""
+    optional = {ours: theirs for ours, theirs in (("loss", names.loss), ("seed", names.seed)) if theirs is not None}
+    theirs = {**names.judgeable, **names.optima, **optional}
+    read, doubts = read_columns(sheet, sheet.rows, theirs)
+    numbers = {ours: column.values for ours, column in read.items()}
+    comparable = {
+        ours: [
+            cells.to_comparable(record.get(theirs[ours]), number)
+            for (_, record), number in zip(sheet.rows, numbers[ours], strict=True)
+        ]
+        for ours in {**names.judgeable, **names.optima}
+    }
+    return numbers, doubts, comparable
+
+
+def _notes(sheet: Cells, names: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
+    size, value = names.sizes[axis], names.values[hyperparameter]
+    notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})", *names.notes]
+    if ignored := [name for name in sheet.columns if name and name not in names.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:
         notes.append(f"{num_off} runs not used: {value} = 0 means off, which has no octave")
@@ -175,26 +214,37 @@ def _notes(sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hype
 
 
 def _runs(
-    path: Source, sheet: Cells, columns: TableColumns, axis: Axis, hyperparameter: Hyperparameter
+    path: Source,
+    sheet: Cells,
+    names: TableColumns,
+    numbers: Mapping[str, _Column],
+    comparable: Mapping[str, Sequence[object]],
+    doubts: Sequence[str],
+    axis: Axis,
+    hyperparameter: Hyperparameter,
 ) -> list[TableRow]:
-    """All rows but those where the hyperparameter is off."""
+    """Return all rows but those where the hyperparameter is off."""
     problems: list[str] = []
-    rest = {what: name for what, name in columns.judgeable.items() if what not in (axis, hyperparameter)}
+    others = [what for what in names.judgeable if what not in (axis, hyperparameter)]
+    size_name, value_name = names.sizes[axis], names.values[hyperparameter]
     runs = []
-    for number, row in sheet.rows:
+    for place, (row, record) in enumerate(sheet.rows):
 
-        def at(name: str, number: int = number) -> str:
-            return f"row {number}, column {name}"
+        def at(name: str, row: int = row) -> str:
+            return f"row {row}, column {name}"
 
-        name = columns.sizes[axis]
-        size = cells.whole(row.get(name), at(name), 1, problems)
-        name = columns.values[hyperparameter]
-        value = cells.octaves(row.get(name), hyperparameter, at(name), problems)
-        loss = None if columns.loss is None else cells.loss(row.get(columns.loss), at(columns.loss), problems)
-        seed = 0 if columns.seed is None else cells.whole(row.get(columns.seed), at(columns.seed), 0, problems)
-        others = {what: cells.plain(row.get(name)) for what, name in rest.items()}
+        size = cells.whole(record.get(size_name), numbers[axis][place], at(size_name), 1, problems)
+        value = cells.octaves(
+            record.get(value_name), numbers[hyperparameter][place], hyperparameter, at(value_name), problems
+        )
+        loss, seed = None, 0
+        if names.loss is not None:
+            loss = cells.loss(record.get(names.loss), numbers["loss"][place], at(names.loss), problems)
+        if names.seed is not None:
+            seed = cells.whole(record.get(names.seed), numbers["seed"][place], at(names.seed), 0, problems)
         if value is not None:
-            runs.append(TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=others))
-    if problems:
-        raise TableError(path, problems)
+            held = {what: comparable[what][place] for what in others}
+            runs.append(TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=held))
+    if problems or doubts:
+        raise TableError(path, doubts, problems)
     return runs

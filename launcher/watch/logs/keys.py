@@ -16,7 +16,6 @@ Any other trainer's names are given by option.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Set
 
 UNASKED_STEP, TIME = "_step", "_timestamp"
@@ -43,7 +42,6 @@ RECIPROCALS = frozenset({"throughput/device/BPS"})
 """Steps a second, in place of seconds."""
 PER_DEVICE = frozenset({"throughput(tps)", "throughput/device/TPS"})
 """These count one device: the run's are as many times more as it has ranks."""
-_WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 
 class ColumnNames:
@@ -67,17 +65,3 @@ class ColumnNames:
         """Column -> the name it has among these; a column that has none of them is not there."""
         found = {column: next((name for name in names if name in there), "") for column, names in self._names.items()}
         return {column: name for column, name in found.items() if name}
-
-
-def number(value: object) -> float | None:
-    """A float, NaN and infinities also as words; None for anything that is no number."""
-    if type(value) is float:
-        return value
-    if isinstance(value, str):
-        return _WORDS.get(value.strip().lower())
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf

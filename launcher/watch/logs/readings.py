@@ -25,10 +25,10 @@ from launcher.watch.logs.keys import (
     UNASKED_STEP,
     VALIDATION,
     ColumnNames,
-    number,
 )
 from launcher.watch.logs.sources import Log, Row, RowSource
 from proxies.core import canon
+from proxies.external.metric_files import parse_number
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #
@@ -39,8 +39,9 @@ from proxies.core import canon
 _EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
 _TO = {"started": STEP, "rolled_back": "to_step"}
 """Events after which the steps beyond the one in this field are made anew."""
-_AGAIN, _NULL = "again", "null"
-"""Counts in addition to a step's columns: its losses after the first, and those that are not numbers."""
+_AGAIN, _NULL, _BAD = "again", "null", "bad"
+"""Counts in addition to a step's columns: its losses after the first, those that are null, and those that are no
+numbers, null included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,12 +67,13 @@ class _Steps:
         cells = self.cells[step]
         if (loss := names.get(LOSS)) in row:
             cells[_AGAIN] = cells.get(_AGAIN, 0) + (LOSS in cells)
-            cells[_NULL] = cells.get(_NULL, 0) + (number(row[loss]) is None)
+            cells[_NULL] = cells.get(_NULL, 0) + (row[loss] is None)
+            cells[_BAD] = cells.get(_BAD, 0) + (parse_number(row[loss]) is None)
         for column, name in names.items():
-            if (value := number(row.get(name))) is not None:
+            if (value := parse_number(row.get(name))) is not None:
                 cells[column] = value
         if isinstance(times := row.get("rank_seconds"), list) and times:
-            found = [None if isinstance(each, str) else number(each) for each in times]
+            found = [None if isinstance(each, str) else parse_number(each) for each in times]
             self.ranks[step] = [math.nan if each is None else each for each in found]
 
     def undo(self, step: int) -> None:
@@ -132,7 +134,7 @@ def gather(
                 made.add(done, row, names)
             else:
                 odd["beyond"] += 1
-    odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_NULL)
+    odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_BAD)
     validated = {step: value for step, cells in sorted(made.cells.items())
                  if math.isfinite(value := cells.get(VALIDATION, math.nan))}  # fmt: skip
     losses, begun = made.losses(validated), headers(events)
@@ -157,14 +159,14 @@ def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int
     for row in rows:
         is_event = isinstance(event := row.get("event"), str) and event in _EVENTS and loss not in row
         if at in row and not is_event:
-            found = number(row[at])
+            found = parse_number(row[at])
             step = int(found) if found is not None and found >= 0 and found.is_integer() else None
         yield row, step, is_event
 
 
 def _says(row: Row, names: Mapping[str, str]) -> bool:
     """Whether a row says anything of its step."""
-    return any(number(row.get(name)) is not None for column, name in names.items() if column != STEP)
+    return any(parse_number(row.get(name)) is not None for column, name in names.items() if column != STEP)
 
 
 def _floats(values: Iterable[float]) -> Floats:
@@ -191,13 +193,25 @@ def _ranks(times: Mapping[int, list[float]]) -> tuple[Floats, Floats | None]:
 
 
 _SENTENCES = {
-    "bad step": "{n} lines have a step that is not a whole number: they are ignored",
-    "no step": "{n} lines have a loss and no step: they are ignored",
-    "beyond": "{n} lines have steps outside 1 to {top} and are ignored: does the log count something else, or is it "
-    "another run's?",
-    "again": "{n} steps were logged again: the last value counts",
-    "no number": "{n} training losses are not numbers",
+    "bad step": (
+        "1 line has a step that is not a whole number: it is ignored",
+        "{n} lines have a step that is not a whole number: they are ignored",
+    ),
+    "no step": (
+        "1 line has a loss and no step: it is ignored",
+        "{n} lines have a loss and no step: they are ignored",
+    ),
+    "beyond": (
+        "1 line has a step outside 1 to {top} and is ignored: another count, or another run's?",
+        "{n} lines have steps outside 1 to {top} and are ignored: another count, or another run's?",
+    ),
+    "again": (
+        "1 step was logged again: the last value counts",
+        "{n} steps were logged again: the last value counts",
+    ),
+    "no number": ("1 training loss is not a number", "{n} training losses are not numbers"),
 }
+"""Notes by what is odd: of one, and of several."""
 
 
 class OtherRunError(ValueError):
@@ -236,7 +250,7 @@ class LogReader:
         log = self._source.read(last=last)
         self._check(log)
         # By the rows' own time where they have one: a file may be a copy.
-        times = [number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
+        times = [parse_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
         known = [at for at in times if at is not None and math.isfinite(at)]
         newest_at = max(known, default=log.newest_at)
         found = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
@@ -263,8 +277,8 @@ class LogReader:
         """What a reader must know of the log, in sentences."""
         names, odd = found.names, found.odd
         said = [
-            text.format(n=odd[what], top=self._num_steps)
-            for what, text in _SENTENCES.items() if odd[what]
+            texts[odd[what] > 1].format(n=odd[what], top=self._num_steps)
+            for what, texts in _SENTENCES.items() if odd[what]
         ]  # fmt: skip
         said += [_missing(column, self._keys, there) for column in (STEP, LOSS) if there and column not in names]
         absent = [column for column in ("grad_norm", TOKENS_PER_SECOND) if column not in names]

@@ -6,7 +6,6 @@ Files are read whole at every look, so that what was cut, replaced, rewound or c
 from __future__ import annotations
 
 import contextlib
-import errno
 import re
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 from launcher.base import metrics
 from launcher.base.wandb_calls import fetch_history
 from launcher.watch.logs.keys import UNASKED_STEP, ColumnNames
+from proxies.core.plain_files import require_plain
 from proxies.external.growing_file import MetricsError
 from proxies.external.metric_files import rows_of
 
@@ -117,9 +117,10 @@ class Files:
 
     def _found(self) -> list[Path]:
         if not self.path.is_dir():
-            if self.path.exists() and not self.path.is_file():
-                raise OSError(errno.EINVAL, "must be a file or a folder, to be read more than once", str(self.path))
-            return [self.path] if self.path.exists() else []
+            if not self.path.exists():
+                return []
+            require_plain(self.path)
+            return [self.path]
         next(self.path.iterdir(), None)  # what may not be looked into would look empty
         own = self.path / metrics.METRICS_FILE
         if own.exists():

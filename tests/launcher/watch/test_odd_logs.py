@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from tiny_study import ask, forerun
@@ -34,12 +35,12 @@ def write_bytes(path, data):
 
 ODD = {
     "empty": (lambda p: write_bytes(p, b""), 4, "there are no rows in log.jsonl yet"),
-    "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 lines are not JSON objects"),
-    "no UTF-8": (lambda p: write_bytes(p, b'{"step": 1, "loss": "\xff\xfe"}\n'), 3, "1 training losses are not"),
-    "nested deep": (lambda p: write_lines(p, ["[" * 50_000, *plain(range(1, 101))]), 0, "1 lines are not JSON objects"),
+    "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 line is not a JSON object"),
+    "no UTF-8": (lambda p: write_bytes(p, b'{"step": 1, "loss": "\xff\xfe"}\n'), 4, "1 training loss is not a number"),
+    "nested deep": (lambda p: write_lines(p, ["[" * 50_000, *plain(range(1, 101))]), 0, "1 line is not a JSON object"),
     "begins again at 0": (
         lambda p: write_lines(p, [{"step": 0, "loss": 5.0}, *plain(range(1, 200)), {"step": 0, "loss": 5.0}]), 0,
-        "1 steps were logged again: the last value counts",
+        "1 step was logged again: the last value counts",
     ),
     "out of order": (
         lambda p: write_lines(p, plain(range(300, 0, -1))), 0, "",
@@ -60,10 +61,24 @@ def test_what_is_odd_is_told_and_is_not_fatal(frozen, tmp_path, what, monkeypatc
     assert all(f"log: {said}" in text for said in body["notes"])
 
 
-def test_a_pipe_is_refused_and_not_waited_for(frozen, tmp_path):
+def test_what_is_no_plain_file_is_refused_and_not_waited_for(frozen, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    code, body = ask("watch", frozen, "--once", "--metrics", tmp_path / "pipe")
-    assert code == 2 and "must be a file or a folder" in body["message"]
+    (frozen / "run").mkdir()
+    os.mkfifo(frozen / "run" / "metrics.jsonl")
+    for options in (("--metrics", tmp_path / "pipe"), (), ("--metrics", "/dev/zero")):
+        code, body = ask("watch", frozen, "--once", *options)
+        assert code == 2
+        assert re.search("it is a (pipe|device): must be a plain file", body["message"])
+
+
+@pytest.mark.parametrize("value", [True, [2.0], {"value": 2.0}, "n/a"], ids=repr)
+def test_what_is_no_number_is_no_loss(frozen, tmp_path, value):
+    lines = [*plain(range(1, 200)), {"step": 200, "loss": value}, {"step": NUM_STEPS, "val_loss": value}]
+    path = write_lines(tmp_path / "log.jsonl", lines)
+    code, body, text = look(frozen, path)
+    assert (code, body["figures"]["step"]) == (0, 199), text
+    assert isinstance(value, dict) or any("1 training loss is not a number" in note for note in body["notes"])
+    assert ask("watch", frozen, "--conclude", "--metrics", path)[0] == 4, "nor is it a final loss"
 
 
 def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):

@@ -111,7 +111,7 @@ def test_missing_fields(tmp_path):
     reading = read(write_lines(tmp_path / "log.jsonl", lines))
     assert reading.columns.steps.tolist() == [1, 4, 6]
     told(reading, "3 lines have a step that is not a whole number")
-    told(reading, "1 lines are not JSON objects: ")
+    told(reading, "1 line is not a JSON object: ")
 
 
 def test_steps_beyond_the_run(tmp_path):
@@ -156,7 +156,7 @@ def test_losses_that_are_no_numbers(tmp_path):
     path = write_lines(tmp_path / "log.jsonl", lines)
     reading = read(path)
     assert np.isnan(reading.columns.train_loss_nats).tolist() == [False, True, True, False, True]
-    told(reading, "1 training losses are not numbers")
+    told(reading, "1 training loss is not a number")
     reading = read(write_lines(path, [*lines, line(6)]))
     assert reading.columns.steps.tolist() == [1, 2, 3, 4, 6], "a column without a value, as numbers came after it"
 

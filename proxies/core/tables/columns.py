@@ -1,0 +1,307 @@
+"""Names that people give to the columns of a table of runs: one list for every command that reads a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
+from proxies.core.optimizers import OPTIMIZERS
+from proxies.core.tables.numerals import NumberColumn, NumberKind, has_grouped_dot, read_numbers
+from proxies.core.tables.table_files import Cells, Rows
+
+_TOKENS = (
+    "tokens",
+    "num_tokens",
+    "n_tokens",
+    "total_tokens",
+    "tokens_trained",
+    "train_tokens",
+    "training_tokens",
+    "token_count",
+)
+_OPTIMA = {
+    f"{name}_optimum": tuple(
+        form.format(alias)
+        for form in ("{}_optimum", "optimal_{}", "best_{}")
+        for alias in (*HYPERPARAMETERS[name].aliases, name)
+    )
+    for name in WITH_OPTIMUM
+}
+COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
+    "params": (
+        "params",
+        "num_params",
+        "n_params",
+        "total_params",
+        "params_total",
+        "parameters",
+        "num_parameters",
+        "parameter_count",
+        "param_count",
+        "N",
+    ),
+    "tokens": (*_TOKENS, "D"),
+    "loss": ("loss", "val_loss", "validation_loss", "valid_loss", "eval_loss"),
+    "flops": ("flops", "num_flops", "total_flops", "train_flops", "training_flops"),
+    "budget": ("budget", "flops_budget", "budget_flops", "compute_budget"),
+    "weight": ("weight",),
+    "seed": ("seed", "random_seed"),
+    "state": ("state", "run_state", "trial_state", "status", "run_status"),
+    "width": ("width", "d_model", "n_embd"),
+    "depth": ("depth", "layers", "num_layers", "n_layer"),
+    "batch": ("batch_tokens", "batch", "batch_size"),
+    "duration": ("duration", *_TOKENS, "steps", "num_steps"),
+    **{name: (name, *hyperparameter.aliases) for name, hyperparameter in HYPERPARAMETERS.items()},
+    **_OPTIMA,
+}
+"""Names of each column, the preferred one first. Case, and the character between words, do not count."""
+
+_EXACT_CASE = {"N", "D", "duration"}
+"""Names that mean something else in another case: W&B's `Duration` is in seconds."""
+_SECTIONS = {
+    "config",
+    "cfg",
+    "hparams",
+    "hyperparameters",
+    "hyperparams",
+    "params",
+    "optimizer",
+    "optim",
+    "opt",
+    *OPTIMIZERS,
+    "model",
+    "training",
+    "train",
+    "trainer",
+    "args",
+    "data",
+    "user_attrs",
+    "sweep",
+    "run",
+    "summary",
+    "trial",
+}
+"""Parts before the name in `config/lr`, `optimizer.lr`."""
+_LOSS_SECTIONS = {"summary", "metrics", "user_attrs", "run"}
+"""A loss of `train/loss` or `model.loss` is not the validation loss."""
+_PREFIXES = ("params_", "config_", "user_attrs_")
+"""Sections that Optuna's and W&B's exports join to the name with an underscore."""
+_ACTUAL = {"actual", "achieved", "measured", "realized"}
+_PLANNED = {"planned", "target", "nominal", "intended", "expected", "estimated"}
+_MARKED = {"params", "tokens", "flops"}
+"""Columns that stand in some tables twice, as planned and as they came out."""
+_KINDS: Mapping[str, NumberKind] = {
+    **dict.fromkeys(("params", "tokens", "flops", "budget", "batch", "duration"), "amount"),
+    **dict.fromkeys(("width", "depth", "seed"), "whole"),
+}
+_OPTUNA_OBJECTIVE = "value"
+_OPTUNA_COLUMNS = ({"number", "state"}, {"number", "datetime_start"})
+
+_UNFINISHED = {
+    "crashed",
+    "crash",
+    "failed",
+    "fail",
+    "failure",
+    "error",
+    "errored",
+    "killed",
+    "oom",
+    "out_of_memory",
+    "running",
+    "pending",
+    "queued",
+    "waiting",
+    "created",
+    "starting",
+    "started",
+    "scheduled",
+    "preempted",
+    "preempting",
+    "paused",
+    "suspended",
+    "canceled",
+    "cancelled",
+    "aborted",
+    "interrupted",
+    "pruned",
+    "timeout",
+    "timed_out",
+    "unfinished",
+    "incomplete",
+}
+"""States of runs that have no final loss, as W&B, Optuna, Ray and Slurm write them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnChoice:
+    """The table's own names of the columns that were asked for."""
+
+    columns: dict[str, str]
+    """Theirs by ours; a column that is not there is not in the mapping."""
+    notes: list[str] = field(default_factory=list)
+    """What was chosen where several columns have a name of one thing."""
+    problems: list[str] = field(default_factory=list)
+
+
+def choose_columns(names: Sequence[str], wanted: Iterable[str], given: Mapping[str, str]) -> ColumnChoice:
+    """Find columns by their names.
+
+    Args:
+        names: Names of the table's columns.
+        wanted: Names of ours (`COLUMN_NAMES`) to look for; any other is looked for as it is.
+        given: The user's choices, theirs by ours.
+
+    Returns:
+        The columns. Problems name what a user chose and the table does not have, what the table has twice, and what two
+        columns may be in equal measure.
+    """
+    choice = ColumnChoice(columns={})
+    wanted = tuple(wanted)
+    asked: dict[str, str] = {}
+    for ours, theirs in given.items():
+        role = _find_role(ours, wanted)
+        if role is None:
+            choice.problems.append(f"--column {ours}: unknown: must be one of {', '.join(wanted)}")
+        elif theirs not in names:
+            choice.problems.append(f"--column {ours}={theirs}: no such column (it has {list_names(names)})")
+        else:
+            asked[role] = theirs
+    for role in wanted:
+        ranked = sorted((rank, name) for name in dict.fromkeys(names) if (rank := _rank_name(name, role)) is not None)
+        if role in asked:
+            choice.columns[role] = asked[role]
+        elif len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
+            tied = [name for rank, name in ranked if rank == ranked[0][0]]
+            choice.problems.append(f"{role} may be {' or '.join(map(repr, tied))}: choose with --column {role}=NAME")
+        elif ranked:
+            choice.columns[role] = ranked[0][1]
+            if len(ranked) > 1:
+                unused = " and ".join(repr(name) for _, name in ranked[1:])
+                choice.notes.append(
+                    f"{role} is column {ranked[0][1]!r}, not {unused}; --column {role}=NAME takes another"
+                )
+        elif role == "loss" and _OPTUNA_OBJECTIVE in names and any(known <= set(names) for known in _OPTUNA_COLUMNS):
+            choice.columns[role] = _OPTUNA_OBJECTIVE
+            choice.notes.append("loss is column 'value', the objective of an Optuna study, taken for nats per token")
+    repeated = sorted({name for name in choice.columns.values() if names.count(name) > 1})
+    choice.problems.extend(f"the column {name!r} appears twice: remove one" for name in repeated)
+    return choice
+
+
+def describe_missing(roles: Sequence[str], names: Sequence[str]) -> str:
+    """Return what a table lacks, what it has, and what the missing columns may be called."""
+    missing = " or ".join(map(repr, roles))
+    known = "; ".join(f"{role}: {', '.join(COLUMN_NAMES.get(role, (role,)))}" for role in roles)
+    return (
+        f"has no column {missing} (it has {list_names(names)}); --column {roles[0]}=NAME takes any of them; known "
+        f"names are {known}"
+    )
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the names of a table's columns for a message."""
+    return ", ".join(map(repr, filter(None, names))) or "none"
+
+
+def is_known_name(name: str) -> bool:
+    """Return whether a column may be one that a command asks for."""
+    return name == _OPTUNA_OBJECTIVE or any(_rank_name(name, role) is not None for role in COLUMN_NAMES)
+
+
+def find_hyperparameter(name: str, known: Collection[str]) -> str | None:
+    """Return which of the known hyperparameters a name of a table or of an Optuna study means: `optimizer.lr`."""
+    if name in known:
+        return name
+    matches = [role for role in known if role in COLUMN_NAMES and _rank_name(name, role) is not None]
+    return matches[0] if len(matches) == 1 else None
+
+
+def drop_unfinished(cells: Cells, column: str | None) -> tuple[Rows, list[tuple[int, str]]]:
+    """Return the rows of finished runs, and (row, reason) of the others.
+
+    Args:
+        cells: The table.
+        column: Column with the state of each run; None: there is none.
+    """
+    if column is None:
+        return cells.rows, list(cells.dropped)
+    rows: Rows = []
+    dropped = list(cells.dropped)
+    for line, record in cells.rows:
+        state = str(record.get(column) or "").strip()
+        if _find_state(state) in _UNFINISHED:
+            dropped.append((line, f"{column} is {state!r}: the run did not finish"))
+        else:
+            rows.append((line, record))
+    return rows, sorted(dropped)
+
+
+def read_columns(cells: Cells, rows: Rows, columns: Mapping[str, str]) -> tuple[dict[str, NumberColumn], list[str]]:
+    """Read columns as numbers.
+
+    Args:
+        cells: The table.
+        rows: Its rows that count.
+        columns: Theirs by ours.
+
+    Returns:
+        Numbers by our names, and a problem for each column whose commas or dots have two readings.
+    """
+    numbers = {
+        ours: read_numbers(
+            [record.get(theirs) for _, record in rows],
+            _KINDS.get(ours, "real"),
+            splits_at_commas=cells.splits_at_commas,
+        )
+        for ours, theirs in columns.items()
+    }
+    doubts = [f"column {columns[ours]!r}: {column.doubt}" for ours, column in numbers.items() if column.doubt]
+    decimal = next((columns[ours] for ours, column in numbers.items() if column.has_decimal_comma), None)
+    if decimal is not None:
+        for theirs in (theirs for ours, theirs in columns.items() if not numbers[ours].has_decimal_comma):
+            dotted = next((cell for _, record in rows if has_grouped_dot(cell := record.get(theirs))), None)
+            if dotted is not None:
+                doubts.append(
+                    f"column {theirs!r}: the dot of {dotted!r} may separate thousands, since column {decimal!r} has "
+                    "decimal commas: write both columns with dots, and without separators"
+                )
+    return numbers, doubts
+
+
+def _find_role(name: str, wanted: Sequence[str]) -> str | None:
+    return name if name in wanted else next((role for role in wanted if name in COLUMN_NAMES.get(role, ())), None)
+
+
+@cache
+def _rank_name(name: str, role: str) -> tuple[int, int, int] | None:
+    """Return (planned, sections before the name, place among the names), lower being better; None: another thing."""
+    names = COLUMN_NAMES.get(role, (role,))
+    if name in names:
+        return (1, 0, names.index(name))
+    sections = _LOSS_SECTIONS if role == "loss" else _SECTIONS
+    parts = [re.sub(r"[^0-9a-z]+", "_", part.lower()).strip("_") for part in re.split(r"[/.]", name)]
+    num_sections = next((num for num, part in enumerate(parts[:-1]) if part not in sections), len(parts) - 1)
+    word = "_".join(parts[num_sections:])
+    prefix = next((prefix for prefix in _PREFIXES if role not in _MARKED | {"loss"} and word.startswith(prefix)), "")
+    word, num_sections = word.removeprefix(prefix), num_sections + bool(prefix)
+    planned = 1
+    if role in _MARKED:
+        first, _, after = word.partition("_")
+        before, _, last = word.rpartition("_")
+        for mark, unmarked in ((first, after), (last, before)):
+            if mark in _ACTUAL | _PLANNED and unmarked:
+                planned, word = 2 if mark in _PLANNED else 0, unmarked
+                break
+    if word not in names or word in _EXACT_CASE:
+        return None
+    return (planned, num_sections, names.index(word))
+
+
+def _find_state(state: str) -> str:
+    """Return the word of a state: `TrialState.FAIL` is fail, `CANCELLED by 1000` cancelled."""
+    words = state.lower().rpartition(".")[2].split()
+    return words[0] if words else ""

@@ -1,0 +1,204 @@
+"""Exit codes: 1 is a bug of forerun and nothing else, whatever class of error reaches the command line."""
+
+import ast
+import builtins
+import errno
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from tiny_study import ask, forerun
+
+from launcher.cli import cli
+from launcher.cli.demo import DemoError
+
+ROOT = Path(cli.__file__).parents[2]
+PACKAGES = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher", "forerun")
+CODES_BY_CLASS = {
+    1: {"DuplicateRecord", "SourceStuck"},
+    2: {
+        "CanonError", "CheckpointError", "ClusterUnfit", "CommandError", "ConcludedOtherwiseError", "DashboardError",
+        "DataError", "DescribeError", "DiskFull", "ExportError", "FactoryChangedError", "FactoryError",
+        "FitFileError", "ForkRefused", "FormatError", "FrozenError", "LawError", "LayoutError", "LedgerTooNew",
+        "LedgerTooOld", "LinksOutError", "MetricsError", "MissingError", "NamesError", "NoGpuError",
+        "NoRunError", "NotAReportError", "OptimaError", "OptionProblems",
+        "OptunaStorageError", "OtherRunError", "OwnLaunchError", "PlanChanged", "PlanError", "PoolDead",
+        "PowerLawError", "ProofError", "RequestError", "RunsFail", "SaveError", "ScriptError", "ShapeError",
+        "SpecError", "StageMissingError", "StateError", "StudyMissing", "StudyNameError", "SweepError", "TableError",
+        "TrainerError", "TransferError", "UnexpectedEndError", "UnknownFieldError", "UnknownKeyError",
+        "UnknownNameError", "UnmeasurableError", "UserCodeError", "WireError",
+    },
+    3: {"GateError", "ReplayDiffersError"},
+    4: {
+        "BudgetSpent", "CannotTellError", "NoFinishedTrialError", "NoProvenanceError", "NotConcludedError",
+        "UnseenError",
+    },
+    5: {
+        "CorruptCorpusError", "CorruptError", "CurveCorrupt", "FitTamperedError", "IndexRefusedError",
+        "LedgerCorrupt", "LedgerLost", "TamperedError",
+    },
+    75: {"StaleDriver", "StudyHeld"},
+    130: {"InterruptedStudyError"},
+}  # fmt: skip
+CONTROL_FLOW = {"_CarriedError", "DemoError"}
+"""Carry an exit code or another error."""
+
+
+def error_classes():
+    """Return (module, class name) of every exception class that the packages define."""
+    bases = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if "templates" in path.parts:
+                continue
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    bases[module, node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
+    names = {"ClickException", "UsageError", "BadParameter"}
+    names |= {
+        name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+    }
+    while True:
+        errors = {(module, name) for (module, name), parents in bases.items() if parents & names}
+        if {name for _, name in errors} <= names:
+            return sorted(errors)
+        names |= {name for _, name in errors}
+
+
+def nested_too_deeply():
+    json.loads("[" * 100_000)
+
+
+def endless():
+    endless()
+
+
+def raising(error):
+    def callback(**_):
+        if callable(error) and not isinstance(error, BaseException):
+            error()
+        raise error
+
+    return callback
+
+
+@pytest.fixture
+def run_verb(monkeypatch):
+    """Return a function that runs a verb which fails by an error: its exit code, stderr, and JSON."""
+    command = cli.cli.get_command(click.Context(cli.cli), "flops")
+
+    def run(error):
+        monkeypatch.setattr(command, "callback", raising(error))
+        code, out, err = forerun("flops")
+        assert (out, "Traceback" in err) == ("", False)
+        if not isinstance(error, SystemExit):
+            json_code, body = ask("flops")
+            assert json_code == body["exit_code"] == code
+            assert ("This is a bug in forerun" in err) == ("This is a bug in forerun" in body["message"])
+        return code, err
+
+    return run
+
+
+def test_every_error_class_of_the_packages_has_its_exit_code(run_verb):
+    """A class that is new gets a line in `CODES_BY_CLASS`: which code is right is a decision, not a default."""
+    classes = error_classes()
+    expected = {name: code for code, names in CODES_BY_CLASS.items() for name in names}
+    assert {name for _, name in classes} - CONTROL_FLOW == set(expected)
+    for module, name in classes:
+        if name not in CONTROL_FLOW:
+            kind = getattr(importlib.import_module(module), name)
+            error = kind.__new__(kind, "planted")
+            if issubclass(kind, click.UsageError):
+                error = kind(["planted"])
+            code, err = run_verb(error)
+            assert code == expected[name], (module, name)
+            assert ("This is a bug in forerun" in err) == (code == 1), (module, name)
+    assert set(cli._EXIT_CODES) <= set(expected), "a class renamed would fall back to exit 2"
+
+
+NO_BUGS = [
+    *(OSError(number, os.strerror(number)) for number in (
+        errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+        errno.EIO, errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EAGAIN, errno.EFBIG,
+        errno.ENAMETOOLONG, errno.ELOOP, errno.EADDRINUSE, errno.ESTALE)),
+    FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere"),
+    OSError(errno.EINVAL, "it is a pipe: must be a plain file", "named"),
+    MemoryError(),
+    type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2 GiB"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    EOFError("Compressed file ended before the end-of-stream marker was reached"),
+    nested_too_deeply,
+    click.UsageError("usage"),
+    click.BadParameter("parameter"),
+    click.FileError("file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", NO_BUGS, ids=lambda error: getattr(error, "__name__", repr(error)))
+def test_what_the_machine_or_the_input_lacks_is_no_bug(run_verb, error):
+    code, err = run_verb(error)
+    assert (code, "bug" in err) == (2, False)
+    assert err.strip().startswith(("forerun: ", "Usage: ")), "it says what happened"
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (KeyboardInterrupt(), 130), (click.Abort(), 130), (SystemExit(3), 3), (SystemExit(4), 4),
+    (DemoError(("run",), 5), 5), (DemoError(("run",), 1), 1),
+], ids=repr)  # fmt: skip
+def test_interruptions_and_outcomes_keep_their_codes(run_verb, error, code):
+    assert run_verb(error)[0] == code
+
+
+@pytest.mark.parametrize("error", [
+    ValueError("ours"), AssertionError(), KeyError("x"), OSError("no number"), OSError(errno.EBADF, "bad"), endless,
+], ids=lambda error: getattr(error, "__name__", repr(error)))  # fmt: skip
+def test_a_bug_is_called_one(run_verb, error):
+    code, err = run_verb(error)
+    assert (code, "This is a bug in forerun" in err) == (1, True)
+
+
+TABLE = "width,lr_optimum\n64,0.01\n128,0.0025\n256,0.000625\n512,0.00015\n"
+STREAMS = """
+--help | true|0
+flops --help >&-|0
+transfer --runs drifts.csv | true|3
+transfer --runs drifts.csv --json <&- >&- 2>&-|3
+transfer --runs drifts.csv >/dev/full|2
+status none 2>&1 | true|2
+status none 2>&-|2
+"""
+
+
+@pytest.mark.parametrize("line", STREAMS.strip().splitlines())
+def test_a_closed_stream_or_pipe_keeps_the_exit_code(tmp_path, line):
+    (tmp_path / "drifts.csv").write_text(TABLE)
+    command, _, code = line.rpartition("|")
+    command = f"{sys.executable} -m launcher {command}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == int(code), done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_a_closed_stdout_does_not_lend_its_number_to_a_file(tmp_path):
+    """A ledger opened as file 1 would get whatever a child process prints."""
+    code = (
+        "from launcher.base.terminal import open_standard_streams as go; go(); "
+        f"import os; f = open({str(tmp_path / 'x')!r}, 'w'); os.system('echo hello'); "
+        "f.close(); print('caf\\xe9 \\u2013 \\udcff'); raise SystemExit(f'{os.stat(1).st_rdev}')"
+    )
+    for streams in (">&-", "<&- >&-", "<&- >&- 2>&-"):
+        subprocess.run(["bash", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, code], check=False)
+        assert (tmp_path / "x").read_text() == ""
+
+
+def test_the_entry_point_is_the_module_that_opens_the_streams():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"forerun": "launcher.__main__:main"}

@@ -1,0 +1,112 @@
+"""No process outlives its job: whoever supervises is killed at random moments, and what it started must be gone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from main_run import tiny_decision
+from scripted_job import left_behind
+
+from launcher.frozen.frozen_folder import ATTESTED, write_frozen
+
+MARKER = "FORERUN_TEST_ORPHANS"
+GONE_SECONDS = 5.0  # the kernel's signal takes none; this machine may be busy
+RANK = """
+import sys, time
+sys.path[:0] = PATHS
+time.sleep(0.1 * float(sys.argv[1]))  # an interpreter that starts
+from launcher.base.signals import die_with_job
+die_with_job()
+time.sleep(60)
+"""
+AGENT = """
+import subprocess, sys, time
+time.sleep(0.1)
+for n in "12":
+    subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1], n], start_new_session=True)
+time.sleep(60)
+"""
+SUPERVISOR = """
+import os, sys
+from launcher.supervisor.attempt import ProcessSession
+job = ProcessSession([sys.executable, "-S", "-c", *sys.argv[1:]], os.open(os.devnull, os.O_WRONLY))
+print("up", flush=True)
+job.process.wait()
+"""
+TRAINER_SUPERVISOR = """
+import sys
+from pathlib import Path
+from proxies.external.log_file import RedactedLog
+from proxies.external.supervised_command import SupervisedCommand
+print("up", flush=True)
+SupervisedCommand(
+    [sys.executable, "-S", "-c", *sys.argv[1:]], folder=Path.cwd(), environment=dict(__import__("os").environ),
+    log=RedactedLog(Path("log.txt"), str), grace_seconds=1.0,
+).wait(60)
+"""
+
+
+def wait_until_gone(seconds):
+    until = time.monotonic() + seconds
+    while left := left_behind(MARKER):
+        if time.monotonic() > until:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            return left
+        time.sleep(0.02)
+    return []
+
+
+@pytest.fixture(autouse=True)
+def marked(monkeypatch):
+    """Mark every process that a test starts; none is left behind, not even by a test that fails."""
+    monkeypatch.setenv(MARKER, "1")
+    yield
+    wait_until_gone(0)
+
+
+@pytest.mark.parametrize("supervisor", [SUPERVISOR, TRAINER_SUPERVISOR], ids=["ranks", "own trainer"])
+def test_a_killed_supervisor_leaves_neither_agent_nor_ranks(supervisor, tmp_path):
+    """Among the moments: before the agent runs, while ranks start, and after they have armed themselves."""
+    rank = RANK.replace("PATHS", repr(sys.path))
+    for delay in (0.0, 0.05, 0.15, 0.2, 0.3, 0.45):
+        command = [sys.executable, "-c", supervisor, AGENT, rank]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+            process.stdout.readline()
+            time.sleep(delay)
+            process.kill()
+        assert wait_until_gone(GONE_SECONDS) == [], f"killed {delay} s after the job began"
+
+
+def test_a_killed_agent_leaves_no_rank_that_has_not_armed_itself(tmp_path):
+    rank = RANK.replace("PATHS", repr(sys.path))
+    environment = {**os.environ, "FORERUN_ATTEMPT": "a" * 32}
+    with subprocess.Popen([sys.executable, "-S", "-c", AGENT, rank], env=environment) as agent:
+        while len(left_behind(MARKER)) < 3:
+            time.sleep(0.01)
+        agent.kill()
+    assert wait_until_gone(GONE_SECONDS) == []
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_of_a_real_launch(corpus, tmp_path):
+    """Thirty kills, two of three after the first checkpoint; each launch resumes where the one before was killed."""
+    draw, folder = random.Random(31), None
+    decision = tiny_decision(corpus, num_ranks=2)
+    folder = write_frozen(tmp_path / "frozen", decision, {kind: {} for kind in ATTESTED}).parent
+    for number in range(30):
+        out = tmp_path / f"run-{number // 3}"
+        command = [sys.executable, "-m", "launcher", "launch", folder, "--data", corpus, "--out", out]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            until = time.monotonic() + 60
+            while number % 3 and not list(out.glob("checkpoints/step-*")) and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0, 6))
+            process.kill()
+        assert wait_until_gone(GONE_SECONDS) == [], f"kill {number}"
