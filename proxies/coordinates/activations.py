@@ -1,4 +1,4 @@
-"""What the coordinate check records of a model: every layer's output on one probe batch, as sizes.
+"""What the coordinate check records of a model: every layer's output on a batch that it was trained on, as sizes.
 
 `read_run` trains a run and reads it on the way, on this process's device: a worker's, as training is.
 
@@ -28,7 +28,7 @@ from proxies.core.numbers import Kind
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.parametrization.parametrization import parameter_table
-from proxies.training.outcome import validation_ids
+from proxies.training.outcome import batch_of
 from proxies.training.solo import Solo
 from proxies.training.trainable_model import BuiltModel
 
@@ -41,12 +41,27 @@ _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "reado
 
 @dataclass(slots=True)
 class _Start:
-    """A matrix at step 0: what it was called with, the size of that, and what it gave."""
+    """A matrix at step 0: its input, the input's size, and its output; the same for unrelated input."""
 
     args: Any
     kwargs: Any
     entering: float
-    gave: Tensor | None = None
+    unrelated: Tensor | None
+    """Gaussian noise of the input's shape and size; None if the input's last dimension is none of the weights'."""
+    output: Tensor | None = None
+    unrelated_output: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OwnUpdate:
+    """Effect of a matrix's own update so far."""
+
+    effect: float
+    """Size of the change of the output, at the input of step 0."""
+    entering: float
+    """Size of that input."""
+    rate: float
+    """Size of the change at unrelated input of that size, times the root of the fan-in; NaN if unknown."""
 
 
 def read_run(
@@ -76,7 +91,9 @@ def read_run(
     solo.admit(0, spec)
     if not kinds:
         kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
-    ids_BT = validation_ids(store, spec.shape.seq_len, PROBE_TOKENS // spec.shape.seq_len)[:, :-1]
+    # The batch of the first update: on other tokens, an update made from few is mostly noise
+    num_sequences = max(1, min(spec.batch_sequences, PROBE_TOKENS // spec.shape.seq_len))
+    ids_BT = batch_of(store, spec, 0, num_sequences)[:, :-1]
     watched = ActivationProbe(solo.model, kinds, by_depth=probe.axis == "depth")
     found: list[tuple[LayerReading, ...]] = []
     steps = recorded_steps(spec.schedule.num_steps - 1)
@@ -121,7 +138,9 @@ class ActivationProbe:
             if reading.role == "readout":
                 # A multiplier after the readout counts: the logits are what the loss sees.
                 after = size / reading.size if reading.size else 1.0
-                self._found[name] = dataclasses.replace(reading, size=size, change=reading.change * after)
+                rate = None if reading.rate is None else reading.rate * after
+                change = reading.change * after
+                self._found[name] = dataclasses.replace(reading, size=size, change=change, rate=rate)
         return self._found
 
     @contextmanager
@@ -164,36 +183,64 @@ class ActivationProbe:
         rows_NF, role = _rows(out), self._roles[name]
         entering = _entering(args, kwargs)
         own = self._own_update(self._key(shown), module, args, kwargs) if role in ("hidden", "readout") else None
+        # The readout's input holds its multiplier: only a hidden matrix's update counts relative to its input
+        scale = own.entering if own and role == "hidden" else 1.0
         self._keep(
             shown,
             role,
             rows_NF,
-            update=own[0] / (own[1] or math.nan) if own else math.nan,
+            update=own.effect / (own.entering or math.nan) if own else math.nan,
+            rate=own.rate / (scale or math.nan) if own else math.nan,
             gain=_size(rows_NF) / (entering or math.nan),
-            change=own[0] if own and role == "readout" else None,
+            change=own.effect if own and role == "readout" else None,
         )
 
-    def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[float, float] | None:
-        """Size of what the weights make of the input at step 0 less what they made of it then; and the input's size."""
-        start = self._starts.setdefault(key, _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs)))
+    def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
+        """Measure what the update so far does to the input of step 0, and to unrelated input."""
+        start = self._starts.get(key)
+        if start is None:
+            unrelated = _unrelated_input(module, args, kwargs)
+            start = _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs), unrelated=unrelated)
+            self._starts[key] = start
         # `forward`, not a call: no hook is to see this, and a multiplier's hook on the output is none of its own.
         out = _tensor(module.forward(*start.args, **start.kwargs))
         if out is None:
             return None
         rows_NF = _rows(out)
-        if start.gave is None:
-            start.gave = rows_NF
-        return _size(rows_NF - start.gave), start.entering
+        if start.output is None:
+            start.output = rows_NF
+        rate = math.nan
+        if start.unrelated is not None:
+            unrelated_NF = _odd_part(module, start, start.unrelated)
+            if start.unrelated_output is None:
+                start.unrelated_output = unrelated_NF
+            rate = _size(unrelated_NF - start.unrelated_output) * math.sqrt(start.unrelated.shape[-1])
+        return _OwnUpdate(effect=_size(rows_NF - start.output), entering=start.entering, rate=rate)
 
-    def _keep(self, name: str, role: Role, rows: Tensor, *, update: float = math.nan, gain: float = math.nan,
-              change: float | None = None, head_dim: int = 0) -> None:  # fmt: skip
+    def _keep(
+        self,
+        name: str,
+        role: Role,
+        rows: Tensor,
+        *,
+        update: float = math.nan,
+        gain: float = math.nan,
+        rate: float = math.nan,
+        change: float | None = None,
+        head_dim: int = 0,
+    ) -> None:
         name = self._key(name)
         first = self._first.setdefault(name, rows)
-        moved = _size(rows - first) if change is None else change
         self._found[name] = LayerReading(
-            layer=name, role=role, size=_size(rows), change=moved, update=_known(update), gain=_known(gain),
+            layer=name,
+            role=role,
+            size=_size(rows),
+            change=_size(rows - first) if change is None else change,
+            update=_known(update),
+            gain=_known(gain),
+            rate=_known(rate),
             head_dim=head_dim,
-        )  # fmt: skip
+        )
 
     def _key(self, name: str) -> str:
         """The name of this call: a module called again in one pass is another layer."""
@@ -240,6 +287,32 @@ def _tensor(output: Any) -> Tensor | None:
     if isinstance(output, (tuple, list)):
         return next((item for item in output if isinstance(item, Tensor)), None)
     return None
+
+
+def _unrelated_input(module: nn.Module, args: Any, kwargs: Any) -> Tensor | None:
+    """Return Gaussian noise like the first tensor a module is called with; None if its fan-in is not that tensor's."""
+    given = _tensor(args or tuple(kwargs.values()))
+    if given is None or not given.is_floating_point() or not given.dim():
+        return None
+    if not any(given.shape[-1] in weights.shape for weights in module.parameters(recurse=False) if weights.dim() > 1):
+        return None
+    # A generator of its own: the run's random numbers stay as they were
+    noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(0)).to(given.device)
+    return (noise * given.float().square().mean().sqrt()).to(given.dtype)
+
+
+def _odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Tensor:
+    """Return half the difference of the outputs at an input and at its negative: without what a bias adds."""
+    given = _tensor(start.args or tuple(start.kwargs.values()))
+
+    def run(replacement: Tensor) -> Tensor:
+        args = tuple(replacement if value is given else value for value in start.args)
+        kwargs = {name: replacement if value is given else value for name, value in start.kwargs.items()}
+        out = _tensor(module.forward(*args, **kwargs))
+        assert out is not None, "the module gave a tensor before"
+        return _rows(out)
+
+    return (run(unrelated) - run(-unrelated)) / 2
 
 
 def _entering(args: Any, kwargs: Any) -> float:

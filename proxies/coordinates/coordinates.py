@@ -1,10 +1,11 @@
 """Coordinate check: does each layer's output, and its change, keep its size as width (or depth) grows?
 
-Models of several widths train for some steps at a constant rate, seed by seed, and every layer's output on a probe
-batch is measured at steps 0, 1, 2, 4, ... and the last (Tensor Programs V, arXiv 2203.03466, appendix D.1). In a right
-parametrization slopes of log2(size) per doubling of width are about 0; where updates blow up they are positive, where
-they vanish negative. The same over depths checks a depth rule (arXiv 2505.01618). `docs/coordinate-check.md` has the
-measured rates of false alarms and of mistakes found. No torch: runs are read elsewhere (`activations.read_run`).
+Models of several widths train for some steps at a constant rate, seed by seed, and every layer's output on the first
+batch that was trained on is measured at steps 0, 1, 2, 4, ... and the last (Tensor Programs V, arXiv 2203.03466,
+appendix D.1). In a right parametrization slopes of log2(size) per doubling of width are about 0; where updates blow up
+they are positive, where they vanish negative. The same over depths checks a depth rule (arXiv 2505.01618).
+`docs/coordinate-check.md` has the measured rates of false alarms and of mistakes found. No torch: runs are read
+elsewhere (`activations.read_run`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from proxies.coordinates.verdict import (
     LayerVerdict,
     Measured,
     Outcome,
-    judged,
+    alignment_slope,
+    judge_layer,
+    pool_variances,
 )
 from proxies.core.spec import RunSpec
 
@@ -173,12 +176,13 @@ def check_coordinates(
         level=level,
         parametrization=first.parametrization,
         head_dim_power=_head_dim_power(points, found) if axis == "width" else 0.0,
+        tied=first.shape.tied,
     )
     mistakes = []
     if lost:
         which = f"width {lost[0].shape.width} ({lost[0].shape.num_layers} layers, seed {lost[0].seed})"
         mistakes.append(f"{which} became NaN or infinite at step {lost[1]}")
-    layers = attributed([judged(m, setting) for m in _measured(found)] if len(found) > 1 else [], setting)
+    layers = attributed(_judge_layers(_measured(found), setting) if len(found) > 1 else [], setting)
     return CoordinateCheck(
         parametrization=str(first.parametrization),
         axis=axis,
@@ -201,6 +205,17 @@ def check_coordinates(
 def recorded_steps(num_steps: int) -> tuple[int, ...]:
     """0, 1, 2, 4, ... and the last."""
     return (*(0, *(2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)), num_steps)
+
+
+def _judge_layers(measured: Sequence[Measured], setting: CheckSettings) -> list[LayerVerdict]:
+    """Judge the layers in the order of the calls: a change carries the fading of all updates before it."""
+    fading, variances, layers = 0.0, pool_variances(measured, setting.points), []
+    for layer in measured:
+        own = alignment_slope(layer, setting)
+        # The readout is judged by its own update alone
+        fading = fading if layer.role == "readout" else min(fading, own)
+        layers.append(judge_layer(layer, setting, own if layer.role == "readout" else fading, variances))
+    return layers
 
 
 _Found = list[list[list[dict[str, LayerReading]]]]
@@ -254,6 +269,7 @@ def _measured(found: _Found) -> list[Measured]:
             change=column(layer, "change"),
             update=column(layer, "update"),
             gain=column(layer, "gain"),
+            rate=column(layer, "rate"),
         )
         for layer, reading in found[0][0][0].items()
         if layer in everywhere

@@ -27,7 +27,7 @@ class Anchor:
     """What the check must name."""
     layer: str
     reads: str
-    """The layer's statistic that the mistake moves: `change`, `update` (its own first) or `start` (size at step 0)."""
+    """The statistic that the mistake moves: `change`, `rate` (its own first update) or `start` (size at step 0)."""
     setting: dict = dataclasses.field(default_factory=dict)
     """Of the check, with and without the mistake."""
     wrong: dict = dataclasses.field(default_factory=dict)
@@ -47,7 +47,7 @@ class Anchor:
     def number(self, found):
         """Slope of the statistic per doubling of width, with its interval: (slope, low, high)."""
         (layer,) = [layer for layer in found.layers if layer.layer == self.layer]
-        slope = {"start": layer.start, "update": layer.update, "change": layer}[self.reads]
+        slope = {"start": layer.start, "rate": layer.rate, "change": layer}[self.reads]
         return (slope.slope, *slope.interval)
 
 
@@ -107,19 +107,19 @@ ANCHORS = (
         setting={"grow_head": True},
         wrong={"parametrization": named("mup", attention="inverse_sqrt_head_dim")},
     ),
-    Anchor(name="readout unscaled", says="unscaled readout", layer="lm_head", reads="update", plant=unscaled_readout),
+    Anchor(name="readout unscaled", says="unscaled readout", layer="lm_head", reads="rate", plant=unscaled_readout),
     Anchor(
         name="each model its own base (silent SP)",
         says="hidden matrices' learning rate does not shrink with width",
         layer="layers.0.attention.wq",
-        reads="update",
+        reads="rate",
         wrong={"bases": [BASE.at_width(width) for width in WIDTHS]},
     ),
     Anchor(
         name="proxies on base 16, target 128 on its own",
         says="hidden matrices' learning rate does not shrink with width",
         layer="layers.0.attention.wq",
-        reads="update",
+        reads="rate",
         wrong={"bases": TARGETS_OWN},
     ),
     Anchor(
@@ -134,7 +134,7 @@ ANCHORS = (
         name="Muon by match_rms_adamw",
         says="hidden matrices' learning rate grows with width",
         layer="layers.0.attention.wq",
-        reads="update",
+        reads="rate",
         setting={"optimizer": "muon", "parametrization": MUON["original"]},
         wrong={"parametrization": MUON["match_rms_adamw"]},
     ),
@@ -142,7 +142,7 @@ ANCHORS = (
         name="scheduler overwrites group rates when it is made",
         says=HIDDEN_RATE,
         layer="layers.0.attention.wq",
-        reads="update",
+        reads="rate",
         plant=overwritten_rates,
     ),
     Anchor(

@@ -10,8 +10,9 @@ from launcher.answers.outcome import decide_line
 from launcher.study import gates
 from launcher.study.next_runs import next_runs
 
-LAYER = {"layer": "lm_head", "role": "readout", "slope": -0.83, "interval": [-1.0, -0.7], "expected": [0.0, 0.0],
-         "cause": "too small", "outcome": "vanishes"}  # fmt: skip
+OLD_LAYER = {"layer": "lm_head", "role": "readout", "slope": -0.83, "interval": [-1.0, -0.7], "expected": [0.0, 0.0],
+             "cause": "too small", "outcome": "vanishes"}  # fmt: skip
+LAYER = {**OLD_LAYER, "rate": None}
 
 
 def coordinates(outcome, *layers, lost=None, mistakes=(), axis="width"):
@@ -29,6 +30,8 @@ PASSING = coordinates("passes", {**LAYER, "outcome": "passes"})
         (PASSING, "passed", "all 1 layers keep their size as width grows"),
         (coordinates("cannot_tell", {**LAYER, "outcome": "cannot_tell"}), "cannot_tell", "lm_head cannot tell"),
         (coordinates("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
+        (coordinates("vanishes", OLD_LAYER), "cannot_tell", "lm_head vanishes (slope -0.83): too small; recorded by"),
+        (coordinates("blows_up", {**OLD_LAYER, "outcome": "blows_up"}), "failed", "lm_head blows up"),
         (coordinates("blows_up", lost=64), "failed", "width 64 became non-finite at step 3"),
         (coordinates("blows_up", mistakes=["unscaled readout"]), "failed", "unscaled readout"),
         (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 1 layers keep their size as width"),

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from proxy_cases import write_corpus
+from proxy_cases import write_corpus, write_learned_corpus
 
 from proxies.data.tokens import TokenStore
 
@@ -14,6 +14,12 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="session")
 def store(corpus):
     return TokenStore(corpus)
+
+
+@pytest.fixture(scope="session")
+def learned_store(tmp_path_factory):
+    """A corpus with a learned vocabulary of 4,096 entries."""
+    return TokenStore(write_learned_corpus(tmp_path_factory.mktemp("learned")))
 
 
 @pytest.fixture

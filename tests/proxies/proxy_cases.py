@@ -2,8 +2,11 @@
 
 import dataclasses
 import random
+import sysconfig
+from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 
 from proxies.core.hyperparameters import Hparams
@@ -107,3 +110,25 @@ def theirs(spec):
         for name, p in module.named_parameters()
     ]  # fmt: skip
     return Built(module, tuple(numbers))
+
+
+def write_learned_corpus(folder, vocab_size=4096):
+    """Write Python sources under a byte-level BPE vocabulary trained on them; return the corpus folder."""
+    source = folder / "texts"
+    source.mkdir(parents=True)
+    library = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(library.glob("*.py"))[:60]
+    for file in files:
+        (source / f"{file.stem}.txt").write_bytes(file.read_bytes())
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(path) for path in sorted(source.iterdir())], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenize([source], folder / "tokens", tokenizer=str(folder / "tokenizer.json"), validation_fraction=0.1)
+    return folder / "tokens"

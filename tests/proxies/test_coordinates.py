@@ -1,9 +1,13 @@
 import dataclasses
+import math
+from pathlib import Path
 
 import mup.coord_check
 import numpy as np
+import planted
 import pytest
 import torch
+from anchors import overwritten_rates
 from mup_reference import mup_model
 from planted import (
     BASE,
@@ -16,13 +20,15 @@ from planted import (
     runs_of,
 )
 from proxy_cases import run_spec
+from torch import nn
 
 from proxies.coordinates.activations import ActivationProbe, attention_logits
 from proxies.coordinates.coordinates import CoordinateCheck
-from proxies.coordinates.verdict import fitted
+from proxies.coordinates.verdict import CheckSettings, Measured, alignment_slope, fitted, judge_layer
 from proxies.core import canon
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
+from proxies.external.factory import build_model, load
 from proxies.parametrization.parametrization import parameter_table
 from proxies.training.solo import Solo
 
@@ -93,6 +99,50 @@ def test_a_fixed_initial_std_is_named(store, monkeypatch):
     found = check(store)
     assert found.outcome == "blows_up"
     assert [m.split(" (")[0] for m in found.mistakes] == ["hidden matrices' initial std does not shrink with fan-in"]
+
+
+@pytest.fixture
+def learned_base(learned_store, monkeypatch):
+    """The models of the checks get the learned vocabulary, and sequences of 32 tokens."""
+    base = dataclasses.replace(BASE, vocab_size=learned_store.manifest.vocab_size, seq_len=32)
+    assert base.vocab_size == 4096
+    monkeypatch.setattr(planted, "BASE", base)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_learned_vocabulary_passes_though_alignment_fades(learned_store, learned_base, optimizer):
+    """In small models an update's effect is mostly noise, which fades; its size follows the rule exactly."""
+    rules = named("mup", muon_rate="original") if optimizer == "muon" else "mup"
+    found = check(learned_store, parametrization=rules, optimizer=optimizer)
+    assert (found.outcome, found.mistakes) == ("passes", ())
+    layers = {layer.layer: layer for layer in found.layers}
+    for layer in layers.values():
+        assert (layer.rate is not None) == (layer.role in ("embedding", "hidden", "readout"))
+        assert layer.rate is None or layer.rate.slope == pytest.approx(0, abs=0.12)
+    if optimizer == "adamw":
+        assert layers["layers.0.attention.wk"].update.slope < -0.2
+        assert layers["lm_head"].expected[0] < -0.1
+
+
+@pytest.mark.parametrize(("power", "outcome"), [(-0.5, "vanishes"), (0.5, "blows_up")])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_hidden_rate_wrong_by_a_root_is_named_on_a_learned_vocabulary(
+    learned_store, learned_base, monkeypatch, optimizer, power, outcome
+):
+    planted_table(monkeypatch, "hidden", learning_rate=lambda row, ratio: row.learning_rate * ratio**power)
+    rules = named("mup", muon_rate="original") if optimizer == "muon" else "mup"
+    found = check(learned_store, parametrization=rules, optimizer=optimizer)
+    assert found.outcome == outcome
+    assert found.mistakes[0].startswith("hidden matrices' learning rate")
+
+
+def test_a_right_rate_that_is_overwritten_later_is_seen_in_the_last_updates_size(
+    learned_store, learned_base, monkeypatch
+):
+    overwritten_rates(monkeypatch, from_step=1)
+    found = check(learned_store)
+    wq = next(layer for layer in found.layers if layer.layer == "layers.0.attention.wq")
+    assert wq.rate.slope == pytest.approx(0, abs=0.1) and wq.outcome == "blows_up"
 
 
 def test_an_embedding_that_fades_by_choice_passes(store):
@@ -194,6 +244,100 @@ def test_no_depth_rule_is_named(store):
 def test_blocks_that_grow_lazy_by_choice_pass(store):
     found = check(store, depths=DEPTHS, parametrization=named("completep", depth_alpha=0.5))
     assert (found.outcome, found.mistakes) == ("passes", ())
+
+
+def test_a_branch_multiplier_on_a_users_last_matrix_is_no_wrong_initial_std(store):
+    """Hugging Face's Llama scales its branches in hooks on `o_proj` and `down_proj`: over depths their output fades."""
+    pytest.importorskip("transformers")
+    folder = Path(__file__).parents[2] / "examples" / "own_model"
+    factory = load("models:llama", folder)[1]
+    found = check(
+        store,
+        depths=DEPTHS,
+        parametrization="completep",
+        factory=factory,
+        build=lambda spec: build_model(spec, folder),
+    )
+    assert (found.outcome, found.mistakes) == ("passes", ())
+    scaled = next(layer for layer in found.layers if layer.layer == "model.layers.first.self_attn.o_proj")
+    assert scaled.start.slope < -0.75
+
+
+class Affine(nn.Module):
+    """A hidden matrix with a bias, and one whose fan-in is none of its input's last dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.convolution = nn.Linear(96, 80), nn.Conv1d(16, 16, 3, padding=1)
+
+    def forward(self, x_BCF):
+        return self.linear(x_BCF), self.convolution(x_BCF)
+
+
+def test_the_size_of_an_update_is_its_elements_times_the_fan_in():
+    generator = torch.Generator().manual_seed(1)
+    module = Affine()
+    kinds = {name: "hidden" if name.endswith("weight") else "block_bias" for name, _ in module.named_parameters()}
+    x_BCF = torch.randn(32, 16, 96, generator=generator) + 1
+    probe = ActivationProbe(module, kinds)
+
+    def predict(x):
+        return module(x)[0].flatten(0, 1)
+
+    assert probe.record(predict, x_BCF)["linear"].rate == 0
+    update = 0.01 * torch.randn(80, 96, generator=generator)
+    with torch.no_grad():
+        module.linear.weight += update
+        module.linear.bias += 1.0
+        module.convolution.weight += 0.01
+    reading = probe.record(predict, x_BCF)
+    # Mean absolute values: of Gaussian outputs sqrt(2 / pi) of the root mean square
+    entering_rms = x_BCF.square().mean().sqrt().item()
+    wanted = math.sqrt(2 / math.pi) * update.square().mean().sqrt().item() * 96 * entering_rms
+    assert reading["linear"].rate == pytest.approx(wanted / x_BCF.abs().mean().item(), rel=0.03)
+    assert reading["convolution"].rate is None and reading["convolution"].update > 0
+
+
+def measured_at(*, rate=None, effect=(1.0, 1.0, 1.0), change=(1.0, 1.0, 1.0)):
+    """A hidden matrix at three widths, after one update; sizes by width, the same for two seeds."""
+
+    def by_step(sizes):
+        one_PK = np.array([sizes, sizes], dtype=float).T
+        return np.stack([np.ones_like(one_PK), one_PK])
+
+    return Measured(
+        layer="wq",
+        role="hidden",
+        size=by_step((1, 1, 1)),
+        change=by_step(change),
+        update=by_step(effect),
+        gain=by_step((1, 1, 1)),
+        rate=by_step((np.nan,) * 3 if rate is None else rate),
+    )
+
+
+FADED = (1.0, 0.707, 0.5)
+STEEP = (1.0, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome"),
+    [
+        (measured_at(rate=(1, 1, 1), effect=FADED, change=FADED), "passes"),  # noise: the rate is right
+        (measured_at(rate=FADED, effect=STEEP, change=STEEP), "vanishes"),  # the rate is not
+        (measured_at(rate=(1, 1, 1), change=FADED), "vanishes"),  # no noise explains the change
+        (measured_at(rate=(1, 1, 1), effect=STEEP, change=STEEP), "vanishes"),  # nor all of this one
+        (measured_at(effect=FADED, change=FADED), "passes"),  # of unknown size: all may be noise
+        (measured_at(effect=(1.0, 1.5, 2.25), change=(1, 1, 1)), "blows_up"),
+        (measured_at(effect=(1.0, 0.41, 0.17), change=FADED), "vanishes"),
+    ],
+)
+def test_fading_is_a_mistake_only_where_noise_does_not_explain_it(measured, outcome):
+    setting = CheckSettings(
+        axis="width", points=(32, 64, 128), level=0.9, parametrization=named("mup"), head_dim_power=0.0
+    )
+    verdict = judge_layer(measured, setting, alignment_slope(measured, setting))
+    assert verdict.outcome == outcome
 
 
 def test_the_probe_leaves_a_run_as_it_was(store):
