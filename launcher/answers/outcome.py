@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from launcher.answers.texts import shown_table
 from launcher.base.talk import duration
+from launcher.frozen.launch_file import accepted_failures, accepted_lines
 from launcher.study.gates import forecast_warnings, needs_text, open_gates
 from launcher.study.next_runs import deciding_command
 from launcher.study.own_model import own_text
@@ -30,20 +31,24 @@ def outcome_line(body: Any, after: Any) -> str:
     """
     closed = open_gates(body)
     failed = [gate["name"] for gate in closed if gate["outcome"] == "failed"]
-    if not body["choice"]:
-        return f"not decided yet: {progress_text(body)}"
     if failed:
         return f"do not launch: gate{'s' * (len(failed) > 1)} {listed(failed)} failed"
+    if not body["choice"]:
+        return f"not decided yet: {progress_text(body)}"
     if closed:
         lacking = set(after["gates"]) if after else set()
         why = ", for lack of runs" if {gate["name"] for gate in closed} <= lacking else ""
         names, are = listed([gate["name"] for gate in closed]), "are" if len(closed) > 1 else "is"
         return f"cannot tell yet whether to launch: {names} {are} undecided{why}"
-    risk = f", at the accepted risk of {listed(sorted(body['accepted']))}" if body["accepted"] else ""
+    lead = "ready to launch"
+    if failures := accepted_failures(body["gates"], body["accepted"]):
+        lead = f"accepted failure: gate{'s' * (len(failures) > 1)} {listed(failures)} failed"
+    elif body["accepted"]:
+        lead += f", at the accepted risk of {listed(sorted(body['accepted']))}"
     if body["own_run"]:
-        return f"ready to launch{risk}: every gate passed"
+        return lead if body["accepted"] else f"{lead}: every gate passed"
     rate = next((v["target_value"] for v in body["transfer"]["values"] if v["hyperparameter"] == LEARNING_RATE), None)
-    return f"ready to launch{risk}: learning rate {number(rate)}, {_chosen(body['choice'])}"
+    return f"{lead}: learning rate {number(rate)}, {_chosen(body['choice'])}"
 
 
 def progress_text(body: Any) -> str:
@@ -96,8 +101,10 @@ def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
     for gate in gates:
         if gate["outcome"] == "passed" or gate in lacking:
             continue
-        why = f", accepted: {accepted[gate['name']]}" if gate["name"] in accepted else f": {gate['reason']}"
-        lines.append(f"gate {gate['name']}: {words(gate['outcome'])}{why}")
+        if gate["name"] in accepted:
+            lines += accepted_lines([gate], {gate["name"]: accepted[gate["name"]]})
+        else:
+            lines.append(f"gate {gate['name']}: {words(gate['outcome'])}: {gate['reason']}")
     return lines
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from launcher.frozen.launch_file import accepted_failures
 from launcher.plan.plan import Plan
 from launcher.views.numbers import Body
 from proxies.core import canon
@@ -121,8 +122,10 @@ def _is_free(kind: Any) -> bool:
 
 
 def _summary(body: Body) -> dict[str, Json]:
+    failures = accepted_failures(body["gates"], body["accepted"])
+    outcomes = {gate["name"]: gate["outcome"] for gate in body["gates"]}
     found: dict[str, Any] = {
-        "gates": {gate["name"]: gate["outcome"] for gate in body["gates"]},
+        "gates": outcomes | dict.fromkeys(failures, "accepted failure"),
         "digest": body["digest"], "ledger_head": body["ledger_head"],
         "spend": {key: body["spend"][key] for key in ("num_runs", "flops_causal", "share_of_target")},
     }  # fmt: skip

@@ -115,7 +115,11 @@ def measured(
     said = [before] if before else []
     said += [one.words() for one in tests]
     said += [
-        f"gate {gate.name} {words(gate.outcome)}" + ("" if gate.accepted is None else f", accepted: {gate.accepted}")
+        f"gate {gate.name} {words(gate.outcome)}"
+        if gate.accepted is None
+        else f"gate {gate.name} accepted failure: {gate.accepted}"
+        if gate.outcome == "failed"
+        else f"gate {gate.name} {words(gate.outcome)}, accepted: {gate.accepted}"
         for gate in gates
     ]
     return EvidenceStrength(kind="measured", text="; ".join(said), gates=tuple(gates), **{**told, **more})

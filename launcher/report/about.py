@@ -79,6 +79,8 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
     study = shlex.quote(str(study_dir))
     if at_work:
         return f"forerun status {study} --follow"
+    if body["fit"] is None and any(gate["outcome"] == "failed" for gate in open_gates(body)):
+        return ""  # its coordinate check failed: `run` would stop there again
     if body["fit"] is None:
         return f"forerun run {shlex.quote(str(study_dir / PLAN_FILE))} --study {study}"
     if not body["choice"]:
@@ -108,6 +110,10 @@ def next_line(body: Body, after: Body | None, study_dir: Path, *, at_work: bool 
     if command := next_command(body, after, study_dir, at_work=at_work):
         refused = ", which says what each closed gate needs" if open_gates(body) and " freeze " in command else ""
         return f"next: {command}{refused}"
+    if body["fit"] is None:
+        names = [gate["name"] for gate in open_gates(body)]
+        accept = f"forerun freeze {shlex.quote(str(study_dir))} --accept {' --accept '.join(names)} --reason TEXT"
+        return f"next: a new study with what the gate needs; or {accept}, then forerun run"
     if not body["choice"]:
         return (
             "next: a child study (--fork) with more rungs, ladder.widths or ladder.num_steps: no law fits this ladder"

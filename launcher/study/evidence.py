@@ -21,7 +21,7 @@ from launcher.frozen.frozen import Decision
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
-from launcher.study.gates import Gate, failed_gates, gates
+from launcher.study.gates import Gate, failed_check, failed_gates, gates
 from launcher.study.ladder_checks import LadderChecks, ladder_checks
 from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json
@@ -53,7 +53,7 @@ class StudyFindings:
     wider: Json = None
     """Whether wider is better, as a report has it."""
     gates: tuple[Gate, ...] = ()
-    """All of them, once there is a choice."""
+    """All of them, once there is a choice; before, the coordinate check if it failed."""
 
 
 def gather(study: Study, ledger: Ledger) -> StudyFindings:
@@ -61,10 +61,11 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
     from scaling_fits.laws.law import CannotTellError
 
     coordinates = {record.key: record.body for record in ledger.records("coordinates")}
-    found = StudyFindings(coordinates=coordinates)
+    failed = failed_check(study, coordinates)
+    found = StudyFindings(coordinates=coordinates, gates=failed)
     try:
         won = searched(study, ledger)
-        found = StudyFindings(coordinates=coordinates, searched=won)
+        found = dataclasses.replace(found, searched=won)
         moved = transferred(study, ledger)
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
         curves = curves_by_width(study, moved.tests, ledger.results(), moved.log2_lr)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns
     from sweeps.store.ledger import Ledger
 
+ACCEPTED = "accepted"
+"""Kind of the ledger's records of accepted gates."""
 RUNS_ENDED = "runs_ended"
 """The gate of runs that failed for good."""
 _NUM_FAILED_NAMED = 8
@@ -97,6 +99,16 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     return Gate(name="coordinates", outcome=worst(found), reason="; ".join(notes))
 
 
+def failed_check(study: Study, checks: Mapping[str, Any]) -> tuple[Gate, ...]:
+    """Return the coordinate check's gate if it failed, else nothing.
+
+    A study that asks for the standard parametrization knows that it does not keep its size.
+    """
+    name = study.plan.proxy.parametrization
+    gate = coordinate_gate(checks, name)
+    return (gate,) if name != "sp" and gate.outcome == "failed" else ()
+
+
 def _is_judged_by_old_rule(check: Any) -> bool:
     """Return whether a record says that layers vanish, from held-out tokens and without the updates' own sizes."""
     return check["outcome"] == "vanishes" and not any("rate" in layer for layer in check["layers"])
@@ -142,6 +154,11 @@ def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) 
     doubts += reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)
     outcome: CheckOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
     return Gate(name="fit", outcome=outcome, reason=", ".join([*notes, *doubts, *fit.warnings]))
+
+
+def is_acceptance(record: Any, gate: Gate) -> bool:
+    """Return whether the body of an `ACCEPTED` record accepts what this gate found."""
+    return (record["gate"], record["outcome"], record["found"]) == (gate.name, gate.outcome, gate.reason)
 
 
 def open_gates(body: Any) -> list[Any]:

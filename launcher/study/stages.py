@@ -272,7 +272,7 @@ class Runner:
         if self.study.factory is not None:
             from launcher.study.coordinate_checks import refuse_failed
 
-            refuse_failed(self.study, self.check())
+            refuse_failed(self.study, self.check(), self.ledger)
         self._begin("sweep")
         run_search(self.study, self.ledger, self.drive, bank_key)
         self._replay()

@@ -12,7 +12,9 @@ from click.core import ParameterSource
 from launcher.base.study_names import NUM_SHOWN, shown_name
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, full_option, json_option
+from launcher.frozen.launch_file import accepted_lines
 from launcher.study.gates import GateError, forecast_warnings
+from launcher.views.numbers import listed
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
 
@@ -64,9 +66,12 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         study = calibrated(study, ledger)
         say(FINDING)
         found = gather(study, ledger)
+        _check_accepts(found.gates, accepts, ended=found.choice is not None)
+        if accepts and found.choice is None:  # what `run` stopped for: it goes on once that is accepted
+            _record(ledger, study_dir, found.gates, accepts, reason.strip())
+            say(f"recorded: gate {listed(accepts)} accepted")
         decision = decision_of(study, found)
         _check_layout(decision)
-        _check_accepts(found.gates, accepts)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir, lambda: next_runs(study, ledger, found, given))
         _record(ledger, study_dir, found.gates, accepts, reason.strip())
@@ -82,7 +87,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         write_report(study_dir, body, about(study, ledger, body, after, read_live(study_dir)))
     doubts = forecast_warnings(found.gates)
     lines = _decision_lines(decision, path, doubts, full=full)
-    lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
+    lines += [f"  {line}" for line in accepted_lines(found.gates, given)]
     standing = rehearsal_of(path.parent, decision.digest)
     after_this = next_line(body, after, study_dir)
     if decision.own is None and decision.model is None and unfit(decision):  # our trainer cannot run it
@@ -132,7 +137,13 @@ def _environment() -> dict[str, Json]:
     return {"python": platform.python_version(), "machine": platform.machine(), "versions": versions}
 
 
-def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...]) -> None:
+def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...], *, ended: bool) -> None:
+    unknown = [name for name in accepts if name not in {gate.name for gate in gates}]
+    if unknown and not ended:
+        raise click.UsageError(
+            f"--accept {', '.join(unknown)}: before the study has ended, only a coordinate check that failed can be "
+            "accepted; `forerun run PLAN` continues the study"
+        )
     passed = {gate.name for gate in gates if gate.outcome == "passed"}
     if idle := [name for name in accepts if name in passed]:
         raise click.UsageError(f"--accept {', '.join(idle)}: the gate passed, there is nothing to accept")

@@ -64,6 +64,7 @@ def launch(
     """
     from launcher.dashboards.log_sink import LogSink
     from launcher.frozen.config_checks import require_sound
+    from launcher.frozen.launch_file import failure_lines
     from launcher.rehearsal.status import rehearsal_of
     from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.launch import Nodes, launch_line
@@ -89,8 +90,9 @@ def launch(
         _write_script(sbatch_file, frozen, given, num_nodes, as_json)
         return
     line = launch_line(frozen, corpus, out, stop_after, nodes, code_dir)
-    standing = rehearsal_of(folder, decision.digest)
-    say(f"forerun: {standing.sentence}")
+    standing, failures = rehearsal_of(folder, decision.digest), failure_lines(folder, decision.digest)
+    for sentence in (standing.sentence, *failures):
+        say(f"forerun: {sentence}")
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
@@ -106,7 +108,7 @@ def launch(
         shown = mirror.outcome if mirror else None
         answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
                          "rehearsed": standing.body, "wandb": shown and canon.to_json(shown)},
-               _text(decision, outcome, shown) + _next(outcome, frozen, out_dir))  # fmt: skip
+               "\n".join([_text(decision, outcome, shown), *failures]) + _next(outcome, frozen, out_dir))  # fmt: skip
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
@@ -148,6 +150,7 @@ _OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_sec
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
     """Start the user's own trainer."""
     from launcher.frozen.config_checks import require_sound
+    from launcher.frozen.launch_file import failure_lines
     from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
     from launcher.supervisor.attempt import Signals, hearing
@@ -171,13 +174,16 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
     require_sound(folder, decision.digest, complete=True)
+    for sentence in (failures := failure_lines(folder, decision.digest)):
+        say(f"forerun: {sentence}")
     signals = Signals()
     with hearing(signals.hear):
         outcome = launch_own(decision, places, max_restarts, signals, hang_seconds=hang_seconds)
         _keep(folder, decision, outcome, line)
         body = {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(places.run_dir),
                 "rehearsed": standing.body, "wandb": None}  # fmt: skip
-        answer(as_json, body, _text(decision, outcome, None) + _next(outcome, frozen, out_dir))
+        text = "\n".join([_text(decision, outcome, None), *failures])
+        answer(as_json, body, text + _next(outcome, frozen, out_dir))
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 

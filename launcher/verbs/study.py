@@ -114,9 +114,10 @@ def run(
         from launcher.report.about import about, next_line
         from launcher.report.body import body_and_next
         from launcher.report.page import write_report
+        from launcher.study.coordinate_checks import refuse_failed
 
         if runner.study.plan.command is None:  # else nobody sees activations
-            runner.check()
+            refuse_failed(runner.study, runner.check(), runner.ledger)
         runner.ladder()
         say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         runner.reporter.draw()

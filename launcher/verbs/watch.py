@@ -123,10 +123,16 @@ def _conclude(
     decision: Decision, folder: Path, run_dir: Path, readings: LogReader, study_dir: Path | None, as_json: bool
 ) -> None:  # fmt: skip
     from launcher.frozen.frozen_folder import study_of
+    from launcher.frozen.launch_file import failure_lines
     from launcher.watch.conclusion import conclude, next_lines, sentence
 
     reading = readings.read(last=True)
     found = conclude(decision, folder, run_dir, reading, study_dir or study_of(folder))
     notes: list[Json] = [*reading.notes]
-    lines = [sentence(found), *next_lines(found), *(f"log: {note}" for note in reading.notes)]
+    lines = [
+        sentence(found),
+        *failure_lines(folder, decision.digest),
+        *next_lines(found),
+        *(f"log: {note}" for note in reading.notes),
+    ]
     answer(as_json, {**found.body, "notes": notes}, "\n".join(lines))

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
@@ -78,7 +79,8 @@ def drive(
     Raises:
         BudgetSpent: a run was refused, and those in flight then have ended.
         SourceStuck: the source waits for what is not running.
-        RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
+        RunsFail: before any run had ended well, one failed for good, or two attempts failed in the same way; or a run
+            cannot be run at all. It is not recorded.
         PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
     """
     crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise, kinds=kinds)
@@ -134,6 +136,7 @@ class Driver:
         self._running: tuple[RunningRun, ...] = ()
         self._looked_at = -math.inf
         self._refused = ""
+        self._finished = False
         self._oom_kills = oom_kills()
         self._ended: list[tuple[Attempt, RunResult, Curve]] = []  # and not yet recorded
         self._outcomes: list[Run] = []
@@ -192,6 +195,9 @@ class Driver:
         return self._trunks.may_start(attempt, self._crew.steps_done)
 
     def _may_start(self, attempt: Attempt) -> bool:
+        # A user's command may be broken: until one run of it has ended, it runs alone.
+        if attempt.spec.command is not None and self._crew.flops() and not self._has_finished():
+            return False
         attempt.flops = self._trunks.flops(attempt)
         self._refused = self._refused or self._refusal(attempt.flops, self._crew.flops)
         return not self._refused
@@ -310,10 +316,27 @@ class Driver:
             return  # settled meanwhile, by a late result
         step = saved_step(self._study_dir, attempt.run_id)
         self._losses.record(attempt.run_id, dataclasses.replace(loss, step=step))
+        failure = f"{CAUSES[loss.cause].words}: {loss.detail}"
         if self._judge(attempt).failed:
-            self._give_up(attempt, f"the last: {CAUSES[loss.cause].words}: {loss.detail}")
+            self._give_up(attempt, f"the last: {failure}")
+        elif self._is_broken(attempt, loss):
+            self._refuse(f"run {attempt.run_id[:12]} failed in the same way as an attempt before it: {failure}")
         else:
             self._backlog.put_back(attempt)
+
+    def _is_broken(self, attempt: Attempt, loss: Loss) -> bool:
+        """Return whether no run can be expected to end well: none has, and the same failure came twice.
+
+        Our own runs that ran out of memory are tried with smaller microbatches first.
+        """
+        halves_microbatch = loss.cause == "out_of_memory" and attempt.spec.command is None
+        return not halves_microbatch and not self._has_finished() and self._losses.has_repeated(loss)
+
+    def _has_finished(self) -> bool:
+        """Return whether a run of this study has ended well, pruned and diverged ones included."""
+        own = (result.status != "failed" for result in self._ledger.own_results())
+        self._finished = self._finished or any(own) or any(r.status != "failed" for _, r, _ in self._ended)
+        return self._finished
 
     def _judge(self, attempt: Attempt) -> RetryStatus:
         """Have the next attempt follow from the losses so far."""
@@ -330,14 +353,18 @@ class Driver:
         """
         self._commit()  # what came in beside it counts
         reason = f"lost {attempt.standing.num_in_a_row} times, {how}"
-        if any(result.status != "failed" for result in self._ledger.own_results()):
+        if self._has_finished():
             self._end(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             self._commit()
             return
-        self._losses.pardon(reason)
+        self._refuse(f"run {attempt.run_id[:12]} was {reason}")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        """End the study's work before any run has ended well; the losses so far count no more. Raises RunsFail."""
+        self._losses.pardon(problem)
         raise RunsFail(
-            f"run {attempt.run_id[:12]} was {reason}. No run of this study has finished yet, so it was not recorded as "
-            "failed: fix the cause, then run the same command again" + "".join(f"\n{each}" for each in self._lost)
+            f"{problem}. No run of this study has finished yet, so it was not recorded as failed: fix the cause, then "
+            "run the same command again" + "".join(f"\n{each}" for each in self._lost)
         )
 
     def _end(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:

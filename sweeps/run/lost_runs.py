@@ -12,6 +12,7 @@ run may be to blame. What kills a worker without a word may still be the run (`o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,6 +30,9 @@ in 20 s, a run that starts and is saved within 7 s is lost so by chance once in 
 """
 
 
+_NUMBER = re.compile(r"\b(?:0x)?[0-9a-f]{8,}\b|\d[\d.]*(?:e[-+]?\d+)?")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
     """The body of a `lost` record."""
@@ -44,6 +48,12 @@ class Loss:
     """Whether it had its worker to itself."""
     kind: str = field(default="", metadata=canon.UNLESS_DEFAULT)
     """Of its worker's device (`sweeps.run.kinds`); empty: not known."""
+
+    @property
+    def message(self) -> str:
+        """The last line that says what failed, numbers and ids left out: equal for equal failures."""
+        last_line = (self.log_tail or self.detail).strip().rpartition("\n")[2].rpartition(" | ")[2]
+        return _NUMBER.sub("#", last_line)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +97,18 @@ class Losses:
         self._ledger.append(LOST, f"{run_id}/{number}", loss)
         self._num[run_id] = number + 1
         self._losses.setdefault(run_id, []).append(loss)
+
+    def has_repeated(self, loss: Loss) -> bool:
+        """Return whether this recorded loss and an earlier one, of any run, are the same failure.
+
+        Only failures of runs that were alone are compared: one failure of a shared worker is recorded
+        for each run that it held.
+        """
+        if not loss.alone or loss.cause in ("preempted", "lost_worker"):
+            return False
+        recorded = [each for losses in self._losses.values() for each in losses if each.alone]
+        same = [each for each in recorded if (each.cause, each.message) == (loss.cause, loss.message)]
+        return len(same) > 1
 
     def pardon(self, reason: str) -> None:
         """Let no loss so far count any more. Raises as `Ledger.append`."""

@@ -34,13 +34,17 @@ class LedgerTooOld(SweepError):
 class PlanChanged(SweepError):
     """The study was started from another plan. `changes` maps dotted keys to (old, new) as JSON text."""
 
-    def __init__(self, changes: dict[str, tuple[str, str]], study_dir: Path) -> None:
+    def __init__(self, changes: dict[str, tuple[str, str]], study_dir: Path, *, num_runs: int = 1) -> None:
         self.changes = changes
         lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changes.items()]
+        advice = (
+            f"start a child study that imports the finished runs: forerun run PLAN --study ANOTHER --fork {study_dir}"
+        )
+        if not num_runs:
+            advice = f"begin a new study with --study ANOTHER: no run is recorded in {study_dir}"
         super().__init__(
             "the plan differs from the one this study was started with:\n" + "\n".join(lines) +
-            "\nrestore the old values, or start a child study that imports the finished runs: "
-            f"forerun run PLAN --study ANOTHER --fork {study_dir}"
+            f"\nrestore the old values, or {advice}"
         )  # fmt: skip
 
 

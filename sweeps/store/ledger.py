@@ -11,7 +11,7 @@ import contextlib
 import re
 import sqlite3
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -57,6 +57,8 @@ def _flat(value: Json, prefix: str = "") -> dict[str, str]:
 
 
 LEDGER_NAME = "ledger.db"
+PLAN = "plan"
+"""Kind of the records of the plan, and the key of the first, which is record 0."""
 RESULT, IMPORTED, PRUNED = "result", "imported", "pruned"
 """Kinds of records that are outcomes of runs: of this study, of another that it was forked from, and of a run that a
 search gave up: a fact about its first steps, which the outcome of the whole run may follow.
@@ -95,13 +97,18 @@ class Ledger:
             self._take_in(record)
 
     @classmethod
-    def open(cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool) -> Ledger:
+    def open(
+        cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool,
+        is_amendable: Callable[[str], bool] = lambda key: False,
+    ) -> Ledger:  # fmt: skip
         """Open for writing, as the only driver; `plan` is the question, in which nothing may change.
 
         Args:
             study_dir: the study folder; made if `create`.
             plan: record 0: compared whole, key by key.
             create: whether to start a study where there is none.
+            is_amendable: whether a dotted key of the plan may change while no run is recorded; the changed plan is
+                then recorded.
 
         Raises:
             StudyMissing: no study here, and `create` is false.
@@ -137,7 +144,7 @@ class Ledger:
                     chain.create(connection)
                 ledger = cls(study_dir, chain.load(connection), connection, lock)
             if ledger._num_records:
-                ledger.check_plan(plan)
+                ledger._amend_plan(plan, is_amendable)
             ledger._greet(plan, lock)
             _keep_names(study_dir)
         except BaseException:
@@ -271,8 +278,8 @@ class Ledger:
 
     @property
     def plan(self) -> Json:
-        """What the study was started with."""
-        (record,) = self.stream("plan", "plan")
+        """What the study was started with; or the newest plan, where it changed before any run was recorded."""
+        *_, record = self.stream(PLAN)
         return record.body
 
     @property
@@ -290,7 +297,16 @@ class Ledger:
             PlanChanged: every changed key, with both values.
         """
         if changes := plan_changes(self.plan, canon.to_json(dict(plan))):
-            raise PlanChanged(changes, self._study_dir)
+            raise PlanChanged(changes, self._study_dir, num_runs=self.num_runs)
+
+    def _amend_plan(self, plan: Mapping[str, Json], is_amendable: Callable[[str], bool]) -> None:
+        """Record a plan that may differ from the recorded one. Raises as `check_plan`."""
+        try:
+            self.check_plan(plan)
+        except PlanChanged as error:
+            if self.num_runs or not all(map(is_amendable, error.changes)):
+                raise
+            self.append(PLAN, f"plan/{len(self.records(PLAN))}", plan)
 
     def close(self) -> None:
         """Close the file and let the study go."""
@@ -310,7 +326,7 @@ class Ledger:
     def _greet(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
         """Record this driver; before the first one, the plan."""
         if not self._num_records:
-            self.append("plan", "plan", plan)
+            self.append(PLAN, PLAN, plan)
         self.append("driver", str(len(self.records("driver"))), lock.holder)
 
     def _take_in(self, record: Record, body: object = None) -> None:

@@ -97,6 +97,30 @@ def test_a_trainer_that_never_works_spoils_nothing(tmp_path):
     assert {trial["status"] for trial in body["trials"]} == {"finished"}
 
 
+def test_a_broken_command_runs_twice_and_its_fix_is_accepted(tmp_path):
+    """One run first, alone; the same failure twice ends the study; then another command is no other plan."""
+    broken = "import os, sys; print(os.getpid(), file=open('starts', 'a')); sys.exit('AssertionError')"
+    (tmp_path / "broken.py").write_text(broken)
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    plan = plan_with(tmp_path, COMMAND % sys.executable)
+    text = plan.read_text()
+    plan.write_text(text.replace("trainer.py", "broken.py"))
+    arguments = (plan, "--study", tmp_path / "study", "--set", "cluster.max_attempts=9")
+    code, body = ask("sweep", *arguments)
+    assert (code, body["error"]) == (2, "RunsFail") and "AssertionError" in body["message"]
+    assert len((tmp_path / "starts").read_text().split()) == 2
+    plan.write_text(text)
+    changed = ("--set", "model.num_layers=3")
+    code, body = ask("sweep", *arguments, *changed)
+    assert (code, body["error"]) == (2, "PlanChanged"), "only the command may change"
+    code, body = ask("sweep", *arguments)
+    assert code == 0, body
+    assert ask("status", tmp_path / "study")[0] == 0
+    plan.write_text(text.replace("trainer.py", "broken.py"))
+    code, body = ask("sweep", *arguments)
+    assert (code, body["error"]) == (2, "PlanChanged"), "runs are recorded"
+
+
 @pytest.fixture
 def modelled(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])  # the code's folder goes first there, and must not stay

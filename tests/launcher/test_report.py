@@ -5,12 +5,13 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from example_report import finished_body
 from markupsafe import escape
 
-from launcher.answers.outcome import choice_text
+from launcher.answers.outcome import choice_text, closing_text, outcome_line
 from launcher.figures import plots
 from launcher.figures.panel import svg_of
 from launcher.report.about import About, next_command, next_line
@@ -222,6 +223,13 @@ def test_the_headline_follows_the_gates(body):
     body["accepted"] = {"transfer": "the cost is small"}
     assert "<h1>Not ready to launch: 1 check inconclusive</h1>" in decision(body)
     body["accepted"]["fit"] = "a rehearsal follows"
+    shown = text_of(decision(body))
+    assert "Accepted failure: transfer failed" in shown and "eady to launch" not in shown
+    body["choice"] |= {"shape": body["decision"]["shape"], "num_steps": 10}
+    assert outcome_line(body, None).startswith("accepted failure: gate transfer failed")
+    assert "eady to launch" not in closing_text(body, None, Path("study"))
+    assert outcome_line(body | {"own_run": {"line": "train"}}, None) == "accepted failure: gate transfer failed"
+    body["gates"][1]["outcome"] = "cannot_tell"
     shown = text_of(decision(body))
     assert "Ready to launch at the accepted risk" in shown
     assert "Accepted by hand:" in shown and "the cost is small" in shown and "a rehearsal follows" in shown

@@ -655,7 +655,7 @@ def since_it_got_on(ledger, run_id):
 
 
 def check_failed(ledger, run_id):
-    """A run that failed was lost as often as it may be, for reasons of its own or without end, and alone at the last that counts."""
+    """A run that failed was lost as often as it may be, for its own reasons or without end, and alone at the last."""
     own, in_a_row, alone = since_it_got_on(ledger, run_id)
     if not alone or (own < MAX_ATTEMPTS and in_a_row < MOST_IN_A_ROW):
         raise BrokenPromiseError(f"failed after {own} losses of its own, {in_a_row} in a row, alone: {alone}")

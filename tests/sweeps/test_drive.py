@@ -15,6 +15,7 @@ from sweep_fakes import (
 )
 
 from proxies.core import canon
+from proxies.core.programs import Command
 from proxies.core.spec import RunSpec
 from sweeps.run.backlog import Attempt
 from sweeps.run.crew import FLOOR_SECONDS, AdaptiveTimeouts, Crew
@@ -51,6 +52,44 @@ def study(tmp_path):
 
 def expected(specs):
     return {spec.id: outcome(spec)[0] for spec in specs}
+
+
+class TwoWorkers:
+    """Two workers whose every call ends all of their runs; the most runs that were ever in flight is kept."""
+
+    num_workers, calls_ahead = 2, 0
+
+    def __init__(self):
+        self.slots, self.arrived, self.started = {}, [], []
+
+    def start(self, worker, call):
+        runs = tuple(finished(slot, canon.decode(RunSpec, data)) for slot, data in call.admit)
+        self.arrived.append(Report(worker=worker, finished=runs))
+        self.started.append(len(self.arrived))
+
+    def wait(self, timeout_seconds):
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def restart(self, worker):
+        raise AssertionError
+
+    def close(self):
+        pass
+
+
+def test_a_command_proves_itself_by_one_run_before_others_begin(study):
+    command = Command(
+        template="train {run_json}", metrics_format="jsonl", metrics_path="m", step_key="s",
+        train_loss_key="t", validation_loss_key="v", grad_norm_key="",
+    )  # fmt: skip
+    specs = [dataclasses.replace(spec, command=command) for spec in make_specs(5, num_slots=1)]
+    study.pool = TwoWorkers()
+    assert len(study.drive(specs)) == 5
+    assert study.pool.started == [1, 1, 2, 1, 2], "calls in flight as each began"
+    study.pool = TwoWorkers()
+    study.drive([dataclasses.replace(spec, seed=9 + spec.seed) for spec in specs])
+    assert study.pool.started[:2] == [1, 2], "a run has ended well before"
 
 
 class Scripted:
@@ -130,16 +169,28 @@ def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, mon
 
 
 def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(study):
-    last_words = "loading\nmodel.py, line 3, in forward: x = y\nNameError: y"
-    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=last_words))
+    last_words = "loading\nmodel.py, line 3, in forward: x = y\nNameError: "
+    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=last_words + "xyz"[number]))
     specs = make_specs(1)
     with pytest.raises(RunsFail) as caught:
         study.drive(specs)
     assert "lost 3 times, the last: your code failed: it went wrong" in str(caught.value)
     assert "What to do: fix it, then run the same command again\n  | loading\n  | model.py, line 3" in str(caught.value)
     assert len(failing.calls) == 3 and study.ledger.results() == {}
-    scripted(study, lambda pool, call, number: error("user_code") if number < 2 else pool.ends())
+    scripted(study, lambda pool, call, number: error("user_code", log_tail="xy"[number]) if number < 2 else pool.ends())
     assert dict(study.drive(specs)) == expected(specs), "what was mended gets all its attempts"
+
+
+def test_the_same_failure_twice_ends_a_study_in_which_nothing_has_ended(study):
+    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=f"step {number}\nNameError: y"))
+    with pytest.raises(RunsFail, match="failed in the same way"):
+        study.drive(make_specs(1), max_attempts=9)
+    assert len(failing.calls) == 2 and study.ledger.results() == {}
+    first, second = make_specs(2)
+    scripted(study, lambda pool, call, number: pool.ends())
+    study.drive([first])
+    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail="NameError: y"))
+    assert study.drive([second])[second.id].status == "failed" and len(failing.calls) == 3, "a run has ended before"
 
 
 def test_bad_data_refuses_the_study_and_costs_no_attempt(study):

@@ -48,8 +48,23 @@ def test_a_changed_plan_is_refused_key_by_key(ledger, tmp_path):
         "model.width": ("(not there)", "64"),
     }
     assert "search.learning_rate: [0.0001,0.1] -> [0.0001,0.2]" in str(caught.value)
+    assert "--study ANOTHER: no run is recorded" in str(caught.value)
+    with Ledger.open(tmp_path, PLAN, create=False) as ledger:  # a refusal holds nothing and changes nothing
+        ledger.commit(make_spec(), outcome(make_spec())[0])
+    with pytest.raises(PlanChanged) as caught:
+        Ledger.open(tmp_path, changed, create=True, is_amendable=lambda key: True)
     assert f"forerun run PLAN --study ANOTHER --fork {tmp_path}" in str(caught.value)
-    Ledger.open(tmp_path, PLAN, create=False).close()  # a refusal holds nothing and changes nothing
+
+
+def test_a_plan_may_be_amended_while_no_run_is_recorded(ledger, tmp_path):
+    ledger.close()
+    changed = PLAN | {"seed": 2}
+    with pytest.raises(PlanChanged):
+        Ledger.open(tmp_path, changed, create=False, is_amendable=lambda key: key == "model")
+    for plan in (changed, PLAN, PLAN, changed):
+        Ledger.open(tmp_path, plan, create=False, is_amendable=lambda key: key == "seed").close()
+        assert Ledger.read(tmp_path).plan == plan
+    assert len(Ledger.read(tmp_path).records("plan")) == 4
 
 
 @pytest.mark.parametrize("how", ["missing", "empty"])

@@ -85,6 +85,24 @@ def test_a_loss_that_does_not_count_gives_no_run_up(ledger, cause):
     assert standing(ledger, max_attempts=1).failed, "it has been alone with an error of its own"
 
 
+def test_the_same_failure_is_known_by_its_last_line(ledger):
+    """Of any run, without numbers; not what shared a worker, nor what was ended from outside."""
+    losses, told = Losses(ledger), "run {}, attempt-1: exit code 1; log ends with: step {} | AssertionError: {} != 7"
+
+    def repeats(cause, *numbers, seed=0, alone=True, log_tail=""):
+        loss = Loss(cause=cause, detail=told.format(*numbers), log_tail=log_tail, worker=0, alone=alone)
+        losses.record(make_spec(seed=seed).id, loss)
+        return losses.has_repeated(loss)
+
+    assert not repeats("user_code", "0123456789ab", 5, 3)
+    assert not repeats("user_code", "0123456789ab", 5, 3, log_tail="KeyError: 'x'"), "another one"
+    assert not repeats("user_code", "ba9876543210", 5, 3, alone=False, seed=1)
+    assert not any(repeats(cause, "0123456789ab", 5, 3) for cause in ("preempted", "lost_worker") for _ in "12")
+    assert repeats("user_code", "ba9876543210", 6, 2.5e-3, seed=1)
+    losses.pardon("fixed")
+    assert not repeats("user_code", "0123456789ab", 5, 3)
+
+
 def test_whoever_gets_on_begins_to_count_anew(ledger):
     losses = Losses(ledger)
     for step in (0, 20, 20, 40, 60):
