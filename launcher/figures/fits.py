@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures.panel import DASHED, LOSS, MARKERS, MissingError, Panel, draw, interval_marks, part
+from launcher.figures.panel import DASHED, LOSS, MARKERS, MissingError, Panel, draw, interval_marks, log_axis, part
 from launcher.figures.svg import INK, KINDS, raised, shade
 from launcher.views.batch import law_of
 from launcher.views.numbers import Body, count
@@ -35,15 +35,13 @@ def main_run(report: Body) -> Panel:
     seen = [point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left]
 
     def paint(axes: Axes) -> None:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator([n * 10.0**k for k in range(8) for n in (1, 2, 5)]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.xaxis.set_minor_locator(NullLocator())
+        right = 1.1 * max(at[-1], run["steps"][-1])
+        log_axis(axes.xaxis, left, right, _format_steps)
         low, high = ([point[f"{end}_nats"] for point in curve] for end in ("low", "high"))
         axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="predicted band")
         axes.plot(at, [point["loss_nats"] for point in curve], color=KINDS[0], linewidth=1.4, label="expected")
         axes.plot(*zip(*seen, strict=True), color=INK, linewidth=1.4, label="training loss")
-        axes.set_xlim(left, 1.1 * max(at[-1], run["steps"][-1]))
+        axes.set_xlim(left, right)
 
     title = "Training loss of the main run and its predicted band"
     return draw("main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, (4.8, 3.4))
@@ -135,11 +133,14 @@ def ladder(report: Body) -> Panel:
     return draw("scaling", title, (_FLOPS, LOSS), paint, _WIDE)
 
 
+def _format_steps(value: float) -> str:
+    return f"{value:,.0f}"
+
+
 def curves_over_steps(axes: Axes, curves: Sequence[Any], label: Callable[[Any], str]) -> list[tuple[Any, str]]:
     """Draw training losses over log steps; returns each curve with its colour."""
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    steps = [step for curve in curves for step in curve["steps"]]
+    log_axis(axes.xaxis, min(steps), max(steps), _format_steps)
     drawn = [(curve, shade(rank, len(curves))) for rank, curve in enumerate(curves)]
     for curve, colour in drawn:
         axes.plot(curve["steps"], curve["train_loss_nats"], color=colour, linewidth=1.4, label=label(curve))
@@ -214,11 +215,8 @@ def noise(report: Body) -> Panel:
     floor, ceiling = min([batch, *(look["interval"][0] for look in told)]) / 2, 4 * max(shown)
 
     def paint(axes: Axes) -> None:
-        for scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
-            scale("log")
-            axis.set_major_locator(FixedLocator([n * 10.0**k for k in range(16) for n in (1, 3)]))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-            axis.set_minor_locator(NullLocator())
+        log_axis(axes.xaxis, min(look["tokens"] for look in looks), last, count)
+        log_axis(axes.yaxis, floor, ceiling, count)
         if law is not None:
             first = min(look["tokens"] for look in looks)
             at = [first * (last / first) ** (i / 40) for i in range(41)]

@@ -7,6 +7,7 @@ axes. matplotlib is imported by the modules of this folder alone.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from launcher.figures.svg import INK, finish, raised
 from launcher.views.numbers import Body
@@ -30,6 +31,10 @@ _STYLE: Any = {
     "path.simplify": False, "text.parse_math": False,
 }  # fmt: skip
 INCHES = (4.8, 3.5)
+_AXIS_SHARE = 0.8
+"""Of the figure's width, what its axes take."""
+_LETTER_INCHES = 0.085
+"""Width of a tick's digit, rounded up."""
 MARKERS = "osD^vP"
 LOSS = "validation loss (nats per token)"
 DASHED = (0, (4, 3))
@@ -134,6 +139,40 @@ def octaves(axis: Axis, low: float, high: float) -> None:
     axis.set_view_interval(low - pad, high + pad, ignore=True)
     axis.set_major_locator(FixedLocator(range(first, last + 1, 1 + (last - first) // 12)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: raised(2, round(value))))
+
+
+def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str]) -> None:
+    """Put ticks on a logarithmic axis, as many per decade as their labels have room for.
+
+    Args:
+        axis: Of axes whose limits are set later; it is made logarithmic.
+        low: Lower end of what will be seen.
+        high: Upper end.
+        label: Text of a tick.
+    """
+    across = axis.axis_name == "x"
+    (axis.axes.set_xscale if across else axis.axes.set_yscale)("log")
+    inches = _AXIS_SHARE * axis.axes.get_figure(root=True).get_size_inches()[0 if across else 1]
+    per_decade = inches / max(math.log10(high / low), 0.1)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    candidates = [
+        [digit * 10.0**power for power in decades for digit in digits] for digits in ((1, 2, 5), (1, 3), (1,))
+    ]
+    candidates += [[10.0**power for power in decades[::stride]] for stride in (2, 3, 4)]
+    axis.set_major_locator(FixedLocator(next(
+        (ticks for ticks in candidates if _have_room(ticks, label, per_decade, across)), candidates[-1]
+    )))  # fmt: skip
+    axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def _have_room(ticks: Sequence[float], label: Callable[[float], str], per_decade: float, across: bool) -> bool:
+    """Whether neighbors' labels stay apart, by the usual width and height of a letter, in inches."""
+    for left, right in itertools.pairwise(ticks):
+        taken = _LETTER_INCHES * (len(label(left)) + len(label(right)) + 2) / 2 if across else 2 * _LETTER_INCHES
+        if math.log10(right / left) * per_decade < taken:
+            return False
+    return True
 
 
 def ceiling(losses: Sequence[float]) -> tuple[float, float]:

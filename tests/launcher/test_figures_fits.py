@@ -89,3 +89,15 @@ def no_losses(body):
 def test_nothing_is_cut_off_or_lies_on_other_text(body, change):
     change(body)
     check_drawing(ladder(body))
+
+
+@pytest.mark.parametrize("num_steps", [40, 900, 13_914, 1_000_000, 250_000_000])
+def test_labels_of_steps_stay_apart(body, num_steps):
+    """ "5,000" and "10,000" were drawn as "5,00010,000"."""
+    steps = sorted({max(1, round(num_steps * part)) for part in (1e-3, 1e-2, 0.05, 0.1, 0.5, 1)})
+    curve = [{"step": step, "loss_nats": 1.3, "low_nats": 1.2, "high_nats": 1.5} for step in steps]
+    body["decision"] = {"predicted": {"curve": curve}}
+    body["main_run"] = {"steps": steps, "train_loss_nats": [2.0] * len(steps)}
+    drawn = svg_of(figures_fits.main_run(body))
+    check_drawing(drawn)
+    assert sum(bool(re.fullmatch(r"[1235],?0[\d,]*", label)) for label in said_in(drawn)) >= 2

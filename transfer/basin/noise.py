@@ -62,9 +62,9 @@ class ReducedRuns:
     log_trust: float
     """Log likelihood of the rates that distrust costs: half the log determinant of their information, relative."""
     level: float
-    """Mean loss over intercepts..."""
+    """Mean loss over intercepts, and over rates by `balance`, in nats."""
     balance: Floats
-    """... and of a column over the rates (R,), what to multiply it by."""
+    """Weight of each rate in `level` (R,); the sum is 1."""
 
     @property
     def num_free(self) -> int:
@@ -141,12 +141,18 @@ def distrust(size: ReducedRuns, trust_nats: float) -> ReducedRuns:
     information = np.linalg.solve(mixing, size.information)
     score = np.linalg.solve(mixing, size.score).astype(np.float64)
     effects = np.linalg.lstsq(size.information, size.score, rcond=None)[0]
+    # The curve's height rests on the rates as its shape does: a rate far up must not lift it off its minimum.
+    trusted = 1 / (1 / num_seeds + extra)
+    trusted /= trusted.sum()
+    level = size.level - size.balance @ effects + trusted @ effects
     return dataclasses.replace(
         size,
         information=(information + information.T) / 2,
         score=score,
         squares=float(effects @ score),
         log_trust=-0.5 * float(np.linalg.slogdet(mixing)[1]),
+        level=float(level),
+        balance=trusted,
     )
 
 
