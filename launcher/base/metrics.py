@@ -127,8 +127,10 @@ def append(run_dir: Path, record: object) -> None:
     Raises:
         CanonError: a number in it is not finite.
     """
-    with (run_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
-        file.write(canon.canonical(record) + "\n")
+    line = canon.canonical(record) + "\n"
+    run_dir.mkdir(parents=True, exist_ok=True)  # it may have been removed: the supervisor notices, the run saves
+    with open_plain(run_dir / METRICS_FILE, "ab") as file:
+        file.write(line.encode())
 
 
 def read(run_dir: Path) -> list[dict[str, canon.Json]]:

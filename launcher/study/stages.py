@@ -43,10 +43,10 @@ from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.kinds import kinds_of, kinds_text
 from sweeps.run.pool import Pool
 from sweeps.search.source import RunSource, StaticSource
-from sweeps.store.errors import BudgetSpent, ClusterUnfit, SweepError
-from sweeps.store.ledger import Ledger
+from sweeps.store.errors import BudgetSpent, ClusterUnfit, FolderRemoved, SweepError
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 from sweeps.store.live import DriverProgress, DriverState, RunningRun, StudyState, read_live, write_live
-from sweeps.store.lock import born
+from sweeps.store.lock import FileIdentity, born
 
 LOOK_SECONDS = 1.0
 """Between two looks that `forerun status` can take."""
@@ -121,6 +121,19 @@ def bank_key(spec: RunSpec) -> str:
     )
 
 
+def _require_there(ledger: FileIdentity) -> None:
+    """See that the ledger is where it was opened.
+
+    Raises:
+        FolderRemoved: It is not.
+    """
+    if not ledger.is_there():
+        raise FolderRemoved(
+            f"{ledger.path} was removed or replaced while the study ran: what it held is lost unless you put it back, "
+            "and nothing was recorded since; then run the same command again"
+        )
+
+
 class Runner:
     """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
 
@@ -174,14 +187,18 @@ class Runner:
         Raises:
             InterruptedStudyError: a signal came.
             BudgetSpent: a cap of the plan is reached.
+            FolderRemoved: the ledger is gone.
         """
         cluster, overrun = self.study.plan.cluster, ""
         pool = self._workers()
         accounts = self._opened_accounts()
         budget, reporter = accounts.budget, self.reporter
 
+        place = FileIdentity(self.study.study_dir / LEDGER_NAME)
+
         def should_stop() -> bool:
             nonlocal overrun
+            _require_there(place)
             left = reporter.progress.batch_left_seconds
             accounts.look(label, last.running, last.num_queued, left, reporter.draw)  # also while workers are silent
             overrun = overrun or budget.overrun()

@@ -23,6 +23,7 @@ from launcher.base import metrics
 from launcher.base.signals import JOB_VARIABLE, Flag, make_child_die_with_us
 from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits, Pace, Watchdog
+from launcher.supervisor.run_folder import RunFolder
 from proxies.core.failures import Crash, crash_of, end_of, oom_kills
 from proxies.core.redaction import LineRedactor
 from proxies.external.log_file import RedactedLog
@@ -86,8 +87,12 @@ class AttemptSpec:
         return self.command[0] == "srun"
 
 
-def attempt(spec: AttemptSpec, signals: Signals) -> metrics.AttemptEnd | Crash:
+def attempt(
+    spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None
+) -> metrics.AttemptEnd | Crash:  # fmt: skip
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
+
+    A job whose `run_folder` is removed is asked to save and end; one whose folder somebody else holds ends at once.
 
     Returns:
         How it ended, in order or because it was asked to; or why it died.
@@ -104,7 +109,7 @@ def attempt(spec: AttemptSpec, signals: Signals) -> metrics.AttemptEnd | Crash:
         begins = spec.log.stat().st_size
         job = ProcessSession(spec.command, log.fileno())
         try:
-            hung = _follow(job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None))
+            hung = _follow(job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None), run_folder)
         finally:
             job.clear(remote=spec.remote)
     if _stamp(ending_file) not in (before, None) and (ending := metrics.read_ending(spec.run_dir)):
@@ -135,7 +140,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _follow(
-    job: ProcessSession, spec: AttemptSpec, signals: Signals, watchdog: Watchdog, has_ended: Callable[[], bool]
+    job: ProcessSession,
+    spec: AttemptSpec,
+    signals: Signals,
+    watchdog: Watchdog,
+    has_ended: Callable[[], bool],
+    run_folder: RunFolder | None,
 ) -> str:
     """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called hung, if it is."""
     every = LIVE_SECONDS if sys.stderr.isatty() else PLAIN_SECONDS
@@ -146,6 +156,14 @@ def _follow(
             time.sleep(POLL_SECONDS)
         now = time.monotonic()
         hung = watchdog.look(now)
+        if run_folder is not None:
+            run_folder.look()
+            if run_folder.taken:
+                return ""
+            if run_folder.removed and not passed_on:
+                say(f"warning: {run_folder.folder} was removed or emptied: saving the run there again, then ending")
+                job.tell_to_save()
+                passed_on = True
         if signals.now.is_set():
             say("forerun: second signal: ending now without saving")
             return ""

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.base import chronicle
+from launcher.base.metrics import AttemptEnd
 from launcher.base.run_files import CHECKPOINTS, complete_folders
 from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
 from launcher.supervisor.attempt import AttemptSpec, Signals, attempt, hearing, last_step
+from launcher.supervisor.run_folder import RunFolder
 from proxies.core.canon import Json
 from proxies.core.failures import CAUSES, Crash
+from sweeps.store.errors import StudyHeld
 from sweeps.store.lock import DriverLock
 
 LOG_FILE = "torchrun.log"
@@ -143,15 +146,19 @@ def launch(
         keeps_ending=nodes.rank == 0,
     )  # fmt: skip
     signals = signals or Signals()
-    with DriverLock(own_dir), hearing(signals.hear), beside or contextlib.nullcontext():
-        return _Supervisor(spec, signals, decision.digest, max_restarts).run()
+    with DriverLock(own_dir) as lock, hearing(signals.hear), beside or contextlib.nullcontext():
+        run_folder = RunFolder(own_dir, lock, spec.log)
+        return _Supervisor(spec, signals, decision.digest, max_restarts, run_folder).run()
 
 
 class _Supervisor:
     """Attempt after attempt, until one comes to an end of its own, or none will."""
 
-    def __init__(self, spec: AttemptSpec, signals: Signals, digest: str, max_restarts: int) -> None:
+    def __init__(
+        self, spec: AttemptSpec, signals: Signals, digest: str, max_restarts: int, run_folder: RunFolder
+    ) -> None:  # fmt: skip
         self._spec, self._signals, self._digest, self._most = spec, signals, digest, max_restarts
+        self._run_folder = run_folder
         self._num_restarts = 0
 
     def run(self) -> LaunchOutcome:
@@ -163,7 +170,12 @@ class _Supervisor:
         num_deaths, num_idle, last = 0, 0, None  # in a row
         while not self._signals.save.is_set():
             saved = _saved(spec.run_dir)
-            ended = attempt(spec, self._signals)
+            ended = attempt(spec, self._signals, self._run_folder)
+            self._run_folder.look()
+            if self._run_folder.taken:
+                raise StudyHeld(f"the lock file was removed while the run trained, and {self._run_folder.taken}")
+            if self._run_folder.removed:
+                return self._removed(ended)
             if not isinstance(ended, Crash):
                 return self._over(LaunchOutcome(**dataclasses.asdict(ended)))
             progressed = bool(_saved(spec.run_dir) - saved)
@@ -184,6 +196,15 @@ class _Supervisor:
         reason = "by a signal between two attempts"
         step = _newest_step(spec.run_dir)
         return self._over(LaunchOutcome(event="interrupted", exit_code=130, step=step, reason=reason))
+
+    def _removed(self, ended: AttemptEnd | Crash) -> LaunchOutcome:
+        """Return what came of a run whose folder was removed: never success, whatever it wrote since."""
+        saved_step = _newest_step(self._spec.run_dir)
+        reason = self._run_folder.describe_loss(saved_step)
+        if isinstance(ended, Crash):
+            return self._over(LaunchOutcome(event="failed", exit_code=2, step=saved_step, reason=reason))
+        outcome = LaunchOutcome(**dataclasses.asdict(ended))
+        return self._over(dataclasses.replace(outcome, exit_code=2, reason=reason))
 
     def _wait(self, crash: Crash, num_deaths: int, num_idle: int) -> None:
         """Tell of a restart and wait for its moment, or until a signal comes instead."""

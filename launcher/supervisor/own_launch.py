@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import statistics
 import time
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, cast
 from launcher.base.talk import say
 from launcher.base.watchdog import START_SECONDS, STEP_FACTOR
 from launcher.supervisor.launch import LaunchOutcome
+from launcher.supervisor.run_folder import RunFolder
 from proxies.core import canon
 from proxies.core.redaction import LineRedactor
 from proxies.external.command import RUN_FILE, command_environment, filled, find_program
 from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
 from proxies.external.metric_files import MetricFiles
 from proxies.external.supervised_command import SupervisedCommand
+from sweeps.store.errors import StudyHeld
 from sweeps.store.lock import DriverLock
 
 if TYPE_CHECKING:
@@ -85,8 +88,10 @@ def launch_own(
             "or freeze with the arguments by which your trainer resumes"
         )
     canon.make_folder(places.run_dir)
-    with DriverLock(places.run_dir):
-        return _attempts(decision, own, places, max_restarts, signals, begun=begun, hang_seconds=hang_seconds)
+    with DriverLock(places.run_dir) as lock:
+        run_folder = RunFolder(places.run_dir, lock, places.run_dir / LOG_FILE)
+        return _attempts(decision, own, places, max_restarts, signals, run_folder, begun=begun,
+                         hang_seconds=hang_seconds)  # fmt: skip
 
 
 def start_own(
@@ -113,17 +118,23 @@ def start_own(
 
 
 def _attempts(
-    decision: Decision, own: OwnTrainer, places: OwnPlaces, max_restarts: int, signals: Signals, *, begun: bool,
-    hang_seconds: float,
+    decision: Decision, own: OwnTrainer, places: OwnPlaces, max_restarts: int, signals: Signals, run_folder: RunFolder,
+    *, begun: bool, hang_seconds: float,
 ) -> LaunchOutcome:  # fmt: skip
     """One after another, while they die and may be restarted."""
     idle = restarts = last = 0
     while True:
         metrics = MetricFiles(own.command, own.metrics_at(places.run_dir.resolve()))
         kept = start_own(decision, places, resume=begun)
-        ended = _attempt(kept, metrics, decision.learning_rate.schedule.num_steps, signals, hang_seconds)
+        ended = _attempt(kept, metrics, decision.learning_rate.schedule.num_steps, signals, hang_seconds, run_folder)
         step = metrics.logged().last_step or 0
         outcome = _outcome(decision, metrics, ended, restarts, places.run_dir / LOG_FILE)
+        run_folder.look()
+        if run_folder.taken:
+            raise StudyHeld(f"the lock file was removed while the run trained, and {run_folder.taken}")
+        if run_folder.removed:
+            reason = run_folder.describe_loss(0)
+            return dataclasses.replace(outcome, event="failed", exit_code=2, reason=reason)
         if outcome.event != "failed" or not own.resume:
             return outcome
         idle, last = (0 if step > last else idle + 1), max(last, step)
@@ -156,12 +167,21 @@ class _Silence:
 
 
 def _attempt(
-    kept: SupervisedCommand, metrics: MetricFiles, num_steps: int, signals: Signals, hang_seconds: float
+    kept: SupervisedCommand,
+    metrics: MetricFiles,
+    num_steps: int,
+    signals: Signals,
+    hang_seconds: float,
+    run_folder: RunFolder,
 ) -> int | str:
     """How one attempt ended: its exit code, -N for signal N, or `interrupted`, `aborted` or `hung` by us."""
     told, stopped, silence = time.monotonic(), "", _Silence(hang_seconds)
     while not kept.wait(_POLL_SECONDS):
         metrics.read(num_steps)
+        run_folder.look()
+        if run_folder.removed or run_folder.taken:
+            kept.stop()
+            return "removed"
         step = metrics.logged().last_step
         ending = {"interrupted": signals.save.is_set(), "aborted": metrics.logged().bad, "hung": silence.hangs(step)}
         if stopped := next((how for how, true in ending.items() if true), ""):

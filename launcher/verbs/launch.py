@@ -255,6 +255,9 @@ def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -
     from launcher.frozen.launch_file import attest
     from launcher.logbook.logbook import write_logbook
 
+    if not folder.is_dir():
+        say(f"warning: {folder} was removed while the run trained: the launch is not recorded there")
+        return
     body = cast(dict[str, Json], canon.to_json(outcome))
     attest(folder, "launch", decision.digest, {"outcome": body, "line": line})
     if (study_dir := study_of(folder)) is not None:

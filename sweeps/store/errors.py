@@ -60,6 +60,10 @@ class StaleDriver(SweepError):
     """Another driver has taken the study over: this one's records are refused."""
 
 
+class FolderRemoved(SweepError):
+    """The folder of a study or a run was removed or emptied while a command worked in it."""
+
+
 class DuplicateRecord(SweepError):
     """The ledger has this (kind, key) already; records are never replaced."""
 

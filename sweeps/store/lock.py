@@ -20,6 +20,24 @@ from sweeps.store.errors import DiskFull, StudyHeld, SweepError
 LOCK_NAME = "driver.lock"
 
 
+class FileIdentity:
+    """The file that a path names now, so that it is noticed when that file is removed or replaced."""
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """Take the file that is open as `descriptor`, or else the one at `path`, which somebody must keep open."""
+        self.path = path
+        self._stat = path.stat() if descriptor is None else os.fstat(descriptor)
+
+    def is_there(self) -> bool:
+        """Return whether the path still names that file; a disk that cannot tell at the moment is believed."""
+        try:
+            return os.path.samestat(self._stat, self.path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+
+
 class DriverLock:
     """Holds a study until closed, or until this process ends."""
 
@@ -37,7 +55,11 @@ class DriverLock:
             "born": born(os.getpid()),
             "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),  # a label, never compared
         }
-        self._held = False
+        self._study_dir, self._held, self._file = study_dir, False, -1
+        self._take()
+
+    def _take(self) -> None:
+        study_dir = self._study_dir
         try:
             self._file = os.open(study_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -45,6 +67,7 @@ class DriverLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._held = True
+            self._identity = FileIdentity(study_dir / LOCK_NAME, self._file)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, canon.canonical(self.holder).encode(), 0)
         except BlockingIOError:
@@ -57,6 +80,20 @@ class DriverLock:
             self.close()
             raise DiskFull(f"{study_dir / LOCK_NAME}: {error.strerror}: free some space and resume") from error
 
+    def is_in_place(self) -> bool:
+        """Return whether the lock file that is held is still the one that another driver would try."""
+        return self._identity.is_there()
+
+    def take_again(self) -> None:
+        """Take the lock file that is there by now, after the held one was removed.
+
+        Raises:
+            StudyHeld: Another process was faster.
+            DiskFull, SweepError: As when the lock was taken first.
+        """
+        self.close()
+        self._take()
+
     def close(self) -> None:
         """Let go. The file stays, empty: removing it would let two drivers lock two different files."""
         if self._file >= 0:
@@ -64,7 +101,7 @@ class DriverLock:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._file, 0)
             os.close(self._file)
-            self._file = -1
+            self._file, self._held = -1, False
 
     def __enter__(self) -> DriverLock:
         return self

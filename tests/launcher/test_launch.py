@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -261,6 +262,80 @@ def test_one_supervisor_a_run(scripted, tmp_path):
     assert not entered, "whoever shows the run takes away what was shown before"
     scripted("end()", beside=beside())
     assert entered
+
+
+# The run's folder is taken away
+
+WAITS_FOR_WORD = """
+def told(*_):
+    if (run / "began-0").exists(): return
+    step(5), save(5), end("interrupted", 130, 5)
+signal.signal(signal.SIGTERM, told)
+os.environ["LOCAL_RANK"] = "0"
+step(1), save(1), (run / "at-it").touch()
+deadline = time.monotonic() + 30
+while time.monotonic() < deadline: time.sleep(0.02)
+"""
+
+
+def once_at_it(tmp_path, act):
+    """Call `act` with the run's folder from another thread, once the job is at work."""
+
+    def wait():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (tmp_path / "run" / "at-it").exists():
+            time.sleep(0.02)
+        act(tmp_path / "run")
+
+    threading.Thread(target=wait).start()
+
+
+def empty(folder):
+    """What `rm -rf` leaves where somebody writes at the same moment."""
+    for path in list(folder.iterdir()):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("take_away", [shutil.rmtree, empty, lambda run: run.rename(run.with_name("aside"))])
+def test_a_run_whose_folder_is_taken_away_saves_again_and_says_what_was_lost(scripted, tmp_path, take_away):
+    once_at_it(tmp_path, take_away)
+    outcome = scripted(WAITS_FOR_WORD)
+    assert (outcome.event, outcome.exit_code, outcome.num_restarts) == ("interrupted", 2, 0)
+    assert "removed or emptied" in outcome.reason and "saved again at step 5" in outcome.reason
+    (entry,) = chronicle.entries(tmp_path / "run")
+    assert entry.kind == "ended" and "removed or emptied" in entry.text
+
+
+@pytest.mark.parametrize(("then", "event"), [("end()", "finished"), ("sys.exit(1)", "failed")])
+def test_a_removed_folder_is_no_success_and_no_reason_to_begin_anew(scripted, tmp_path, then, event):
+    text = f"import shutil\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nstep(1), shutil.rmtree(run), time.sleep(0.3), run.mkdir(exist_ok=True)\n{then}"
+    outcome = scripted(text)
+    assert (outcome.event, outcome.exit_code, outcome.num_restarts) == (event, 2, 0)
+    assert "nothing could be saved" in outcome.reason
+
+
+def test_a_removed_lock_is_taken_again(scripted, tmp_path):
+    text = "(run / 'driver.lock').unlink()\nwhile not (run / 'driver.lock').exists(): time.sleep(0.02)\n"
+    text += "time.sleep(0.2), (run / 'at-it').touch(), time.sleep(0.5), end()"
+    refused = []
+
+    def second(run):
+        try:
+            DriverLock(run)
+        except StudyHeld as error:
+            refused.append(error)
+
+    once_at_it(tmp_path, second)
+    assert scripted(text).exit_code == 0
+    assert len(refused) == 1
+
+
+def test_a_supervisor_that_was_displaced_stops_its_job(scripted, tmp_path):
+    other = []
+    once_at_it(tmp_path, lambda run: [(run / "driver.lock").unlink(), other.append(DriverLock(run))])
+    with pytest.raises(StudyHeld):
+        scripted("(run / 'at-it').touch(), time.sleep(30)")
+    other[0].close()
 
 
 # The real thing
