@@ -188,12 +188,15 @@ def test_somebody_elses_model_is_checked_by_its_own_names(store):
     assert "1 / sqrt(head_dim)" in mistake
 
 
-def test_sizes_are_those_of_mups_own_coord_check(store):
+@pytest.mark.parametrize("corpus_name", ["store", "learned_store"])
+def test_sizes_are_those_of_mups_own_coord_check(corpus_name, request):
     """Our model, engine and recorder against mup's model, MuAdamW and `get_coord_data`, on the same batches."""
+    store = request.getfixturevalue(corpus_name)
     num_steps, width = 4, 64
-    shape = BASE.at_width(width)
+    base = dataclasses.replace(BASE, vocab_size=store.manifest.vocab_size)
+    shape = base.at_width(width)
     spec = run_spec(
-        store.manifest.data_id, shape=shape, base_shape=BASE, num_slots=1, dtype="float64", learning_rate=0.01,
+        store.manifest.data_id, shape=shape, base_shape=base, num_slots=1, dtype="float64", learning_rate=0.01,
         schedule=Schedule(kind="constant", num_steps=num_steps), parametrization="mup",
         beta2=0.999, clip_norm=None,
     )  # fmt: skip
@@ -206,7 +209,7 @@ def test_sizes_are_those_of_mups_own_coord_check(store):
     weights = {name: p.detach().clone() for name, p in solo.model.named_parameters()}
 
     def theirs():
-        model = mup_model(shape, BASE).double()
+        model = mup_model(shape, base).double()
         for name, parameter in model.named_parameters():
             parameter.data.copy_(weights[name])
         return model
