@@ -19,6 +19,7 @@ from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 from proxies.core.powers import Ratios
 from proxies.core.programs import PLACEHOLDERS, Factory, placeholders_in, template_problems
 from proxies.core.rules import decay_problems
+from scaling_fits.laws.forms import SHAPES
 from sweeps.search.pruning import rungs
 
 MIN_RUNGS = 6
@@ -377,13 +378,21 @@ def _pruner_problems(plan: Plan) -> Iterator[str]:
         yield f"{key}: proxy.num_steps = {steps} leaves no step at which to look; use 'none' or more steps"
 
 
+def num_law_parameters(plan: Plan) -> int:
+    """Return the number of parameters of the law that must be fitted; where several are pooled, of the first."""
+    return next(shape.dim for form, shape in SHAPES.items() if plan.ladder.form in ("auto", form))
+
+
 def _ladder_problems(plan: Plan) -> Iterator[str]:
     ladder, whole = plan.ladder, plan.model.seq_len * plan.batch_stages
     num_rungs = sum(len(plan.ladder_depths(width)) for width in ladder.widths) * len(ladder.num_steps)
-    if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
+    size = num_law_parameters(plan)
+    min_rungs = max(MIN_RUNGS, size if ladder.num_seeds > 1 else size + 1)
+    if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < min_rungs:
         yield (
-            f"ladder: {len(ladder.widths)} widths, {len(ladder.num_steps)} durations, {num_rungs} rungs: "
-            f"a law has five parameters, so there must be at least 2 of each and {MIN_RUNGS} rungs"
+            f"ladder: {len(ladder.widths)} widths, {len(ladder.num_steps)} durations, {num_rungs} rungs: the law "
+            f"(ladder.form = {ladder.form!r}) has {size} parameters, so there must be at least 2 of each and "
+            f"{min_rungs} rungs; add to ladder.widths or ladder.num_steps"
         )
     if ladder.depths and ladder.width_per_layer:
         yield f"ladder.width_per_layer = {ladder.width_per_layer:g}: ladder.depths is given too: give one of them"

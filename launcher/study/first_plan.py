@@ -18,6 +18,7 @@ from launcher.estimates.utilization import paid_share
 from launcher.plan.file import PlanError, override
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
+from launcher.plan.problems import num_law_parameters
 from launcher.plan.study import Study
 from launcher.plan.vocabulary import MIN_WIDTH_MULTIPLE, budget_flops, learning_rate_range
 from launcher.study.gates import data_warning
@@ -29,6 +30,7 @@ from proxies.core.hyperparameters import BESIDE, LEARNING_RATE, has_it, hyperpar
 from proxies.core.optimizers import DEFAULT, OptimizerName
 from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
+from scaling_fits.forecast.conclusive import FARTHEST_REACH
 
 # Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise.
 #
@@ -94,10 +96,43 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
             f"the proxies cost {share:.2g} times the main run's FLOPs, too much for this run alone; "
             "use a larger target.budget_flops or a smaller preset"
         )
+    notes += _undecidable(study)
     if width < 2 * plan.proxy.base_width:
         notes.append(
             f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: there is hardly "
             "anything to transfer; use a larger target.budget_flops or a smaller preset"
+        )
+    return notes
+
+
+_MIN_FREEDOM = 2
+"""Runs beyond the law's parameters that a back-test needs below the largest rung (`scaling_fits.forecast.hindcast`)."""
+
+
+def _undecidable(study: Study) -> list[str]:
+    """Return which gates cannot pass whatever the runs find, as far as the plan alone tells."""
+    plan, ladder, notes = study.plan, study.plan.ladder, list[str]()
+    num_rungs = sum(len(plan.ladder_depths(width)) for width in ladder.widths) * len(ladder.num_steps)
+    needed = num_law_parameters(plan) + _MIN_FREEDOM
+    if (num_rungs - 1) * ladder.num_seeds < needed:
+        notes.append(
+            f"gate fit: {num_rungs} rungs are too few to hold out the largest one, so the gate will say 'cannot tell'; "
+            f"at least {needed + 1} rungs are needed (ladder.widths, ladder.num_steps)"
+        )
+    shape = study.shape(max(ladder.widths))
+    shape = shape.at_depth(max(plan.ladder_depths(shape.width)))
+    tokens = plan.num_tokens(max(ladder.num_steps), ladder.batch_tokens or plan.proxy.batch_tokens)
+    reach = plan.target.budget_flops / (6.0 * study.num_params(shape) * tokens)
+    if reach > FARTHEST_REACH:
+        notes.append(
+            f"gate fit: target.budget_flops is {reach:.3g} times the largest rung's FLOPs, and no forecast is trusted "
+            f"beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot tell'; add larger rungs (ladder.widths, "
+            "ladder.num_steps)"
+        )
+    if not ladder.check_offsets_octaves:
+        notes.append(
+            "gate ladder_tuned: ladder.check_offsets_octaves is empty, so no rung is checked at other rates and the "
+            "gate will say 'cannot tell'"
         )
     return notes
 

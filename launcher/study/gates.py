@@ -71,7 +71,7 @@ def gates(
     return (
         coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
         transfer_gate(verdicts),
-        _fit_gate(fit, choice, lost_rungs),
+        _fit_gate(study, fit, choice, lost_rungs),
         _data_gate(study, choice.num_tokens),
         tuned_gate(checks),
     )
@@ -136,16 +136,19 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
     return Gate(name="transfer", outcome=worst(found), reason="; ".join(notes))
 
 
-def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:
+def _fit_gate(study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:
     """The fit's: every rung trained, the largest, held out, were predicted, and the target is within reach."""
     if lost_rungs:
         diverged = any(rung.status == "diverged" for rung in lost_rungs)
         message = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
         return Gate(name="fit", outcome="failed" if diverged else "cannot_tell", reason=message)
+    narrower = narrower_than_proxies(study, choice.shape.width)
     if fit.status != "converged" or fit.backtest is None:
-        return Gate(name="fit", outcome="cannot_tell", reason="; ".join(fit_doubts(fit)))
+        reasons = filter(None, [*fit_doubts(fit), narrower])
+        return Gate(name="fit", outcome="cannot_tell", reason="; ".join(reasons))
     notes, wrong = backtested(fit.backtest, fit.level)
     prediction, doubts = choice.prediction, list(choice.allocation.warnings)
+    doubts += [narrower] if narrower else []
     excess = prediction.loss_nats / choice.allocation.loss_nats - 1
     if excess > SHAPE_EXCESS:
         doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower "
@@ -171,6 +174,18 @@ def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
     fits = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["name"] == "fit"]
     closed = [gate for gate in fits if gate["outcome"] != "passed"]
     return inconclusive(tuple(f"the fit gate {g['outcome'].replace('_', ' ')}: {g['reason']}" for g in closed))
+
+
+def narrower_than_proxies(study: Study, width: int) -> str:
+    """Return what is wrong with a main run that is narrower than every proxy; empty for a wider one."""
+    plan = study.plan
+    narrowest = min(plan.proxy.base_width, *plan.transfer.widths, *plan.ladder.widths)
+    if width >= narrowest:
+        return ""
+    return (
+        f"the main run's width {width} is below {narrowest}, the narrowest proxy's: nothing is learned for so small a "
+        "model; raise target.budget_flops, or add rungs if the fit chose this width"
+    )
 
 
 def tuned_gate(checks: LadderChecks | None) -> Gate:

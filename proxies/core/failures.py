@@ -199,12 +199,22 @@ def _cause_of_death(log: str, exit_code: int, num_oom_kills: int) -> tuple[Cause
         return "out_of_memory", "the kernel killed a process for memory"
     raised = list(_RAISED.finditer(log))
     own = [found for found in raised if not _AFTERMATH.search(found[0])]
-    signals = [int(found[1]) for found in _EXITED.finditer(log)] or ([-exit_code] if exit_code < 0 else [])
+    signals = [int(found[1]) for found in _EXITED.finditer(log)]
+    if not signals and (number := signal_of(exit_code)):
+        signals = [number]
     if signals and not own:
         outside = {signal.SIGKILL, signal.SIGTERM}.issuperset(signals)
         return "killed" if outside else "crashed", f"by signal {max(set(signals) - {9, 15}, default=signals[0])}"
     said = (own or raised)[:1]
     return "error", f"{said[0][1]}: {said[0][2]}" if said else f"exit code {exit_code}"
+
+
+def signal_of(exit_code: int) -> int:
+    """Return the number of the signal that ended a process, also as a shell reports it (137: SIGKILL); 0 for none."""
+    if exit_code < 0:
+        return -exit_code
+    told_by_shells = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
+    return next((int(number) for number in told_by_shells if exit_code == 128 + number), 0)
 
 
 def end_of(path: Path, since_bytes: int) -> str:

@@ -13,12 +13,14 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxies.core import canon, flops
+from proxies.core.failures import Cause, signal_of
 from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
 from proxies.core.programs import Command
 from proxies.core.shape import Shape
@@ -68,7 +70,13 @@ def judge(
     logged = metrics.logged()
     if diverged := trouble(spec, logged, ended=ended):
         return _outcome(spec, logged, seconds, reason=diverged[1], until=diverged[0])
-    if problem := said or _incomplete(spec, logged):
+    problem = said or _incomplete(spec, logged)
+    if problem and logged.nulls:  # strict JSON writers log null for NaN
+        step, key = min((step, key) for key, step in logged.nulls.items())
+        return _outcome(
+            spec, logged, seconds, reason=f"{key} is null at step {step}, and no number after it", until=step
+        )
+    if problem:
         raise MetricsError(f"{problem}; {metrics.hint()}")
     return _outcome(spec, logged, seconds, reason="", until=spec.schedule.num_steps)
 
@@ -132,7 +140,7 @@ _GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 class CommandError(ValueError):
     """A command that could not begin, or gave nothing to judge. The message says why, and where to look."""
 
-    cause = "user_code"
+    cause: Cause = "user_code"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +256,7 @@ class _Running:
             self._metrics.end(self.spec.schedule.num_steps)
             return judge(self.spec, self._metrics, said=self._said(), seconds=self._seconds)
         except (MetricsError, OSError) as error:
-            raise CommandError(f"{self._where()}: {error}{log_end(self._log)}") from error
+            raise self._failure(str(error)) from error
 
     def _said(self) -> str:
         """How the command ended, where it did not end well."""
@@ -257,7 +265,18 @@ class _Running:
             return ended
         if not ended:
             return ""
-        return f"it was killed by signal {-ended}" if ended < 0 else f"it ended with exit code {ended}"
+        number = signal_of(ended)
+        if number == signal.SIGKILL:
+            return f"it was killed by SIGKILL ({_exit_words(ended)}), probably for memory"
+        return f"it was killed by signal {number}" if ended < 0 else f"it ended with {_exit_words(ended)}"
+
+    def _failure(self, problem: str) -> CommandError:
+        """Return the error of a run that gave nothing to judge; its cause is memory if SIGKILL ended the command."""
+        failure = CommandError(f"{self._where()}: {problem}{log_end(self._log)}")
+        ended = self.kept.ended
+        if isinstance(ended, int) and signal_of(ended) == signal.SIGKILL:
+            failure.cause = "out_of_memory"
+        return failure
 
     def _still_running(self) -> tuple[RunResult, Curve] | None:
         """Nothing yet; but NaN ends a run, and so does its time."""
@@ -280,6 +299,10 @@ class _Running:
 
     def _where(self) -> str:
         return f"run {self.spec.id[:12]}, {self.run_dir.name} in {self.run_dir.parent}"
+
+
+def _exit_words(ended: int) -> str:
+    return f"exit code {ended}" if ended > 0 else f"signal {-ended}"
 
 
 def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dict[str, canon.Json]:

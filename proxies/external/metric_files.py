@@ -192,6 +192,11 @@ class LoggedMetrics:
     grad_norm: dict[int, float] = field(default_factory=dict)
     bad: tuple[int, str] | None = None
     """The first loss that is NaN or infinite: its step, and a sentence."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    """Step of the first null of each loss that was logged as null, without any loss beside it, after its last number.
+
+    Alone it says nothing: many loggers write null for a column without a value.
+    """
 
     @property
     def last_step(self) -> int | None:
@@ -254,6 +259,12 @@ class MetricFiles:
             whole.validation_loss |= later.validation_loss
             whole.grad_norm |= later.grad_norm
             whole.bad = whole.bad or later.bad
+            # A number in a later file is a later number.
+            losses = {
+                self._command.train_loss_key: later.train_loss,
+                self._command.validation_loss_key: later.validation_loss,
+            }
+            whole.nulls = {key: step for key, step in whole.nulls.items() if not losses[key]} | later.nulls
         return whole
 
     def hint(self) -> str:
@@ -273,6 +284,15 @@ class MetricFiles:
             return [self.path]
         return sorted(path for path in self.path.rglob(_PATTERNS[self._command.metrics_format]) if path.is_file())
 
+    def _take_nulls(self, row: dict[str, object], logged: LoggedMetrics, step: int) -> None:
+        keys = [key for key in (self._command.train_loss_key, self._command.validation_loss_key) if key in row]
+        if all(row[key] is None for key in keys):
+            for key in keys:
+                logged.nulls.setdefault(key, step)
+        for key in keys:
+            if row[key] is not None:
+                logged.nulls.pop(key, None)
+
     def _take(self, path: Path, row: dict[str, object], logged: LoggedMetrics, max_step: int) -> None:
         """One row; a loss without a step is of the last step seen."""
         command = self._command
@@ -284,6 +304,7 @@ class MetricFiles:
         if path not in self._steps:
             raise MetricsError(f"{', '.join(row)} without a step: {command.step_key!r} is not in it")
         step = self._steps[path]
+        self._take_nulls(row, logged, step)
         for key, series in losses.items():
             value = _number(row.get(key), key, step)
             if value is None:

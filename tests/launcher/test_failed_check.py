@@ -23,7 +23,7 @@ def test_run_stops_after_a_failed_check_until_it_is_accepted(tmp_path, monkeypat
 
     assert ask("freeze", study, "--accept", "fit", "--reason", "why not")[0] == 2, "nothing is known of it yet"
     code, body = ask("freeze", study, "--accept", "coordinates", "--reason", "we know this layer")
-    assert (code, body["error"]) == (4, "StageMissingError")
+    assert (code, body["error"]) == (2, "StageMissingError")
     assert ask("status", study)[1]["accepted"] == {"coordinates": "we know this layer"}
     code, body = ask("run", plan, "--study", study, "--set", "cluster.max_runs=1")
     assert body["error"] == "BudgetSpent" and Ledger.read(study).num_runs == 1, "it goes on"

@@ -100,6 +100,15 @@ def test_the_fit_gate(study, found, fit, outcome, reason):
     assert gate.reason.startswith(reason)
 
 
+@pytest.mark.parametrize("fit", [fit_of(), fit_of(status="degenerate")])
+def test_a_main_run_narrower_than_every_proxy_is_doubted(study, found, fit):
+    choice = sure(found)
+    narrow = dataclasses.replace(choice, shape=dataclasses.replace(choice.shape, width=4, num_heads=1, num_kv_heads=1))
+    gate = gates.gates(study, {}, found.verdicts, fit, narrow)[2]
+    assert gate.outcome == "cannot_tell" and "width 4 is below 8" in gate.reason
+    assert "is below" not in gates.gates(study, {}, found.verdicts, fit, choice)[2].reason
+
+
 def sure(found, warnings=(), **prediction):
     """The choice, as a good ladder would have made it, with the prediction changed."""
     best = found.choice.allocation.loss_nats

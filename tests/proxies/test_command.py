@@ -10,6 +10,7 @@ import pytest
 from command_cases import GOOD, NUM_STEPS, PYTHON, Place, command, command_spec, gone, number_in
 
 from proxies.core import canon, flops
+from proxies.core.failures import CAUSES, classify
 from proxies.core.programs import PLACEHOLDERS
 from proxies.core.spec import RunSpec
 from proxies.external.command import CommandError, find_program, placeholder_values
@@ -61,6 +62,9 @@ LATE = {
                       2.97),
     "validation without a step or an end of line, noise": (
         "LOG.write('Überraschung\\n[1]\\n\\n')\ntrain()\nLOG.write(json.dumps(dict(val_loss=2.5)))", 2.97),
+    "null where there is nothing to log": (
+        ("log(step=2, train_loss=None, val_loss=None)\ntrain()\nlog(step=N, val_loss=2.5)\n"
+         "log(step=N, train_loss=None, val_loss=None, seconds=9)"), 2.97),
     "half a line": (GOOD + "LOG.write('{\"step\": 7, \"val_')", 2.97),
 }  # fmt: skip
 
@@ -79,6 +83,17 @@ DIVERGED = {
     "a bare nan": ('train(last=3)\nLOG.write(\'{"step": 4, "train_loss": nan}\\n\')', "train_loss is NaN at step 4", 3),
     "inf": ("log(step=1, train_loss='inf')\nsys.exit(3)", "train_loss is inf at step 1", 0),
     "validation": ("train()\nlog(step=N, val_loss=float('nan'))", "val_loss is NaN at step 6", 6),
+    "null to the end": (
+        "train(last=3)\nfor s in (4, 5, 6): log(step=s, train_loss=None)\nlog(step=N, val_loss=None)",
+        "train_loss is null at step 4",
+        3,
+    ),
+    "validation null": ("train()\nlog(step=N, val_loss=None)", "val_loss is null at step 6", 6),
+    "null, then an error": (
+        "train(last=3)\nlog(step=4, train_loss=None, val_loss=None)\nsys.exit(1)",
+        "train_loss is null at step 4",
+        3,
+    ),
     "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)", "loss 6.6 at step", 4),
     "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "loss 6.6 at step", 6),
 }
@@ -111,6 +126,15 @@ FAILED = {
     "odd lines": ("LOG.write('step 1: loss 3\\n' * 3)", "3 lines are not JSON objects"),
     "timeout": ("time.sleep(60)", "timeout_seconds = 3"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["print('Killed'); sys.exit(137)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_command_that_sigkill_ended_is_not_said_to_have_failed(place, end):
+    with pytest.raises(
+        CommandError, match=r"killed by SIGKILL \((exit code 137|signal 9)\), probably for memory"
+    ) as caught:
+        place.outcome(f"train(last=3)\n{end}")
+    assert CAUSES[classify(caught.value)].words == "out of memory"
 
 
 @pytest.mark.parametrize("name", FAILED)
