@@ -51,11 +51,13 @@ class Case:
     log2_rate: int
     seed: int = 0
     num_steps: int = NUM_STEPS
+    parametrization: str = "mup"
 
     @property
     def key(self) -> str:
         """Name of the run in the result file."""
-        return f"{self.vocab_size}-{self.width}-{self.log2_rate}-{self.seed}-{self.num_steps}"
+        name = f"{self.vocab_size}-{self.width}-{self.log2_rate}-{self.seed}-{self.num_steps}"
+        return name if self.parametrization == "mup" else f"{name}-{self.parametrization}"
 
     def spec(self, data_id: str) -> RunSpec:
         """Return the run as forerun's workers train it."""
@@ -64,7 +66,7 @@ class Case:
             vocab_size=self.vocab_size, seq_len=SEQ_LEN,
         )  # fmt: skip
         return RunSpec(
-            shape=base.at_width(self.width), base_shape=base, parametrization=named("mup"),
+            shape=base.at_width(self.width), base_shape=base, parametrization=named(self.parametrization),
             hparams=Hparams(learning_rate=2.0**self.log2_rate, clip_norm=1.0),
             schedule=Schedule(
                 kind="cosine", num_steps=self.num_steps, warmup_steps=self.num_steps // 10
@@ -89,9 +91,22 @@ def cases() -> Iterator[Case]:
     for vocab in VOCABULARIES:
         for rate in range(-8, -3):
             yield Case(vocab_size=vocab, width=64, log2_rate=rate)
-    for vocab in (256, 1000, 4096):
+    for vocab in (256, 1000):
         for num_steps in (600, 1600):
             yield Case(vocab_size=vocab, width=64, log2_rate=-6, num_steps=num_steps)
+    yield from transfer_cases()
+
+
+def transfer_cases() -> Iterator[Case]:
+    """Yield the runs of the transfer tables: 4,096 entries over width, and the standard form."""
+    for seed in (0, 1):
+        for width in (32, 64, 128):
+            for rate in (-5, -4, -6, -3, -7):
+                yield Case(vocab_size=4096, width=width, log2_rate=rate, seed=seed)
+        for rate in (-6, -5, -7, -4, -8):
+            yield Case(vocab_size=4096, width=64, log2_rate=rate, seed=seed, parametrization="sp")
+    for rate in (-7, -6, -8, -5, -9):
+        yield Case(vocab_size=4096, width=128, log2_rate=rate, parametrization="sp")
 
 
 def corpus_of(work: Path, vocab_size: int) -> Path:
@@ -162,7 +177,8 @@ def train(case: Case, store: Any, work: Path) -> dict[str, Any]:
     every = max(1, case.num_steps // 20)
     return {
         "vocab_size": case.vocab_size, "width": case.width, "log2_rate": case.log2_rate,
-        "seed": case.seed, "num_steps": case.num_steps, "loss_nats": result.loss_nats,
+        "seed": case.seed, "num_steps": case.num_steps, "parametrization": case.parametrization,
+        "loss_nats": result.loss_nats,
         "window_sd_nats": float(window_B.std(ddof=1)) if len(window_B) > 1 else None,
         "num_windows": len(window_B), "cpu_seconds": seconds,
         "step_flops": float(spec.flops / case.num_steps),
@@ -236,7 +252,11 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     """Return one row for each vocabulary."""
     rows = []
     for vocab_size in VOCABULARIES:
-        runs = [run for run in content["runs"].values() if run["vocab_size"] == vocab_size]
+        runs = [
+            run
+            for run in content["runs"].values()
+            if run["vocab_size"] == vocab_size and run.get("parametrization", "mup") == "mup"
+        ]
         if not runs:
             continue
         base = [run for run in runs if run["width"] == 32 and run["num_steps"] == NUM_STEPS]
@@ -275,6 +295,17 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def write_tables(content: dict[str, Any], stem: Path) -> None:
+    """Write the runs of 4,096 entries over width as tables for `forerun transfer --runs`."""
+    keys = {case.key: case for case in cases() if (case.vocab_size, case.num_steps) == (4096, NUM_STEPS)}
+    for name in ("mup", "sp"):
+        wanted = [key for key, case in keys.items() if case.parametrization == name or case.width == BASE_WIDTH]
+        rows = [content["runs"][key] for key in wanted if key in content["runs"]]
+        rows.sort(key=lambda run: (run["width"], run["log2_rate"], run["seed"]))
+        lines = [f"{run['width']},{2.0 ** run['log2_rate']},{run['seed']},{run['loss_nats']}" for run in rows]
+        Path(f"{stem}-{name}.csv").write_text("\n".join(["width,lr,seed,loss", *lines]) + "\n")
+
+
 def main() -> None:
     """Run what the result file lacks and write its summary."""
     if sys.argv[1:2] == ["--peak"]:
@@ -310,6 +341,7 @@ def main() -> None:
             save()
             print(case.key, row["loss_nats"], f"{row['cpu_seconds']:.1f} s", flush=True)
     save()
+    write_tables(content, asked.json.with_name("vocabulary_4096"))
     print(json.dumps(content["summary"], indent=1))
 
 

@@ -68,10 +68,10 @@ def init(
         from launcher.study.script_options import plan_for
 
         new, notes = plan_for(script, new)
-    out.parent.mkdir(parents=True, exist_ok=True)
     set_values(new, overrides)
 
     def write() -> Plan:
+        out.parent.mkdir(parents=True, exist_ok=True)
         canon.write_atomic(out, commented_plan(new.values, new.head).encode())
         return load_plan(out, overrides)  # which refuses a key that is none
 
@@ -79,9 +79,8 @@ def init(
     try:
         plan = write()
         manifest = manifest_of(plan, out.parent)
-        if manifest is not None:
-            lines += fit_vocabulary(new, sketched(plan, manifest), request, overrides)
-            plan = write()
+        lines += fit_vocabulary(new, sketched(plan, manifest), request, overrides)
+        plan = write()
         if warm_start is not None:
             new, sentence = with_warm_start(new, warm_start, plan.space)
             lines.append(sentence)
@@ -90,8 +89,7 @@ def init(
             new.values["target"]["budget_flops"], sentence = priced(sketched(plan, manifest), request)
             lines.append(sentence)
             plan = write()
-        study = sketched(plan, manifest)
-        found = summary(study)
+        found = summary(study := sketched(plan, manifest))
     except ValueError:
         out.unlink(missing_ok=True)  # a plan that does not load is of no use to anyone
         raise

@@ -1,0 +1,58 @@
+"""The whole chain on a vocabulary that `tokenize --train-bpe` made: all else in this room is bytes."""
+
+import json
+import random
+
+from tiny_study import ask, plan_with
+
+from launcher.study.gates import open_gates
+
+VOCAB_SIZE = 1024
+PART = """
+[transfer]
+durations = []
+hyperparameters = {}
+max_extensions = 0
+control_widths = []
+[ladder]
+num_steps = [6, 12, 24]
+check_offsets_octaves = []
+[target]
+budget_flops = 2e11
+"""
+ACCEPTED = {"coordinates", "transfer", "fit", "data", "ladder_tuned"}
+"""Gates that so small a study may leave open. `coordinates` belongs here only as long as the coordinate
+check calls a right muP "vanishes" on learned vocabularies: remove it with that."""
+
+
+def write_source(folder):
+    """Forty texts of five hundred made-up words, some of them frequent."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshr", k=rng.randint(2, 9))) for _ in range(500)]
+    folder.mkdir()
+    for number in range(40):
+        text = " ".join(rng.choices(words, weights=[1 / (rank + 5) for rank in range(500)], k=300))
+        (folder / f"{number:02}.txt").write_text(text)
+    return folder
+
+
+def test_the_chain_runs_on_a_learned_vocabulary(tmp_path):
+    given = ("--train-bpe", VOCAB_SIZE, "--out", tmp_path / "corpus", "--validation-fraction", 0.3)
+    code, corpus = ask("tokenize", write_source(tmp_path / "source"), *given)
+    assert (code, corpus["vocab_size"]) == (0, VOCAB_SIZE), corpus
+    plan, study = plan_with(tmp_path, PART), tmp_path / "study"
+    for verb in ("check", "sweep", "transfer", "ladder"):
+        code, body = ask(verb, plan, "--study", study)
+        assert code in (0, 3, 4), (verb, body)  # judged, whatever the judgment
+    code, _ = ask("report", study)
+    assert code == 0
+    report = json.loads((study / "report.json").read_text())
+    accepted = [gate["name"] for gate in open_gates(report)]
+    assert set(accepted) <= ACCEPTED
+    reason = ("--reason", "tiny widths") if accepted else ()
+    code, body = ask("freeze", study, *(part for name in accepted for part in ("--accept", name)), *reason)
+    assert code == 0, body
+    [frozen] = (study / "frozen").glob("*/launch.json")
+    decision = json.loads(frozen.read_text())["decision"]
+    assert decision["shape"]["vocab_size"] == VOCAB_SIZE
+    assert decision["data"]["tokenizer"] == corpus["tokenizer"]
