@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Allocation", "Explanation", "Fit", "Prediction", "Predictions", "RequestError", "Verdict", "allocate", "explain", "fit",
-    "load", "plots", "predict", "transfer",
+    "Allocation", "Explanation", "Fit", "Prediction", "Predictions", "RequestError", "Verdict", "allocate",
+    "explain", "fit", "load", "plots", "predict", "transfer",
 ]  # fmt: skip
 
 
