@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         Fit,
         Prediction,
         Predictions,
-        RequestError,
         Verdict,
         allocate,
         explain,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         predict,
         transfer,
     )
+    from forerun.errors import RequestError
     from launcher.figures import plots
 
     __version__: str
