@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         Fit,
         Prediction,
         Predictions,
-        RequestError,
         Verdict,
         allocate,
         explain,
@@ -32,13 +31,14 @@ if TYPE_CHECKING:
         predict,
         transfer,
     )
+    from forerun.errors import RequestError
     from launcher.figures import plots
 
     __version__: str
 
 __all__ = [
-    "Allocation", "Explanation", "Fit", "Prediction", "Predictions", "RequestError", "Verdict", "allocate", "explain", "fit",
-    "load", "plots", "predict", "transfer",
+    "Allocation", "Explanation", "Fit", "Prediction", "Predictions", "RequestError", "Verdict", "allocate",
+    "explain", "fit", "load", "plots", "predict", "transfer",
 ]  # fmt: skip
 
 

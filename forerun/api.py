@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-import click
-
+from forerun.errors import RequestError, as_value_error
 from launcher.answers.allocation_request import checked
 from launcher.answers.law_fits import fit_of, law_in, read_fit
 from launcher.answers.texts import verdict_text
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     from sweeps.store.view import StudyView
     from transfer.question import Axis, Hyperparameter
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _Interval = tuple[float, float]
 
 
@@ -51,10 +46,6 @@ Sizes = float | Iterable[float]
 """A number; or numbers in a list, a NumPy array or a pandas.Series."""
 Table = PathText | Frame | Mapping[str, Iterable[object]] | Iterable[Mapping[str, object]]
 """A .csv, .jsonl or .parquet file, a frame, columns by name, or rows. Messages count rows in memory from 0."""
-
-
-class RequestError(ValueError):
-    """A call that the command line refuses as wrong usage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -267,42 +258,6 @@ class Explanation(Answer):
         return {str(one["field"]): one["value"] for one in self.body["fields"]}
 
 
-_COLUMN = re.compile(r"--column ([^\s=]+)=([^\s;,)]+)")
-_OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
-_ARGUMENTS = {"runs": "table", "json": "`problems`", "column": "columns", "beyond": "beyond=True"}
-"""Arguments that are not called as their options are."""
-
-
-def _speak_python(message: str) -> str:
-    """Return a message of the command line with arguments for its options; whole commands in backticks stay."""
-    parts = message.replace("Missing option", "Missing argument").split("`")
-    for place, part in enumerate(parts):
-        if place % 2 and part.startswith("forerun "):
-            continue
-        columns = _COLUMN.sub(r"columns={'\1': '\2'}", part)
-        parts[place] = _OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1].replace("-", "_")), columns)
-    return "`".join(parts)
-
-
-def _as_value_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Raise what a command refuses as a `ValueError` that names arguments."""
-
-    @functools.wraps(function)
-    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return function(*args, **kwargs)
-        except click.UsageError as error:
-            raise RequestError(_speak_python(error.message)) from error
-        except ValueError as error:
-            if len(error.args) == 1 and isinstance(error.args[0], str):
-                error.args = (_speak_python(error.args[0]),)
-            if isinstance(problems := getattr(error, "problems", None), list | tuple):
-                error.problems = type(problems)(map(_speak_python, map(str, problems)))  # type: ignore[attr-defined]
-            raise
-
-    return called
-
-
 def _source(table: Table) -> Source:
     return Path(table) if isinstance(table, str | os.PathLike) else cells_of(table)
 
@@ -315,7 +270,7 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-@_as_value_error
+@as_value_error
 def fit(
     table: Table, *, form: str = "auto", bootstrap: int = 400, level: float = 0.9, seed: int = 0,
     params_column: str = "", columns: Mapping[str, str] | None = None,
@@ -356,7 +311,7 @@ def predict(
 ) -> Prediction | Predictions: ...
 
 
-@_as_value_error
+@as_value_error
 def predict(
     fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
 ) -> Prediction | Predictions:
@@ -416,7 +371,7 @@ def _read_size(name: str, size: Any) -> float:
         raise RequestError(f"{name}: an integer too large for a float") from error
 
 
-@_as_value_error
+@as_value_error
 def allocate(
     fit: Fit | PathText, *, flops: float | None = None, gpu_hours: float | None = None, usd: float | None = None,
     gpu: str | None = None, mfu: float | None = None, price_usd: float | None = None, gpus: int | None = None,
@@ -468,7 +423,7 @@ def allocate(
     return Allocation(body=body, text=allocate_verb.allocation_text(body))
 
 
-@_as_value_error
+@as_value_error
 def transfer(
     table: Table, *, target_size: int | None = None, target_width: int | None = None, base_size: int | None = None,
     axis: Axis | None = None, hyperparameter: Hyperparameter | None = None,

@@ -10,13 +10,14 @@ import click
 
 from proxies.core.canon import CanonError, Json
 from proxies.core.checks import SpecError
-from proxies.core.tables.table_files import Source
+from proxies.core.tables.table_files import Source, TableError
 
 if TYPE_CHECKING:
     from launcher.plan.study import Study
     from proxies.core.spec import RunSpec
     from scaling_fits.allocation.shapes import Template
     from scaling_fits.compute.optima import FlopsSource
+    from scaling_fits.forecast.hindcast import OnStep
     from scaling_fits.forecast.uncertainty import FittedRuns
     from scaling_fits.laws.table import RunTable
     from sweeps.store.ledger import Ledger
@@ -25,6 +26,9 @@ HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 SHAPE_COLUMNS = ("width", "depth")
 """Columns of a table's shapes."""
 
+MAX_RUNS, MAX_RUNS_OF_OPTIMA = 100_000, 10_000
+"""Largest tables: a law is refitted to all runs hundreds of times, and 100,000 take about ten minutes. Published
+studies have up to some thousand runs."""
 MAX_DROPPED_SHOWN = 10
 """Dropped rows of a table that people are shown; `--json` has all of them."""
 
@@ -39,6 +43,7 @@ def fit_of(
     *,
     columns: Mapping[str, str] | None = None,
     flops_from: FlopsSource | None = None,
+    on_step: OnStep | None = None,
 ) -> tuple[Body, Body]:
     """Return the file and the JSON of a fit.
 
@@ -49,6 +54,7 @@ def fit_of(
         options: `bootstrap`, `level` and `seed`.
         columns: The table's own names of columns by ours, where a user chose.
         flops_from: FLOPs of an isoFLOP fit; None: the best that the table has.
+        on_step: Called with the name of each step, and the share of all work before it.
 
     Raises:
         click.UsageError: `flops_from` with another form.
@@ -57,6 +63,7 @@ def fit_of(
     from launcher.study.history import ConcludedRun, concluded, scaled
     from scaling_fits.compute import hyperparameter_laws, isoflop, optima
     from scaling_fits.fit_file import to_file
+    from scaling_fits.forecast.hindcast import skip_step
     from scaling_fits.forecast.uncertainty import fit_runs
     from scaling_fits.laws.law import CannotTellError
     from scaling_fits.laws.table import read_runs
@@ -72,6 +79,7 @@ def fit_of(
     else:
         extra = HYPERPARAMETER_FORMS if form in HYPERPARAMETER_FORMS else SHAPE_COLUMNS
         table = read_runs(runs, params_column, extra, columns)
+        _check_num_runs(table, form)
     if flops_from is not None and form != "isoflop":
         raise click.UsageError("--flops-from: only with --form isoflop")
     if form == "isoflop":
@@ -80,11 +88,26 @@ def fit_of(
     if form in HYPERPARAMETER_FORMS:
         by_size = hyperparameter_laws.fit_runs_law(table, form, **options)  # type: ignore[arg-type]
         return to_file(by_size), hyperparameter_laws.fit_body(by_size)
-    found = scaled(fit_runs(table, form=form, **options), main_runs)
+    found = scaled(fit_runs(table, form=form, **options, on_step=on_step or skip_step), main_runs)
     try:
         return to_file(found, template), {**fit_summary(found), **_by_shape(table, found)}
     except CanonError as error:
         raise CannotTellError((f"no law fits these runs: its predictions overflow ({error})",)) from error
+
+
+def _check_num_runs(table: RunTable, form: str) -> None:
+    """Refuse a table whose fit would take hours.
+
+    Raises:
+        TableError: It has more runs than the form's limit.
+    """
+    most = MAX_RUNS_OF_OPTIMA if form in ("isoflop", *HYPERPARAMETER_FORMS) else MAX_RUNS
+    if table.num_runs > most:
+        problem = (
+            f"{table.num_runs:,} runs: a fit of form {form} takes at most {most:,}; leave out points along curves, or "
+            "average the seeds of each run"
+        )
+        raise TableError([problem])
 
 
 def dropped_lines(body: Mapping[str, Any]) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 import time
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Self
 
 from launcher.base.terminal import count_columns, has_color, lay_out, shown, terminal_columns, wrap
 
@@ -118,3 +119,46 @@ class Meter:
         left = f", {duration(self.left_seconds)} left" if self.left_seconds else ""
         line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
         self._line.show(line, last=share == 1 and not under_way)
+
+
+class Heartbeat:
+    """A progress line that a thread draws for work in long steps, once the work has taken some seconds."""
+
+    FIRST_AFTER_SECONDS = 4.0
+    EVERY_SECONDS = 1.0
+
+    def __init__(self, label: str) -> None:
+        """Name the work.
+
+        Args:
+            label: Name of the work, at the start of the line.
+        """
+        self._label, self._step, self._share = label, "", 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def step(self, name: str, share: float) -> None:
+        """Begin a step.
+
+        Args:
+            name: Name of the step.
+            share: Share of all work that is done before it.
+        """
+        self._step, self._share = name, share
+
+    def _show(self) -> None:
+        started, line, is_first = time.monotonic(), LiveLine(), True
+        wait = self.FIRST_AFTER_SECONDS
+        while not self._stop.wait(wait):
+            elapsed = duration(time.monotonic() - started)
+            line.show(f"{self._label}: {self._share:.0%} in {elapsed}  {self._step}", self._share, last=is_first)
+            wait, is_first = self.EVERY_SECONDS, False
+        line.clear()

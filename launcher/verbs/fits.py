@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.answers.law_fits import HYPERPARAMETER_FORMS, dropped_lines, fit_of
+from launcher.base.talk import Heartbeat
 from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
 from proxies.core.canon import Json
@@ -58,7 +59,11 @@ def fit(
     """
     if out is not None:
         _check_out(out, runs)
-    file, body = fit_of(runs, form, params_column, options, columns=columns, flops_from=flops_from)
+    with Heartbeat(f"fit {runs}") as heartbeat:
+        heartbeat.step("reading", 0.0)
+        file, body = fit_of(
+            runs, form, params_column, options, columns=columns, flops_from=flops_from, on_step=heartbeat.step
+        )
     if out is not None:
         from scaling_fits import fit_file
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.answers.transfer_verdict import judge_table, table_options
+from launcher.base.talk import Heartbeat
 from launcher.cli.names import study_option
 from launcher.cli.options import answer, full_option, json_option, set_option, typed_options, verbose_option
 from launcher.cli.runner import exit_by, with_runner
@@ -35,8 +36,9 @@ def transfer(
 ) -> None:  # fmt: skip
     """Measure learning-rate curves of PLAN over every axis, and judge transfer; or, with --runs, judge a table.
 
-    A table (.csv, .jsonl, .parquet) has the columns width, lr, loss and optionally seed, or width and lr_optimum; other
-    axes and hyperparameters by their names. Exit 3 if the optimum drifts, 4 if it cannot tell.
+    A table (.csv, .tsv, .jsonl, .parquet, or a pipe: - is standard input) has the columns width, lr, loss and
+    optionally seed, or width and lr_optimum; other axes and hyperparameters by their names. Exit 3 if the optimum
+    drifts, 4 if it cannot tell.
     """
     if (plan_path is None) == (runs_path is None):
         raise click.UsageError("name a PLAN, or a table with --runs FILE")
@@ -46,7 +48,9 @@ def transfer(
             raise click.UsageError(f"{', '.join(given)}: only with a PLAN: no runs can be added to a table")
         from launcher.answers.texts import verdict_text
 
-        body = judge_table(runs_path, **table)  # type: ignore[arg-type]
+        with Heartbeat(f"transfer --runs {runs_path}") as heartbeat:
+            heartbeat.step("reading and judging", 0.0)
+            body = judge_table(runs_path, **table)  # type: ignore[arg-type]
         answer(as_json, body, verdict_text(body))
         exit_by(_OUTCOMES.get(str(body["outcome"]), "cannot_tell"))
         return

@@ -44,7 +44,12 @@ def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
     Raises:
         OSError: The file cannot be opened or is not a plain file.
     """
-    file = open(path, mode, opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
+    try:
+        file = open(path, mode, opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a pipe without a reader: say which
+            require_plain(path)
+        raise
     try:
         _check_kind(os.fstat(file.fileno()).st_mode, path)
     except OSError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,9 @@ from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import RunTable
 from scaling_fits.laws.weights import near_frontier
+
+OnStep = Callable[[str, float], None]
+"""Called with the name of each step of long work, and the share of the work before it."""
 
 _CUTS = (1.25, 3.0, 10.0)  # hold out runs above largest / cut; the first is the top rung
 _LEVELS = 2  # from the largest budget down, and again from the next one
@@ -129,8 +133,19 @@ class _Cut:
         return np.median((self.predicted - np.log(self.held.loss))[:, self.good], axis=1)
 
 
+def skip_step(name: str, share: float) -> None:
+    """Report nothing."""
+
+
 def hindcast(
-    table: RunTable, fits: tuple[LawFit, ...], *, near: bool, num_draws: int, level: float, seed: int
+    table: RunTable,
+    fits: tuple[LawFit, ...],
+    *,
+    near: bool,
+    num_draws: int,
+    level: float,
+    seed: int,
+    on_step: OnStep = skip_step,
 ) -> Hindcast:
     """Hold out the largest budgets in turn, predict them from the rest, and learn from the misses.
 
@@ -139,7 +154,9 @@ def hindcast(
     forms = tuple(fit.form for fit in fits)
     draws = max(num_draws // _DRAWS_SHARE, min(num_draws, _LEAST_DRAWS))
     levels: tuple[list[_Cut], ...] = tuple([] for _ in range(_LEVELS))
-    for level_number, below, keep in _keeps(table):
+    keeps = _keeps(table)
+    for place, (level_number, below, keep) in enumerate(keeps):
+        on_step("holding out budgets", place / len(keeps))
         if cut := _cut(table.rows(below), keep, forms, near, 0 if level_number else draws, seed):
             levels[level_number].append(cut)
     cuts, every = levels[0], [cut for each in levels for cut in each]

@@ -148,3 +148,57 @@ def test_the_pages_snippets_run(frozen_once, tmp_path, monkeypatch, capsys):
     exec("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
     assert "holds" in capsys.readouterr().out
     assert forerun.predict("fit.json", params=1e8, tokens=2e9).interval
+
+
+def test_predict_takes_arrays_of_any_kind():
+    fit = forerun.fit(law_runs(), bootstrap=20)
+    one = [forerun.predict(fit, params=n, tokens=2e9) for n in (1e8, 2e8)]
+    for sizes in ([1e8, 2e8], np.array([1e8, 2e8]), pd.Series([10**8, 2 * 10**8]), (np.float32(1e8), np.int64(2e8))):
+        several = forerun.predict(fit, params=sizes, tokens=2e9)
+        assert several.loss_nats.tolist() == pytest.approx([each.loss_nats for each in one])
+        assert len(several) == 2 and several[1].interval == pytest.approx(one[1].interval)
+        assert several.interval.shape == (2, 2)
+    assert forerun.predict(fit, params=np.float64(1e8), tokens=np.int64(2e9)).loss_nats == one[0].loss_nats
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"params": [1e8]}, "tokens is missing"), ({"params": [1e8, 2e8], "tokens": [1e9]}, "different lengths"),
+        ({"params": [[1e8]], "tokens": 1e9}, "params[0]"), ({"params": 1e8, "tokens": True}, "tokens = True"),
+        ({"params": "1e8", "tokens": 1e9}, "params = '1e8'"),
+    ],
+)  # fmt: skip
+def test_errors_name_arguments(arguments, named):
+    fit = forerun.fit(law_runs(), bootstrap=0)
+    with pytest.raises(ValueError, match=re.escape(named)) as caught:
+        forerun.predict(fit, **arguments)
+    assert "--" not in str(caught.value)
+
+
+def test_errors_of_tables_and_budgets_name_arguments_too():
+    fit = forerun.fit(law_runs(), bootstrap=0)
+    calls = [
+        lambda: forerun.allocate(fit), lambda: forerun.allocate(fit, flops=[1e19, 1e20]),
+        lambda: forerun.allocate(fit, flops=1e30), lambda: forerun.allocate(fit, usd=5),
+        lambda: forerun.fit({"size": [1], "tokens": [1], "loss": [2]}),
+        lambda: forerun.fit(law_runs(), flops_from="budget"),
+        lambda: forerun.transfer({"width": [1, 2], "lr": [1, 2]}),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert "--" not in str(caught.value)
+        assert not any("--" in problem for problem in getattr(caught.value, "problems", ()))
+
+
+def test_columns_of_other_names():
+    renamed = law_runs().rename(columns={"params": "size", "loss": "bpb"})
+    fit = forerun.fit(renamed, bootstrap=0, columns={"params": "size", "loss": "bpb"})
+    assert fit.parameters == forerun.fit(law_runs(), bootstrap=0).parameters
+    assert forerun.transfer(basin_runs().rename(columns={"lr": "eta"}), columns={"lr": "eta"}).outcome == "holds"
+
+
+def test_the_version_and_the_module_that_runs():
+    done = subprocess.run([sys.executable, "-m", "forerun", "--version"], capture_output=True, text=True, check=True)
+    assert forerun.__version__ in done.stdout

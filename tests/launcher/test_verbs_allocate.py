@@ -30,14 +30,38 @@ def fit(tmp_path_factory):
 
 
 def test_the_contract_and_what_is_beyond_it(fit):
-    code, body = ask("allocate", fit, "--flops", "1e21", "--batch-tokens", "1048576")
+    code, body = ask("allocate", fit, "--flops", "1e20", "--batch-tokens", "1048576")
     assert code == 0 and set(body) >= CONTRACT
-    assert 6 * body["params"] * body["tokens"] == pytest.approx(body["flops"]) == pytest.approx(1e21)
+    assert 6 * body["params"] * body["tokens"] == pytest.approx(body["flops"]) == pytest.approx(1e20)
     assert (body["batch_tokens"], body["num_steps"]) == (1048576, round(body["tokens"] / 1048576))
     assert body["flat_range"]["params"][0] < body["params"] < body["flat_range"]["params"][1]
     assert body["flat_range"]["tokens"][0] < body["tokens"] < body["flat_range"]["tokens"][1]
-    bare = ask("allocate", fit, "--flops", "1e21")[1]
+    bare = ask("allocate", fit, "--flops", "1e20")[1]
     assert bare["batch_tokens"] is None and bare["batch_tokens_from"].startswith("null")
+
+
+@pytest.mark.parametrize("flops", [1e19, 1e20, 1e21, 1e22])
+def test_allocate_is_as_conclusive_as_predict(fit, flops):
+    code, body = ask("allocate", fit, "--flops", flops)
+    predicted, foretold = ask("predict", fit, "--params", body["params"], "--tokens", body["tokens"])
+    assert code == predicted == (0 if flops <= 1e20 else 4)
+    assert any("inconclusive" in warning for warning in body["warnings"]) == (code == 4)
+    assert foretold["loss"] == pytest.approx(body["loss"])
+
+
+def test_a_best_run_that_nobody_would_build_has_a_warning(tmp_path):
+    """Points along loss curves, given as runs: laws of a short schedule that ask for less than a token a parameter."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{n},{d},{(1.5 + 60 * n**-0.2 + 2e6 * d**-0.75) * math.exp(rng.normal(0, 0.002))}"
+        for n in (5e7, 1e8, 2e8, 4e8)
+        for d in (7e7, 3e8, 1e9, 3e9)
+    ]
+    (tmp_path / "runs.csv").write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
+    ask("fit", tmp_path / "runs.csv", "--bootstrap", "0", "--form", "chinchilla", "--out", tmp_path / "fit.json")
+    body = ask("allocate", tmp_path / "fit.json", "--flops", "1e23", "--beyond")[1]
+    assert body["tokens_per_param"] < 1
+    assert any("tokens per parameter" in warning for warning in body["warnings"])
 
 
 def test_no_law_no_number(fit):
@@ -78,7 +102,7 @@ def test_served_and_limited(fit):
 
 def test_a_shape_of_whole_numbers(fit):
     code, body = ask(
-        "allocate", fit, "--flops", "1e22", "--shape", "--tp", "4", "--vocab", "50257", "--seq-len", "2048"
+        "allocate", fit, "--flops", "1e20", "--shape", "--tp", "4", "--vocab", "50257", "--seq-len", "2048"
     )
     assert code == 0
     shape, exact = body["shape"], body["shape_exact"]
@@ -88,7 +112,7 @@ def test_a_shape_of_whole_numbers(fit):
              "ffn": "ffn_width", "vocab": "vocab_size", "seq-len": "seq_len"}  # fmt: skip
     counted = ask("flops", *(part for option, name in sizes.items() for part in (f"--{option}", shape[name])))[1]
     assert (exact["params"], exact["flops_per_token"]) == (counted["params"], counted["flops_per_token"])
-    assert exact["tokens"] == pytest.approx(1e22 / exact["flops_per_token"])
+    assert exact["tokens"] == pytest.approx(1e20 / exact["flops_per_token"])
     assert exact["flops_over_six_nd"] == pytest.approx(counted["flops_per_token"] / (6 * counted["params"]))
     assert exact["within_flat_range"] and exact["interval"][0] < exact["loss"] < exact["interval"][1]
     assert body["shape_assumed"]
@@ -110,11 +134,13 @@ def test_absurd_numbers_are_refused_all_at_once(fit, bad):
 
 def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
     largest = 6 * 1e8 * 3e9
-    assert ask("allocate", fit, "--flops", 0.99e4 * largest)[0] == 0
+    code, body = ask("allocate", fit, "--flops", 0.99e4 * largest)
+    assert code == 4 and body["params"] > 0  # an answer, and inconclusive
     code, body = ask("allocate", fit, "--flops", 1.01e4 * largest)
     assert (code, body["error"]) == (4, "CannotTellError")
     assert "1.01e+04 times the largest fitted run's (1.8e+18)" in body["message"] and "--beyond" in body["message"]
-    assert ask("allocate", fit, "--flops", 1.01e4 * largest, "--beyond")[0] == 0
+    code, body = ask("allocate", fit, "--flops", 1.01e4 * largest, "--beyond")
+    assert code == 4 and body["params"] > 0
     assert ask("allocate", fit, "--usd", "1B", "--gpu", "H100")[0] == 4
 
 

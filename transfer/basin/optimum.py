@@ -138,10 +138,11 @@ def better_end(points: Sequence[Point]) -> BetterEnd | None:
 
 def _mean_losses(points: Sequence[Point]) -> dict[float, float]:
     """By rate, of `finite_rates`."""
-    return {
-        rate: float(np.mean([p.loss_nats for p in points if p.log2_value == rate and p.loss_nats is not None]))
-        for rate in finite_rates(points)
-    }
+    losses: dict[float, list[float]] = {rate: [] for rate in finite_rates(points)}
+    for point in points:
+        if point.log2_value in losses and point.loss_nats is not None:
+            losses[point.log2_value].append(point.loss_nats)
+    return {rate: float(np.mean(at_rate)) for rate, at_rate in losses.items()}
 
 
 def _window(points: Sequence[Point], least_rates: int) -> list[Point]:
@@ -154,13 +155,16 @@ def _window(points: Sequence[Point], least_rates: int) -> list[Point]:
     if len(near) < least_rates:
         near = [rate for rate in sorted(mean, key=lambda rate: abs(rate - best))[:MIN_RATES] if mean[rate] <= limit]
     # A curve through rates that lose more than that fits them exactly, and may put its minimum anywhere between.
-    return [p for p in points if p.log2_value in near] if len(near) >= least_rates else []
+    kept = set(near)
+    return [p for p in points if p.log2_value in kept] if len(near) >= least_rates else []
 
 
 def _runs(window: Sequence[Point]) -> SizeRuns:
     """Columns for the fit. A seed has its own intercept when it was run at three rates or more."""
-    rates_of = {p.seed: {q.log2_value for q in window if q.seed == p.seed} for p in window}
-    own = sorted(seed for seed, rates in rates_of.items() if len(rates) >= FEWEST_RATES)
+    rates_of: dict[int, set[float]] = {}
+    for point in window:
+        rates_of.setdefault(point.seed, set()).add(point.log2_value)
+    own = {seed for seed, rates in rates_of.items() if len(rates) >= FEWEST_RATES}
     names = [p.seed if p.seed in own else -1 for p in window]
     _, group = np.unique(names, return_inverse=True)
     if len(window) - (int(group.max()) + 1) - 2 < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +22,10 @@ from transfer.tables.columns import TableColumns, find_columns, what_to_judge
 
 COMPOSITE = ("params", "duration")
 """Sizes that follow from others by nature: parameters from a shape, tokens from parameters."""
+
+
+MAX_VALUES, MAX_DESIGN_CELLS = 1000, 10**8
+"""Limits of one size: basins are fitted to matrices of values by values, and of runs by values and seeds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +173,8 @@ def read_runs(
     if not runs:
         raise TableError(path, [f"every {names.values[hyperparameter]} is 0: nothing to judge"])
     kept, notes = largest_alike(path, runs, axis, names.judgeable)
+    if problems := _find_excess(kept, axis, names.values[hyperparameter]):
+        raise TableError(path, problems)
     read = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
     # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
     points = [*dict.fromkeys(p for p in read if p.loss_nats is not None), *(p for p in read if p.loss_nats is None)]
@@ -182,6 +189,30 @@ def read_runs(
         notes=(*_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
         dropped=tuple(dropped),
     )
+
+
+def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[str]:
+    """Return a problem for each size with more values or seeds than a basin is fitted to in minutes."""
+    values: dict[int, set[float]] = {}
+    seeds: dict[int, dict[int, set[float]]] = {}
+    for run in runs:
+        values.setdefault(run.size, set()).add(run.log2_value)
+        seeds.setdefault(run.size, {}).setdefault(run.seed, set()).add(run.log2_value)
+    num_runs = Counter(run.size for run in runs)
+    problems = []
+    for size in sorted(values):
+        if len(values[size]) > MAX_VALUES:
+            problems.append(
+                f"{axis} {size} has {len(values[size]):,} different values of {value_name}: must be at most "
+                f"{MAX_VALUES:,}; round them to a grid, such as 16 values an octave"
+            )
+        num_effects = len(values[size]) + sum(len(of_seed) > 2 for of_seed in seeds[size].values())
+        if num_runs[size] * num_effects > MAX_DESIGN_CELLS:
+            problems.append(
+                f"{axis} {size} has {num_runs[size]:,} runs of {len(seeds[size]):,} seeds: runs times seeds and values "
+                f"must be at most {MAX_DESIGN_CELLS:,}; leave out seeds"
+            )
+    return problems
 
 
 _Column = Sequence[float | None]
