@@ -52,8 +52,8 @@ def init(
         Request,
         first_plan,
         manifest_of,
-        priced,
         set_values,
+        settle_size,
         sketched,
         summary,
         warnings,
@@ -82,9 +82,8 @@ def init(
             lines.append(sentence)
             plan = write()
         manifest = manifest_of(plan, out.parent)
-        if request.budget_usd is not None:
-            new.values["target"]["budget_flops"], sentence = priced(sketched(plan, manifest), request)
-            lines.append(sentence)
+        if request.changes_size:
+            lines += settle_size(new, sketched(plan, manifest), request, overrides)
             plan = write()
         study = sketched(plan, manifest)
         found = summary(study)
