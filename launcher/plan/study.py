@@ -109,10 +109,14 @@ class Study:
         return proxy.parametrization != "sp" and told and bool(self.plan.transfer.control_widths)
 
     @property
+    def target_params_guess(self) -> float:
+        """Parameters of the target before any fit, at 20 tokens each (Chinchilla, arXiv 2203.15556)."""
+        return min(max(math.sqrt(self.plan.target.budget_flops / 120), 1.0), MOST_PARAMS)
+
+    @property
     def target_shape_guess(self) -> Shape:
         """The target's shape before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
-        params = min(max(math.sqrt(self.plan.target.budget_flops / 120), 1.0), MOST_PARAMS)
-        request = ShapeRequest(params=params, template=self.shape_template)
+        request = ShapeRequest(params=self.target_params_guess, template=self.shape_template)
         return choose_shape(request).option.shape
 
     @property

@@ -13,7 +13,9 @@ from typing import cast
 
 from launcher.base.reference import UnknownNameError, gpu
 from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
+from launcher.estimates.layout import layout_problems, microbatches, planned_parallelism
 from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
+from launcher.estimates.main_run import GIGA, RESERVED, memory_per_rank
 from launcher.estimates.utilization import paid_share
 from launcher.plan.file import PlanError, override
 from launcher.plan.plan import Plan
@@ -30,6 +32,7 @@ from proxies.core.hyperparameters import BESIDE, LEARNING_RATE, has_it, hyperpar
 from proxies.core.optimizers import DEFAULT, OptimizerName
 from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
+from scaling_fits.allocation.shapes import published_layers
 from scaling_fits.forecast.conclusive import FARTHEST_REACH
 
 # Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise.
@@ -154,6 +157,11 @@ class Request:
     usd_per_gpu_hour: float | None = None
     optimizer: OptimizerName = DEFAULT
 
+    @property
+    def changes_size(self) -> bool:
+        """Whether a main run of another size, or on other GPUs, than the preset's is asked for."""
+        return any(value is not None for value in (self.budget_flops, self.budget_usd, self.gpu, self.num_gpus))
+
     def __post_init__(self) -> None:
         checks = Checks(self)
         if self.budget_usd is not None:
@@ -253,7 +261,7 @@ def fit_vocabulary(new: FirstPlan, study: Study, request: Request, overrides: Se
     plan, vocab_size = study.plan, study.manifest.vocab_size
     if PRESETS[new.name].gpu or plan.proxy.command or plan.proxy.factory or plan.proxy.optimizer != DEFAULT:
         return []
-    given = {override.partition("=")[0].strip() for override in overrides}
+    given = _given_keys(overrides)
     wanted: dict[tuple[str, str], object] = {}
     if "search.learning_rate" not in given:
         wanted["search", LEARNING_RATE] = learning_rate_range(plan.search.learning_rate, vocab_size)
@@ -269,6 +277,74 @@ def fit_vocabulary(new: FirstPlan, study: Study, request: Request, overrides: Se
 
 def _shown(value: object) -> str:
     return f"[{', '.join(f'{each:g}' for each in value)}]" if isinstance(value, tuple) else f"{value:g}"
+
+
+def _given_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the plan keys that `--set` gives."""
+    return {override.partition("=")[0].strip() for override in overrides}
+
+
+_DEPTH_STEP = 4
+"""Depths of deep models are multiples of this, so that pipelines of two and four stages divide them."""
+
+
+def settle_size(new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]) -> list[str]:
+    """Turn a budget in dollars into FLOPs, and have depth and layout follow the budget; returns what was assumed.
+
+    Raises:
+        SpecError: no price is known.
+    """
+    notes = []
+    if request.budget_usd is not None:
+        budget, sentence = priced(study, request)
+        notes.append(sentence)
+        new.values["target"]["budget_flops"] = budget
+        target = study.plan.target.model_copy(update={"budget_flops": budget})
+        study = dataclasses.replace(study, plan=study.plan.model_copy(update={"target": target}))
+    _follow_published_shapes(new, study, overrides)
+    return notes
+
+
+def _follow_published_shapes(new: FirstPlan, study: Study, overrides: Sequence[str]) -> None:
+    """Give a plan for GPUs the depth that published models of its budget's size have, and a layout that fits.
+
+    The layout recomputes as little, and shards over as few GPUs, as leaves room in memory. What `--set` gives stays.
+    """
+    plan, given = study.plan, _given_keys(overrides)
+    if not PRESETS[new.name].gpu or plan.proxy.factory or plan.proxy.command:
+        return
+    layers = published_layers(study.target_params_guess)
+    if "model.num_layers" not in given:
+        step = _DEPTH_STEP if layers > 2 * _DEPTH_STEP else 1
+        new.values["model"]["num_layers"] = depth = max(1, step * round(layers / step))
+        study = dataclasses.replace(
+            study, plan=plan.model_copy(update={"model": plan.model.model_copy(update={"num_layers": depth})})
+        )
+    if {f"launch.{name}" for name in ("data_parallel_shard", "activation_checkpointing")} & given:
+        return
+    new.values["launch"] |= _roomy_layout(study)
+
+
+def _roomy_layout(study: Study) -> dict[str, object]:
+    """Return the sharding and recomputation of the first layout whose fullest rank fits the GPU; else the plan's."""
+    launch, run = study.plan.launch, planned_main_run(study)
+    ranks = launch.data_parallel_shard * launch.data_parallel_replicate
+    room = gpu(launch.gpu)[1].memory_gb * GIGA * (1 - RESERVED)
+    shards = [count for count in range(launch.data_parallel_shard, ranks + 1) if ranks % count == 0]
+    for checkpointing in ("selective", "full"):
+        for shard in (count for count in shards if count % launch.data_parallel_shard == 0):
+            changes = {
+                "data_parallel_shard": shard, "data_parallel_replicate": ranks // shard,
+                "activation_checkpointing": checkpointing,
+            }  # fmt: skip
+            layout = planned_parallelism(launch.model_copy(update=changes))
+            if layout_problems(layout, run.shape, run.batch_tokens):
+                continue
+            passes = microbatches(layout, run.shape, run.batch_tokens)
+            held = memory_per_rank(run.shape, layout, run.precision, *passes, optimizer=run.optimizer)
+            if held.total_bytes <= room:
+                return changes
+    return {}
 
 
 def manifest_of(plan: Plan, folder: Path) -> Manifest | None:

@@ -53,8 +53,8 @@ def init(
         first_plan,
         fit_vocabulary,
         manifest_of,
-        priced,
         set_values,
+        settle_size,
         sketched,
         summary,
         warnings,
@@ -85,9 +85,8 @@ def init(
             new, sentence = with_warm_start(new, warm_start, plan.space)
             lines.append(sentence)
             plan = write()
-        if request.budget_usd is not None:
-            new.values["target"]["budget_flops"], sentence = priced(sketched(plan, manifest), request)
-            lines.append(sentence)
+        if request.changes_size:
+            lines += settle_size(new, sketched(plan, manifest), request, overrides)
             plan = write()
         found = summary(study := sketched(plan, manifest))
     except ValueError:

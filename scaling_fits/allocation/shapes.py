@@ -4,7 +4,8 @@ A study's template fixes depth, head dim, vocabulary and all ratios, so only the
 Without one, width and depth are: width is a multiple of the tile and of (head dim * tensor-parallel degree), the
 feed-forward width of the tile on every rank, the vocabulary of 128 * degree (as Megatron-LM pads it). Heads and
 key-value heads always split over the degree. Among those, the shape is taken that is nearest in log parameters, where
-departures from the usual aspect and group count a tenth, and each factor of two that the heads lack as 10 %.
+departures from the published aspect count a fifth, from the usual group a tenth, and each factor of two that the heads
+lack as 10 %.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from proxies.core.shape import Shape
 _VOCABS = (256, 4096, 32_000, 50_257, 128_256)  # bytes, a small tokenizer, Llama 2, GPT-2, Llama 3
 _TABLES = 0.25  # of all parameters, at most, for a vocabulary nobody asked for
 _HEAD_DIMS = ((2048, 128), (512, 64), (0, 32))  # from this width on
-_ASPECT = 128.0  # Llama 3 8B (4096 / 32), 405B (16384 / 126) and GPT-3 (12288 / 96) have it
+_PUBLISHED_LAYERS = (
+    (1.24e8, 12),  # GPT-2
+    (1.1e9, 22),  # TinyLlama (arXiv 2401.02385)
+    (6.74e9, 32),  # Llama 2 (arXiv 2307.09288); Llama 3 8B (2407.21783) has as many
+    (1.30e10, 40),  # Llama 2
+    (3.25e10, 60),  # Llama (arXiv 2302.13971)
+    (6.90e10, 80),  # Llama 2, Llama 3
+    (1.75e11, 96),  # GPT-3 (arXiv 2005.14165)
+    (4.06e11, 126),  # Llama 3.1
+)
+"""Parameters and layers of published decoders. Depth grows with width: between them, layers follow a power law."""
 _FFN = 3.5  # Llama 3 8B and 70B (14336 / 4096)
 _GROUP = 4  # query heads per key-value head: Llama 3 8B (32 / 8)
 _LARGE = 1024  # width from which matrices are split in tiles of 128, and heads over GPUs
@@ -33,7 +44,7 @@ _WIDTHS = _EVEN_HEADS  # steps tried on each side of the size: among as many, on
 _PER_TWO = 0.1
 """Log parameters that a factor of two in the heads is worth: about the optimum of Chinchilla's law (arXiv 2203.15556)
 at 1e9 parameters, all three cost 0.14 % of the loss, half of what `flat_range` calls as good."""
-_PER_ASPECT, _PER_GROUP = 0.1, 0.1
+_PER_ASPECT, _PER_GROUP = 0.2, 0.1
 """Of a log of the width per layer, and of query heads per key-value head: the loss hardly feels either (arXiv
 2001.08361, section 3.1)."""
 MOST_PARAMS = 1e16
@@ -211,7 +222,34 @@ class _Frame:
     width_step: int
     ffn_step: int
     template: Shape | None
+    aspect: float
+    """Width per layer that is usual at the size."""
     count: WidthCount | None = None
+
+
+def published_layers(params: float) -> float:
+    """Return how many layers published decoders of this size have, interpolated between them.
+
+    Outside their sizes, layers and width grow alike.
+
+    Args:
+        params: Total parameters.
+    """
+    sizes = [math.log(size) for size, _ in _PUBLISHED_LAYERS]
+    layers = [math.log(count) for _, count in _PUBLISHED_LAYERS]
+    at = math.log(params)
+    if not sizes[0] <= at <= sizes[-1]:
+        end = 0 if at < sizes[0] else -1
+        return math.exp(layers[end] + (at - sizes[end]) / 3)
+    right = next(index for index, size in enumerate(sizes) if index and at <= size)
+    share = (at - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+    return math.exp(layers[right - 1] + share * (layers[right] - layers[right - 1]))
+
+
+def published_aspect(params: float) -> float:
+    """Return the width per layer of `12 * layers * width**2` parameters in `published_layers`."""
+    layers = published_layers(params)
+    return math.sqrt(params / (12 * layers)) / layers
 
 
 def choose_shape(request: ShapeRequest) -> ShapeChoice:
@@ -250,15 +288,15 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
         head_dim=shape.head_dim, group=group,
         ffn_ratio=shape.ffn_width / shape.width, vocab_size=shape.vocab_size,
         width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
-        ffn_step=request.degree, template=shape, count=of.count,
+        ffn_step=request.degree, template=shape, aspect=published_aspect(request.params), count=of.count,
     )  # fmt: skip
     depth = f"depth {shape.num_layers}" if of.width_per_layer is None else f"{of.width_per_layer:g} widths a layer"
     return frame, (f"{depth}, head dim, vocabulary and ratios of the study's template",)
 
 
 def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
-    degree = request.degree
-    width = _ideal_width(request.params)
+    degree, aspect = request.degree, published_aspect(request.params)
+    width = aspect * published_layers(request.params)
     vocab = request.vocab_size or _default_vocab(request, width)
     padded = _up(vocab, 128 * degree)
     head_dim = next(size for least, size in _HEAD_DIMS if width >= least)
@@ -268,18 +306,14 @@ def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
         f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
         f"head dim {head_dim}": True,
         f"feed-forward width {_FFN:g} times the width": True,
-        f"width per layer near {_ASPECT:g}": True,
+        f"width per layer near {aspect:.0f}, as published models of this size have it": True,
     }
     frame = _Frame(
         head_dim=head_dim, group=None, ffn_ratio=_FFN, vocab_size=padded,
         width_step=math.lcm(tile, head_dim * degree), ffn_step=math.lcm(2 * tile, tile * degree), template=None,
+        aspect=aspect,
     )  # fmt: skip
     return frame, tuple(text for text, assumed in notes.items() if assumed)
-
-
-def _ideal_width(params: float) -> float:
-    """The width of 12 * layers * width^2 parameters at the usual width per layer."""
-    return float((params * _ASPECT / 12) ** (1 / 3))
 
 
 def _default_vocab(request: ShapeRequest, width: float) -> int:
@@ -294,7 +328,7 @@ def _up(value: float, step: int) -> int:
 def _depths(request: ShapeRequest, frame: _Frame) -> range:
     if frame.template is not None:
         return range(frame.template.num_layers, frame.template.num_layers + 1)
-    middle = _ideal_width(request.params) / _ASPECT
+    middle = published_layers(request.params)
     reach = 4.0 if middle <= _DEEP else 1.5
     return range(max(1, int(middle / reach)), max(2, math.ceil(middle * reach)) + 1)
 
@@ -380,7 +414,7 @@ def _distance(option: ShapeOption, frame: _Frame) -> tuple[float, int, int]:
     shape = option.shape
     group = shape.num_heads / shape.num_kv_heads / (frame.group or _GROUP)
     far = abs(math.log(option.params_ratio)) + _PER_TWO * _twos_lacking(shape)
-    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / _ASPECT)) + _PER_GROUP * abs(math.log(group))
+    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / frame.aspect)) + _PER_GROUP * abs(math.log(group))
     return far, shape.num_layers, shape.width
 
 

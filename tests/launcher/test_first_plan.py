@@ -166,6 +166,23 @@ def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
     assert "Budget or GPUs differ" in (tmp_path / "plan.toml").read_text()
 
 
+def test_a_large_budget_gets_the_depth_sequences_and_layout_of_published_models(corpora):
+    """It was 32 layers of width 8,192, sequences of 2,048, and full recomputation."""
+    path = corpora / "large.toml"
+    code, body = ask("init", "--gpu", "H100", "--gpus", 256, "--budget-flops", "1e23", "--out", path)
+    plan, found = load_plan(path), body["comes_to"]
+    assert (code, body["preset"], plan.model.seq_len) == (0, "slurm", 4096)
+    assert 52 <= found["num_layers"] == plan.model.num_layers <= 64  # Llama 33B: 60 x 6656; OLMo 2 32B: 64 x 5120
+    assert 5120 <= found["width"] <= 6656
+    assert plan.launch.activation_checkpointing == "selective"
+    assert plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate == 256
+    code, estimate = ask("estimate", path)
+    assert code == 0 and not any("GB a rank" in warning for warning in estimate["main_run"]["warnings"])
+    path.unlink()
+    ask("init", "--gpu", "H100", "--gpus", 256, "--budget-flops", "1e23", "--set", "model.num_layers=40", "--out", path)
+    assert load_plan(path).model.num_layers == 40
+
+
 def test_a_shard_of_another_size_is_refused(tmp_path):
     plan = write_plan(tmp_path)
     (shard, *_) = sorted((tmp_path / "corpus").glob("*.bin"))

@@ -115,5 +115,5 @@ def test_a_cliff_far_up_does_not_lift_the_curve_off_its_minimum():
     found = fit(runs(lambda x, _: [losses[int(rate)] for rate in x], list(losses)))
     rates = np.array([-10, -9, -8])
     drawn = found.minimum_nats[0] + rise(rates - found.optimum[0, 0], found.curvature[0, :1], found.shape[:1])
-    assert drawn == pytest.approx([losses[int(rate)] for rate in rates], abs=0.01)
+    assert drawn == pytest.approx([losses[int(rate)] for rate in rates], abs=0.02)
     assert 1.03 < found.minimum_nats[0] < 1.06

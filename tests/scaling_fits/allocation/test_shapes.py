@@ -16,6 +16,8 @@ from scaling_fits.allocation.shapes import (
     choose_shape,
     counted_at,
     per_layer,
+    published_aspect,
+    published_layers,
 )
 
 SMALL = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64)
@@ -101,7 +103,7 @@ def test_everything_splits_and_is_near(params, degree):
     assert option.flops_per_token == flops_per_token(shape)
     assert option.params_ratio == option.params / params
     assert 0.9 < option.params_ratio < 1.1
-    assert 64 < option.aspect_ratio < 256
+    assert 40 < option.aspect_ratio < 256
 
 
 def test_llama_3_8b_comes_back():
@@ -142,3 +144,33 @@ def test_a_counted_model_grows_with_its_layers():
     shape = choose_shape(ShapeRequest(params=1e6, template=template)).option
     assert shape.params == 512 * shape.shape.width + shape.shape.num_layers * 12 * shape.shape.width**2
     assert 0.6 < shape.params_ratio < 1.5
+
+
+PUBLISHED = {  # parameters, vocabulary, layers, width
+    "GPT-2": (1.24e8, 50_257, 12, 768),
+    "OLMo 2 1B": (1.48e9, 100_352, 16, 2048),
+    "Qwen2.5 3B": (3.09e9, 151_936, 36, 2048),
+    "Llama 2 7B": (6.74e9, 32_000, 32, 4096),
+    "Llama 3 8B": (8.03e9, 128_256, 32, 4096),
+    "Llama 2 13B": (1.30e10, 32_000, 40, 5120),
+    "OLMo 2 32B": (3.22e10, 100_352, 64, 5120),
+    "Llama 3 70B": (7.06e10, 128_256, 80, 8192),
+    "GPT-3": (1.75e11, 50_257, 96, 12_288),
+    "Llama 3.1 405B": (4.06e11, 128_256, 126, 16_384),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_depth_and_width_are_those_of_published_models(name):
+    params, vocab_size, layers, width = PUBLISHED[name]
+    shape = choose_shape(ShapeRequest(params=params, vocab_size=vocab_size)).option.shape
+    most = 1.25 if params > 5e9 else 2.0
+    assert 1 / most <= shape.num_layers / layers <= most, shape
+    assert 1 / most <= shape.width / width <= most, shape
+
+
+def test_depth_grows_with_size_on_and_beyond_what_was_published():
+    layers = [published_layers(10**power) for power in (6, 7, 8, 9, 9.5, 10, 10.5, 11, 11.5, 12, 13)]
+    assert layers == sorted(layers)
+    assert published_layers(6.74e9) == pytest.approx(32)
+    assert all(30 < published_aspect(10**power) < 200 for power in (6, 8, 9, 10, 11, 12, 13))
