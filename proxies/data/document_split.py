@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -198,7 +199,7 @@ class _Stream:
     """A file's bytes, decompressed, without the byte order mark; errors name the file."""
 
     def __init__(self, file: SourceFile) -> None:
-        self._path, self._raw = file.path, open_plain(file.path)
+        self._path, self._raw = file.path, cast(io.BufferedReader, open_plain(file.path))
         self._stream = self._raw
         if file.compression:
             inner = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), file.compression)

@@ -18,6 +18,8 @@ from proxies.data.tokens import DataError
 RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 NPY_MAGIC = b"\x93NUMPY"
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 5
+_MOSTLY = 0.98
+"""Share of ids inside the vocabulary that proves a width although a few are damaged."""
 _MIN_IDS, _MIN_NONZERO_SHARE = 16, 0.5
 """Ids of a wider type, and their share that is not 0, below which zeros prove no width."""
 
@@ -46,21 +48,22 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, asked: str | None) -
     sample = _read_sample(path, num_bytes)
     widths = [width for width in (8, 4, 2) if num_bytes % width == 0]
     fitting = [width for width in widths if _fits(sample, f"<u{width}", vocab_size)]
-    if fitting == [2] and not _is_proven(sample, ">u4", vocab_size):
+    swapped = [width for width in widths if _is_proven(sample, f">u{width}", vocab_size)]
+    if fitting == [2] and not swapped:
         return "uint16"
     for width in fitting or widths:
-        if width > 2 and _is_proven(sample, f"<u{width}", vocab_size, min_share=1.0 if fitting else 0.5):
+        if width > 2 and _is_proven(sample, f"<u{width}", vocab_size, 1.0 if fitting else _MOSTLY):
             return f"uint{8 * width}"
+    if fitting == [4] and vocab_size > 2**16:
+        return "uint32"
     if fitting and fitting != [2]:
         names = " or ".join(f"uint{8 * width}" for width in reversed(fitting))
-        if fitting == [4] and vocab_size > 2**16:
-            return "uint32"
         raise DataError(f"{path} may hold ids of {names}: its zeros prove neither; name one with --dtype")
-    swapped = next((width for width in (8, 4, 2) if _fits(sample, f">u{width}", vocab_size)), None)
-    if swapped and num_bytes % swapped == 0:
+    if swapped and (swapped[0] > 2 or not _is_proven(sample, "<u2", vocab_size, _MOSTLY)):
+        kind = f"u{swapped[0]}"
         raise DataError(
-            f"{path} holds big-endian ids of {swapped} bytes, which are not read: write them little-endian, such as by "
-            f"numpy.fromfile(file, '>u{swapped}').astype('<u{swapped}').tofile(other)"
+            f"{path} holds big-endian ids of {swapped[0]} bytes, which are not read: write them little-endian, such as "
+            f"by numpy.fromfile(file, '>{kind}').astype('<{kind}').tofile(other)"
         )
     return "uint16"  # and its reader names the first id outside the vocabulary
 
