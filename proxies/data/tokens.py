@@ -194,12 +194,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Shards that are missing or of another size than the manifest says; no content is read."""
+    """Shards that are missing or of another size than the manifest says, and another tokenizer; no shard is read."""
     shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
     return [
         f"{folder / shard.file}: it {wrong}; run `forerun tokenize` again"
         for shard in shards
         if (wrong := _size_problem(folder / shard.file, shard, manifest.dtype))
+    ] + [
+        f"{folder}: {problem}; run `forerun tokenize` again"
+        for problem in _tokenizer_problems(folder, manifest.tokenizer)
     ]
 
 
