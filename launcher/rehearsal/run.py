@@ -28,6 +28,7 @@ from launcher.trainer import assembly
 from launcher.trainer.checkpoints import CheckpointError, IndexRefusedError
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import require_plain
 from proxies.data.tokens import MANIFEST, SPLITS, Manifest, Shard, read_manifest
 from proxies.external.command import CommandError
 from sweeps.store.lock import LOCK_NAME
@@ -69,6 +70,7 @@ def cut_corpus(corpus: Path, weights: dict[str, float], out: Path) -> Manifest:
 def _read_ids(path: Path, dtype: str, first: int, num_tokens: int) -> NDArray[np.integer]:
     """Some ids of a shard, as its file has them."""
     kind = np.dtype(dtype).newbyteorder("<")
+    require_plain(path)
     return np.fromfile(path, dtype=kind, count=num_tokens, offset=first * kind.itemsize)
 
 

@@ -46,7 +46,7 @@ MOST_SHARE = 0.3
 def missing(plan: Plan, here: Path) -> list[str]:
     """What a plan in a folder names and is not there: corpus, program, module."""
     corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
-    if plan.data.path and not (corpus / MANIFEST).is_file():
+    if plan.data.path and not (corpus / MANIFEST).exists():
         problems.append(
             f"data.path = {plan.data.path!r}: no corpus there; make it by `forerun tokenize SOURCE... --out {corpus}`"
         )
@@ -354,7 +354,7 @@ def manifest_of(plan: Plan, folder: Path) -> Manifest | None:
         DataError: it is there, and no corpus.
     """
     corpus = folder / plan.data.path
-    return read_manifest(corpus) if plan.data.path and (corpus / MANIFEST).is_file() else None
+    return read_manifest(corpus) if plan.data.path and (corpus / MANIFEST).exists() else None
 
 
 def sketched(plan: Plan, manifest: Manifest | None) -> Study:

@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.base.talk import say
 from launcher.plan.study import Study
 from proxies.core import canon
+from proxies.core.plain_files import require_plain
 from proxies.data.tokens import MANIFEST, read_manifest, shard_problems
 from sweeps.run.pool import InlinePool, Pool
 from sweeps.store.ledger import LEDGER_NAME
@@ -55,8 +56,10 @@ class NodeCheck:
         folder = Path(self.corpus)
         if not self.corpus:
             return []
-        if not (folder / MANIFEST).is_file():
-            return [f"the corpus is not there: no {folder / MANIFEST}"]
+        try:
+            require_plain(folder / MANIFEST)
+        except OSError as error:
+            return [f"the corpus is not there: {folder / MANIFEST}: {error.strerror}"]
         if canon.file_sha256(folder / MANIFEST) != self.manifest_sha256:
             return [f"another corpus is there: {folder / MANIFEST} differs"]
         return [f"the corpus is not whole: {problem}" for problem in shard_problems(folder, read_manifest(folder))]

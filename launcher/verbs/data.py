@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from proxies.data.tokens import Manifest
 
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
+_RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
 @click.command()
@@ -36,6 +37,12 @@ _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.g
     "--vocab-size", type=click.IntRange(min=1), help="Vocabulary of pre-tokenized .bin files; llm.c's imply it."
 )
 @click.option("--end-id", type=click.IntRange(min=0), help="Id of the end-of-document token in .bin files.")
+@click.option(
+    "--dtype",
+    "raw_dtype",
+    type=click.Choice(_RAW_DTYPES),
+    help="Type of the ids in raw .bin files, where it cannot be recognized.",
+)
 @click.option("--weight", "weights", multiple=True, metavar="NAME=SHARE",
               help="Training share of a named source, one for each source; default: by their tokens.")  # fmt: skip
 @click.option("--suffix", "suffixes", multiple=True, default=_SUFFIXES, show_default=True,
@@ -52,6 +59,7 @@ def tokenize(
     text_key: str,
     vocab_size: int | None,
     end_id: int | None,
+    raw_dtype: str | None,
     weights: tuple[str, ...],
     suffixes: tuple[str, ...],
     excluded: tuple[str, ...],
@@ -61,8 +69,8 @@ def tokenize(
     """Write SOURCES ([NAME=]PATH...) as shards of token ids with a hashed manifest.
 
     A source is a file or a folder: text, .jsonl (also .gz, .zst), .parquet, or ids as nanoGPT, llm.c and Megatron-LM
-    write them (.bin); or parquet at hf://, s3://, gs://. Several named ones are mixed: web=crawl/ code=repos/ --weight
-    web=0.7 --weight code=0.3.
+    write them (.bin) or NumPy does (.npy); or parquet at hf://, s3://, gs://. Several named ones are mixed: web=crawl/
+    code=repos/ --weight web=0.7 --weight code=0.3.
     """
     from proxies.data import corpus
 
@@ -77,6 +85,7 @@ def tokenize(
         bpe_vocab_size=train_bpe,
         vocab_size=vocab_size,
         end_id=end_id,
+        raw_dtype=raw_dtype,
         validation_fraction=validation_fraction,
         weights=_weights(weights),
         progress=_ProgressLine(),

@@ -118,14 +118,15 @@ def _comes_to(found: dict[str, Any]) -> str:
 @click.command()
 @plan_argument
 @set_option
+@click.option("--full", is_flag=True, help="Read the corpus too: compare the content of every shard with its hash.")
 @json_option
-def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check PLAN and list every problem at once. The corpus must exist; it is not read."""
+def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: bool) -> None:
+    """Check PLAN and list every problem at once. Of the corpus the sizes are checked, with --full the content."""
     from launcher.plan.file import PlanError, checked_plan, with_lines
     from launcher.study.first_plan import manifest_of, missing, sketched, summary
     from launcher.study.first_plan import problems as senseless
     from launcher.study.first_plan import warnings as unwise
-    from launcher.study.study_folder import plan_study
+    from launcher.study.study_folder import plan_study, verified_corpus
 
     plan, problems = checked_plan(plan_path, overrides)
     named = {said.partition(" = ")[0] for said in problems}  # such a key is at its default in `plan`
@@ -136,12 +137,22 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
         problems = with_lines(plan_path, senseless(study), overrides)
     if problems:
         raise PlanError(str(plan_path), problems)
-    plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
+    found = plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
+    corpus = verified_corpus(found, trusted=not full)
+    checked = "none" if corpus is None else "content" if full else "sizes"
     warnings = unwise(study, summary(study))
     warned = [f"warning: {sentence}" for sentence in warnings]
     after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
-    text = "\n".join([f"{plan_path} is valid", *warned, after])
-    answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
+    text = "\n".join([f"{plan_path} is valid{_CORPUS_CHECKS[checked]}", *warned, after])
+    body = {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings), "corpus_checked": checked}
+    answer(as_json, body, text)
+
+
+_CORPUS_CHECKS = {
+    "none": "",
+    "sizes": "; of the corpus, manifest, tokenizer, and sizes are right (--full reads its shards too)",
+    "content": "; the corpus is what its hashes say",
+}
 
 
 @click.command()

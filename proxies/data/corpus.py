@@ -6,14 +6,25 @@ Memory does not grow with the corpus, but for the hashes of its documents.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from proxies.data.dataset_folder import describe_splits, split_by_name
 from proxies.data.document_split import SplitJob, SplitProgress, write_source
-from proxies.data.documents import TEXT_SUFFIXES, FoundFiles, ReaderOptions, SourceFile, find_files, told
+from proxies.data.documents import (
+    RAW,
+    TEXT_SUFFIXES,
+    FoundFiles,
+    Leftovers,
+    ReaderOptions,
+    SourceFile,
+    find_files,
+    told,
+)
 from proxies.data.mixture import weight_problems
-from proxies.data.pretokenized import check_range, vocabulary_of
+from proxies.data.pretokenized import check_range, dtype_of, vocabulary_of
 from proxies.data.shards import publish, unfinished
 from proxies.data.tokenizer import (
     MAX_BPE_VOCAB,
@@ -24,7 +35,7 @@ from proxies.data.tokenizer import (
     train_bpe,
 )
 from proxies.data.tokenizer_sample import MAX_SAMPLE_BYTES, sample_documents
-from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manifest, Source
+from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manifest, NotRead, Source
 
 UNNAMED = "text"
 """The name of a corpus's only source, if it was given none."""
@@ -42,6 +53,7 @@ def tokenize(
     bpe_vocab_size: int | None = None,
     vocab_size: int | None = None,
     end_id: int | None = None,
+    raw_dtype: str | None = None,
     validation_fraction: float = 0.02,
     weights: Mapping[str, float] | None = None,
     progress: Callable[[SplitProgress], None] = lambda progress: None,
@@ -60,6 +72,7 @@ def tokenize(
         bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None: train none.
         vocab_size: of pre-tokenized files that do not imply it; else at least the tokenizer's.
         end_id: of pre-tokenized files, the id that ends a document.
+        raw_dtype: of raw ids, one of `RAW_DTYPES`; None: recognized file by file.
         validation_fraction: share of the documents that is held out.
         weights: share of each source in training; None: its share of the training tokens.
         progress: called now and then with the work done so far.
@@ -71,13 +84,14 @@ def tokenize(
     """
     named = _named(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
-    found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
+    found = {name: _sort_out(find_files(paths, suffixes, excluded, out)) for name, paths in named.items()}
     files = {name: _checked(name, each, suffixes, say) for name, each in found.items()}
     every = [file for each in files.values() for file in each]
+    options = ReaderOptions(text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype)
     with unfinished(out) as folder:
         if bpe_vocab_size:
             tokenizer = _train_bpe(every, folder, bpe_vocab_size, text_key, validation_fraction, say)
-        chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), text_key, vocab_size, end_id)
+        chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
         job = SplitJob(
             folder=folder, tokenizer=chosen, reading=reading,
             dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
@@ -100,14 +114,31 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
     files, num_bytes = found.files, sum(file.num_bytes for file in found.files)
     say(f"{name}: {told(files)}; {num_bytes:,} bytes")
     if found.not_read:
-        kinds = ", ".join(f"{one.num_files} {one.suffix or 'without suffix'}" for one in found.not_read)
-        say(f"{name}: not read: {kinds}; --suffix adds suffixes to read")
+        say(f"{name}: not read: {'; '.join(map(_describe, found.not_read))}; --suffix adds suffixes to read")
+    if sentence := describe_splits(files):
+        say(f"{name}: {sentence}")
     if not files:
         raise DataError(
             f"source {name!r}: 0 documents with text found: of folders, files ending in {', '.join(suffixes)} are "
             "read; --suffix names others, also .bin"
         )
     return files
+
+
+def _describe(kind: NotRead) -> str:
+    """Return how many files of a kind there are, and the names of the first."""
+    more = ", ..." if kind.num_files > len(kind.examples) else ""
+    names = f" ({', '.join(kind.examples)}{more})" if kind.examples else ""
+    return f"{kind.num_files} {kind.suffix or 'without suffix'}{names}"
+
+
+def _sort_out(found: FoundFiles) -> FoundFiles:
+    """Honor names of splits, and count cards and test splits among what is not read."""
+    sorted_files, left = split_by_name(found.files), Leftovers()
+    for kind, files in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
+        for file in files:
+            left.add(kind, file.relative_name, file.num_bytes)
+    return FoundFiles(sorted_files.files, (*left.to_records(), *found.not_read))
 
 
 def _check(
@@ -168,29 +199,47 @@ def _train_bpe(
 
 
 def _vocabulary(
-    files: Sequence[SourceFile], tokenizer: Tokenizer, text_key: str, vocab_size: int | None, end_id: int | None
+    files: Sequence[SourceFile], tokenizer: Tokenizer, asked: ReaderOptions, say: Callable[[str], None]
 ) -> tuple[Tokenizer | None, ReaderOptions]:
     """The tokenizer, None if every file is ids without one, and what readers must be told."""
     ids = [file for file in files if file.ids_dtype]
     texts = [file for file in files if not file.ids_dtype]
     unnamed = bool(ids) and not isinstance(tokenizer, FileTokenizer)
+    if asked.raw_dtype and not any(file.ids_dtype == RAW for file in ids):
+        raise DataError(f"--dtype {asked.raw_dtype}: no file of raw ids is among the sources: leave it out")
     if unnamed and texts:
         raise DataError(
             f"{ids[0].path} holds ids, {texts[0].path} text: give the ids' own tokenizer with --tokenizer, or "
             "tokenize them separately"
         )
     if unnamed:
-        size, end = vocabulary_of(ids, vocab_size, end_id)
-        return None, ReaderOptions(text_key=text_key, vocab_size=size, end_id=end)
-    if end_id is not None and end_id != tokenizer.end_id:
+        size, end = vocabulary_of(ids, asked.vocab_size or None, asked.end_id, asked.raw_dtype)
+        reading = replace(asked, vocab_size=size, end_id=end)
+        _say_about_ids(ids, reading, say)
+        return None, reading
+    if asked.end_id is not None and asked.end_id != tokenizer.end_id:
         raise DataError(
-            f"--end-id {end_id}: the tokenizer ends documents with {tokenizer.end_id}; --end-token names another token"
+            f"--end-id {asked.end_id}: the tokenizer ends documents with {tokenizer.end_id}; --end-token names another "
+            "token"
         )
-    if vocab_size is not None and vocab_size < tokenizer.vocab_size:
-        raise DataError(f"--vocab-size {vocab_size}: the tokenizer has {tokenizer.vocab_size} ids")
-    size = vocab_size or tokenizer.vocab_size
-    check_range(ids, size, None)
-    return tokenizer, ReaderOptions(text_key=text_key, vocab_size=size, end_id=tokenizer.end_id)
+    if asked.vocab_size and asked.vocab_size < tokenizer.vocab_size:
+        raise DataError(f"--vocab-size {asked.vocab_size}: the tokenizer has {tokenizer.vocab_size} ids")
+    reading = replace(asked, vocab_size=asked.vocab_size or tokenizer.vocab_size, end_id=tokenizer.end_id)
+    check_range(ids, reading.vocab_size, None, asked.raw_dtype)
+    if isinstance(tokenizer, FileTokenizer):
+        say(f"end of a document: {tokenizer.end_reason}; --end-token names another")
+    if ids:
+        _say_about_ids(ids, reading, say)
+    return tokenizer, reading
+
+
+def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Callable[[str], None]) -> None:
+    raw = Counter(dtype_of(file, reading.vocab_size, reading.raw_dtype) for file in ids if file.ids_dtype == RAW)
+    if raw:
+        widths = ", ".join(f"{count} of {dtype}" for dtype, count in raw.items())
+        say(f"raw ids: {widths} ({'as --dtype says' if reading.raw_dtype else 'recognized; --dtype names another'})")
+    end = "none: long texts are cut; --end-id names one" if reading.end_id is None else f"id {reading.end_id}"
+    say(f"end of a document in ids: {end}")
 
 
 def _manifest(

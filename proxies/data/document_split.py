@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from proxies.core import canon
+from proxies.core.plain_files import open_plain, require_plain
 from proxies.data.documents import Document, ReaderOptions, SourceFile
-from proxies.data.pretokenized import read_llm_c, read_megatron, read_nanogpt
+from proxies.data.pretokenized import read_llm_c, read_megatron, read_npy, read_raw
 from proxies.data.remote import filesystem_of, first_line
 from proxies.data.shards import ShardWriter
 from proxies.data.tokenizer import Tokenizer
@@ -74,32 +76,62 @@ def _character_end(text: bytes, end: int) -> int:
 def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """The strings under `reading.text_key`, one object per line; empty lines are passed over, null is an empty text.
 
+    What other keys hold is nobody's: NaN, numbers beyond a float, and doubled keys may stand there.
+
     Raises:
-        DataError: the file cannot be read, or a line is too long, not strict JSON, not an object or without its text.
+        DataError: the file cannot be read, or a line is too long, not JSON, not an object or without its text.
     """
+    decode = json.JSONDecoder(object_pairs_hook=lambda pairs: _Object(pairs, reading.text_key), parse_int=float).decode
     with _Stream(file) as stream:
         number = 0
         while line := stream.readline(LINE_BYTES + 1):
             number += 1
             if line.strip():
-                yield _text_of(file, number, line, reading.text_key)
+                yield _text_of(file, number, line, reading.text_key, decode)
 
 
-def _text_of(file: SourceFile, number: int, line: bytes, text_key: str) -> bytes:
+class _Object(dict[str, object]):
+    """An object of JSON that remembers whether it names the text twice."""
+
+    def __init__(self, pairs: list[tuple[str, object]], text_key: str) -> None:
+        super().__init__(pairs)
+        self.is_doubled = len(pairs) != len(self) and sum(name == text_key for name, _ in pairs) > 1
+
+
+def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: Callable[[str], object]) -> bytes:
     where = f"{file.path} line {number}"
     if len(line) > LINE_BYTES:
         raise DataError(f"{where} is longer than {LINE_BYTES:,} bytes: is it one object per line?")
     try:
-        value = canon.parse(line)
-    except canon.CanonError as error:
-        raise DataError(f"{where}: {error} (each line must be one object)") from error
-    text = value.get(text_key, 0) if isinstance(value, dict) else 0
+        value = decode(line.decode())
+    except (ValueError, RecursionError) as error:
+        if number == 1 and line.lstrip().startswith(b"["):
+            raise _array_error(file, where) from error
+        raise DataError(f"{where}: not JSON: {error} (each line must be one object)") from error
+    if isinstance(value, list):
+        raise _array_error(file, where)
+    if not isinstance(value, _Object):
+        raise DataError(f"{where} is {line.strip().decode()[:40]}: must be an object with a string `{text_key}`")
+    if value.is_doubled:
+        raise DataError(f"{where}: the key `{text_key}` appears twice, so its text is not known: keep one of them")
+    text = value.get(text_key, 0)
     if text is not None and not isinstance(text, str):
-        raise DataError(f"{where}: must be an object with a string `{text_key}` (--text-key names another key)")
+        strings = [name for name, other in value.items() if isinstance(other, str)]
+        choice = f"strings are under {', '.join(strings)}" if strings else "no key of this line holds a string"
+        raise DataError(
+            f"{where}: must be an object with a string `{text_key}` ({choice}; --text-key names another key)"
+        )
     try:
         return (text or "").encode()
     except UnicodeEncodeError:
         raise DataError(f"{where}: `{text_key}` holds half a surrogate pair, which UTF-8 cannot encode") from None
+
+
+def _array_error(file: SourceFile, where: str) -> DataError:
+    return DataError(
+        f"{where} begins a JSON array; JSON Lines are read, one object a line: write them, such as by "
+        f"`jq -c '.[]' {file.path.name} > {file.path.stem}.jsonl`"
+    )
 
 
 def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
@@ -113,18 +145,14 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
         if file.uri:
             filesystem, path = filesystem_of(file.uri)
             source = filesystem.open_input_file(path)
+        else:
+            require_plain(file.path)
         # Not buffered ahead: a row group may be larger than memory.
         with pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=_CHUNK_BYTES) as table:
-            columns = table.schema_arrow.names
-            if columns.count(reading.text_key) != 1:
-                problem = f"{file.name} has no column {reading.text_key!r}"
-                raise DataError(f"{problem}: name one of {', '.join(columns)} with --text-key")
+            _check_column(file, table.schema_arrow, reading.text_key)
             for batch in table.iter_batches(batch_size=_ROWS, columns=[reading.text_key], use_threads=False):
                 for value in batch.column(0).to_pylist():
-                    text = value.encode() if isinstance(value, str) else b"" if value is None else value
-                    if not isinstance(text, bytes):
-                        problem = f"{file.name} column {reading.text_key!r} holds {value!r:.40}, not text"
-                        raise DataError(f"{problem}: name one of {', '.join(columns)} with --text-key")
+                    text = value.encode() if isinstance(value, str) else value or b""
                     yield _checked(file, text)
     except DataError:
         raise
@@ -134,11 +162,44 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
         raise DataError(f"{file.name} cannot be read as parquet: {first_line(error)}") from error
 
 
+def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
+    """Refuse a column that is not there once, or holds no texts; name those that do.
+
+    Raises:
+        DataError: the column and its type, and the columns of texts.
+    """
+    fields = [field for field in schema if field.name == text_key]
+    if len(fields) == 1 and (_holds_texts(fields[0].type) or pa.types.is_null(fields[0].type)):
+        return
+    texts = [field.name for field in schema if _holds_texts(field.type)]
+    if texts:
+        advice = f"name one of {', '.join(texts)} with --text-key"
+    else:
+        columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
+        advice = f"no column holds texts ({columns[:300]}): write one first, such as each chat as one text"
+    if len(fields) == 1:
+        raise DataError(f"{file.name} column {text_key!r} holds {str(fields[0].type)[:80]}, not text: {advice}")
+    raise DataError(f"{file.name} has {len(fields) or 'no'} column {text_key!r}: {advice}")
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    checks = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_string_view,
+        pa.types.is_binary_view,
+    )
+    return any(check(kind) for check in checks)
+
+
 class _Stream:
     """A file's bytes, decompressed, without the byte order mark; errors name the file."""
 
     def __init__(self, file: SourceFile) -> None:
-        self._path, self._raw = file.path, file.path.open("rb")
+        self._path, self._raw = file.path, cast(io.BufferedReader, open_plain(file.path))
         self._stream = self._raw
         if file.compression:
             inner = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), file.compression)
@@ -173,7 +234,8 @@ READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = 
     "text": read_text,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
-    "nanogpt": read_nanogpt,
+    "nanogpt": read_raw,
+    "npy": read_npy,
     "megatron": read_megatron,
     "llm.c": read_llm_c,
 }
@@ -226,6 +288,7 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
     Raises:
         DataError: a file cannot be read, fewer than two documents are found, or the disk is full.
     """
+    by_name = any(file.split for file in files)
 
     def by_hash(digest: bytes) -> bool:
         return digest[0] / 256 + digest[1] / 65536 < job.validation_fraction
@@ -239,6 +302,12 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
             )
         if all(taken.num_documents.values()):
             return taken.source(name)
+        if by_name:
+            empty = next(split for split, count in taken.num_documents.items() if not count)
+            raise DataError(
+                f"source {name!r}: its files named for {empty} hold no new document with text: name other files, or "
+                "rename them all, and documents are split by content"
+            )
         taken.remove()
     smallest, largest, few = taken.smallest, taken.largest, taken.num_documents["validation"] == 0
     job.total_bytes += sum(file.num_bytes for file in files)
@@ -271,7 +340,7 @@ class _Pass:
         """Read the files to their ends and write what is new in them."""
         for file in files:
             for document in self._read(file):
-                self._take(document)
+                self._take(document, file.split)
                 self._num_taken += 1
                 if self._num_waiting >= _BATCH_BYTES:
                     self._write_texts()
@@ -305,7 +374,7 @@ class _Pass:
             for shard in writer.close():
                 (self._job.folder / shard.file).unlink()
 
-    def _take(self, content: Document) -> None:
+    def _take(self, content: Document, named: Split | None) -> None:
         end_id = self._job.reading.end_id
         if isinstance(content, bytes):
             content = content.replace(b"\0", b"")  # the byte tokenizer's end of a document
@@ -321,7 +390,7 @@ class _Pass:
             return
         self.fresh.add(key)
         self.smallest, self.largest = min(self.smallest, digest), max(self.largest, digest)
-        split: Split = "validation" if self._held_out(digest) else "train"
+        split: Split = named or ("validation" if self._held_out(digest) else "train")
         self.num_documents[split] += 1
         if isinstance(content, bytes):
             self._texts[split].append(content)

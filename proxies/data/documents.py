@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import json
 import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.plain_files import name_kind, open_plain, read_plain
 from proxies.data.megatron_index import index_of, is_indexed
+from proxies.data.raw_ids import NPY_MAGIC, read_npy_header
 from proxies.data.remote import find_remote, is_uri
-from proxies.data.tokens import DataError, NotRead
+from proxies.data.tokens import MAX_EXAMPLES, DataError, NotRead, Split
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
 LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
@@ -25,6 +29,16 @@ _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 _LOOKED_AT_BYTES = 2**16
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+RAW = "raw"
+"""Dtype of ids in a file that does not state it (`proxies.data.raw_ids`)."""
+_OTHER_KINDS = {
+    ".mds": "a shard of MosaicML's MDS",
+    ".ds": "datatrove's tokens",
+    ".arrow": "an Arrow file of Hugging Face's datasets (`dataset.to_parquet(FILE)` writes what is read)",
+    ".npz": "an archive of NumPy arrays (save its ids as .npy)",
+    ".tar": "an archive",
+    ".zip": "an archive",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +47,19 @@ class SourceFile:
 
     path: Path
     format: str
-    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `llm.c`, `megatron`."""
+    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `npy`, `llm.c`, `megatron`."""
     compression: str | None
     num_bytes: int
     ids_dtype: str | None
-    """What the ids of a pre-tokenized file are stored as; None for text."""
+    """What the ids of a pre-tokenized file are stored as; `RAW` where it does not say; None for text."""
     uri: str = ""
     """Where it lies, if that is no file system of this machine."""
+    relative_name: str = ""
+    """Its path below the folder that was named as a source, or its own name."""
+    from_folder: bool = False
+    """Whether it was found in a folder, and not named itself."""
+    split: Split | None = None
+    """Split that its name says; None: its documents' content decides."""
 
     @property
     def name(self) -> str:
@@ -56,6 +76,8 @@ class ReaderOptions:
     vocab_size: int
     end_id: int | None
     """For pre-tokenized files: ids lie below `vocab_size`, and `end_id` parts documents."""
+    raw_dtype: str | None = None
+    """Dtype of raw ids, as a person named it; None: it is recognized."""
 
 
 class FoundFiles(NamedTuple):
@@ -88,44 +110,80 @@ def find_files(
             says.
     """
     found: list[SourceFile] = []
-    left: dict[str, list[Path]] = {}
+    left = Leftovers()
     problems: list[str] = []
     elsewhere: list[NotRead] = []
     for given in paths:
-        if isinstance(given, str) and is_uri(given):
-            try:
-                remote, left_there = _remote(given)
-            except DataError as error:
-                problems += error.problems
-                continue
-            found += remote
-            elsewhere += left_there
-            continue
-        path = Path(given)
         try:
-            files = sorted(f for f in _walk(path, excluded, out) if f.is_file()) if path.is_dir() else [path]
+            if isinstance(given, str) and is_uri(given):
+                remote, left_there = _remote(given)
+                found += remote
+                elsewhere += left_there
+                continue
+            path = Path(given)
+            files = sorted(_walk(path, excluded, out)) if path.is_dir() else [path]
         except OSError as error:
-            problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
+            problems.append(f"{error.filename or given} cannot be read: {error.strerror}")
+            continue
+        except DataError as error:
+            problems += error.problems
             continue
         for file in files:
-            if file != path and not file.name.endswith(suffixes):
-                left.setdefault(file.suffix, []).append(file)
-                continue
             try:
-                recognised = recognise(file)
-                if file != path and not _is_text(recognised):
-                    left.setdefault(f"{file.suffix} not in UTF-8", []).append(file)
-                    continue
-                found.append(recognised)
+                recognised = _taken(file, suffixes, left) if file != path else recognise(file)
             except DataError as error:
                 problems += error.problems
+                continue
+            if recognised is not None:
+                name = str(file.relative_to(path)) if file != path else file.name
+                found.append(replace(recognised, relative_name=name, from_folder=file != path))
     if problems:
         raise DataError(*problems)
-    not_read = [
-        NotRead(suffix=suffix, num_files=len(files), num_bytes=sum(file.stat().st_size for file in files))
-        for suffix, files in left.items()
-    ] + elsewhere
-    return FoundFiles(found, tuple(sorted(not_read, key=lambda one: (-one.num_bytes, one.suffix))))
+    return FoundFiles(
+        found, tuple(sorted([*left.to_records(), *elsewhere], key=lambda one: (-one.num_bytes, one.suffix)))
+    )
+
+
+class Leftovers:
+    """Files that are not read, by kind."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, list[tuple[str, int]]] = {}
+
+    def add(self, kind: str, name: str, num_bytes: int) -> None:
+        """Add a file."""
+        self._files.setdefault(kind, []).append((name, num_bytes))
+
+    def to_records(self) -> list[NotRead]:
+        """Return the counts of each kind, with the first names."""
+        return [
+            NotRead(
+                suffix=kind,
+                num_files=len(files),
+                num_bytes=sum(num_bytes for _, num_bytes in files),
+                examples=tuple(name for name, _ in files[:MAX_EXAMPLES]),
+            )
+            for kind, files in self._files.items()
+        ]
+
+
+def _taken(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile | None:
+    """Return a file of a folder if it is to be read; what is not is counted."""
+    try:
+        stat = file.stat()
+    except OSError:
+        left.add("link to nothing", file.name, 0)
+        return None
+    kind = name_kind(stat.st_mode)
+    if kind != "file":
+        left.add(kind, file.name, 0)
+    elif not file.name.endswith(suffixes):
+        left.add(file.suffix, file.name, stat.st_size)
+    elif not _is_text(recognised := recognise(file)):
+        left.add(f"{file.suffix} not in UTF-8", file.name, stat.st_size)
+    else:
+        return recognised
+    return None
 
 
 def _remote(uri: str) -> FoundFiles:
@@ -133,7 +191,7 @@ def _remote(uri: str) -> FoundFiles:
     files = [
         SourceFile(
             path=Path(file.path), uri=file.uri, format="parquet", compression=None, num_bytes=file.num_bytes,
-            ids_dtype=None,
+            ids_dtype=None, relative_name=file.path, from_folder=len(found.files) > 1,
         )
         for file in found.files
     ]  # fmt: skip
@@ -144,7 +202,7 @@ def _is_text(file: SourceFile) -> bool:
     """Whether the beginning of a plain text file is UTF-8; what else a file is, its reader says."""
     if file.compression or file.format not in ("text", "jsonl"):
         return True
-    with file.path.open("rb") as stream:
+    with open_plain(file.path) as stream:
         start = stream.read(_LOOKED_AT_BYTES)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < _LOOKED_AT_BYTES)
@@ -169,12 +227,12 @@ def recognise(path: Path) -> SourceFile:
     Raises:
         DataError: it cannot be read, is not what its name says, or is of a kind that holds no corpus.
     """
-    if not path.is_file():
-        raise DataError(f"{path} is not a file or folder")
     try:
-        with path.open("rb") as file:
-            start = file.read(4)
+        with open_plain(path) as file:
+            start = file.read(len(NPY_MAGIC))
             num_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise DataError(f"{path} is not a file or folder") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
@@ -184,28 +242,53 @@ def recognise(path: Path) -> SourceFile:
             f"{path} is named {path.suffix} but does not begin as {named} does: it is truncated or misnamed"
         )
     inner = path.stem if named else path.name
-    magic = struct.unpack("<i", start)[0] if len(start) == 4 else 0
-    if start == b"PAR1":
+    magic = struct.unpack("<i", start[:4])[0] if len(start) >= 4 else 0
+    if path.suffix in _OTHER_KINDS:
+        raise DataError(f"{path} is {_OTHER_KINDS[path.suffix]}, which is not read: convert it, or leave it out")
+    if start.startswith(b"PAR1"):
         kind = "parquet"
     elif inner.endswith(".parquet"):
         raise DataError(
             f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated or misnamed"
         )
+    elif inner.endswith(".npy"):
+        kind = "npy" if start == NPY_MAGIC else "nanogpt"
     elif inner.endswith(".bin"):
-        kind = "megatron" if is_indexed(path) else _recognise_bin(path, magic, compression)
+        kind = "megatron" if is_indexed(path) else _recognise_bin(path, start, magic, compression)
     else:
         kind = "jsonl" if inner.endswith(_JSONL_SUFFIXES) else "text"
-    dtype = {"llm.c": LLMC_MAGICS.get(magic), "nanogpt": "uint16"}.get(kind)
-    dtype = index_of(path).dtype if kind == "megatron" else dtype
+    dtype = {"llm.c": LLMC_MAGICS.get(magic), "nanogpt": RAW}.get(kind)
+    if kind == "megatron":
+        dtype = index_of(path).dtype
+    elif kind == "npy":
+        dtype = read_npy_header(path)[0].name
     return SourceFile(path=path, format=kind, compression=compression, num_bytes=num_bytes, ids_dtype=dtype)
 
 
-def _recognise_bin(path: Path, magic: int, compression: str | None) -> str:
+def _recognise_bin(path: Path, start: bytes, magic: int, compression: str | None) -> str:
+    if start == NPY_MAGIC:
+        raise DataError(f"{path} is named .bin but begins as NumPy's .npy does: name it .npy, and its header is read")
     if compression and magic not in LLMC_MAGICS and path.suffix != ".bin":
         raise DataError(f"{path} is a compressed .bin file, which is not read: decompress it first")
+    with contextlib.suppress(FileNotFoundError):
+        _refuse_chunk(path, path.parent / "index.json")
     if magic == _LLMC_EVAL_MAGIC:
         raise DataError(f"{path} is llm.c's file of an evaluation (magic {magic}), not of text: leave it out")
     return "llm.c" if magic in LLMC_MAGICS else "nanogpt"
+
+
+def _refuse_chunk(path: Path, index: Path) -> None:
+    """Refuse a chunk of a format that keeps an index beside its chunks, which are no plain ids."""
+    try:
+        listed = json.loads(read_plain(index))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise DataError(f"{index} lies beside {path} and cannot be read ({reason}): remove one of them") from error
+    kinds = {"chunks": "litdata", "shards": "MosaicML's MDS"}
+    for key in kinds.keys() & (listed if isinstance(listed, dict) else {}):
+        raise DataError(f"{path} is a chunk of {kinds[key]} ({index.name} beside it), which is not read: convert it")
 
 
 def told(files: Iterable[SourceFile]) -> str:

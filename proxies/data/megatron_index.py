@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.plain_files import open_plain
 from proxies.data.tokens import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
+_OLD_MAGIC = b"TNTIDX"
 _HEADER = struct.Struct("<QBQQ")
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """By its code; 6 and 7 are floats, which are no ids."""
@@ -39,12 +41,22 @@ def _index_path(path: Path) -> Path:
 
 
 def is_indexed(path: Path) -> bool:
-    """Whether such an index lies beside a `.bin`."""
+    """Whether such an index lies beside a `.bin`.
+
+    Raises:
+        DataError: What lies there cannot be read, or is the index of an older program.
+    """
     index = _index_path(path)
-    if not index.is_file():
+    try:
+        with open_plain(index) as file:
+            magic = file.read(len(MAGIC))
+    except FileNotFoundError:
         return False
-    with index.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise DataError(f"{index} cannot be read: {error.strerror}") from error
+    if magic.startswith(_OLD_MAGIC):
+        raise DataError(f"{index} is an index of fairseq ({_OLD_MAGIC.decode()}), which is not read: convert {path}")
+    return magic == MAGIC
 
 
 def index_of(path: Path) -> MegatronIndex:
@@ -55,7 +67,8 @@ def index_of(path: Path) -> MegatronIndex:
     """
     index = _index_path(path)
     try:
-        content = index.read_bytes()
+        with open_plain(index) as file:
+            content = file.read()
     except OSError as error:
         raise DataError(f"{index} cannot be read: {error.strerror}") from error
     at = len(MAGIC)

@@ -1,8 +1,8 @@
-"""Readers of token ids that another program wrote: nanoGPT's raw uint16 `.bin`, llm.c's `.bin` with a header, and
-Megatron-LM's `.bin` with an index beside it (`proxies.data.megatron_index`).
+"""Readers of token ids that another program wrote: raw ones (`proxies.data.raw_ids`), NumPy's `.npy`, llm.c's `.bin`
+with a header, and Megatron-LM's `.bin` with an index beside it (`proxies.data.megatron_index`).
 
 llm.c (dev/data/data_common.py): 256 int32, of which magic 20240520 (uint16, GPT-2) or 20240801 (uint32, Llama 3),
-version 1 or 7, and the number of tokens; the ids begin at byte 1024. nanoGPT's file is ids and nothing else.
+version 1 or 7, and the number of tokens; the ids begin at byte 1024.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.data.documents import LLMC_MAGICS, Document, ReaderOptions, SourceFile
+from proxies.core.plain_files import open_plain, require_plain
+from proxies.data.documents import LLMC_MAGICS, RAW, Document, ReaderOptions, SourceFile
 from proxies.data.megatron_index import index_of
+from proxies.data.raw_ids import find_dtype, read_npy_header
 from proxies.data.tokens import DataError
 
 PIECE_TOKENS = 2**16
@@ -21,20 +23,24 @@ PIECE_TOKENS = 2**16
 _HEADER_BYTES = 1024
 _CHUNK_TOKENS = 2**20
 _GPT2_END_ID = 50256
+_GPT2_VOCAB_SIZES = range(50257, 50433)
+"""GPT-2's, also padded to a multiple of up to 256. In other vocabularies the id 50256 is a word."""
 # What llm.c's magic numbers stand for: vocabulary, and the id it puts between documents.
 _IMPLIED = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_000)}
 
 
-def vocabulary_of(files: Sequence[SourceFile], vocab_size: int | None, end_id: int | None) -> tuple[int, int | None]:
+def vocabulary_of(
+    files: Sequence[SourceFile], vocab_size: int | None, end_id: int | None, raw_dtype: str | None = None
+) -> tuple[int, int | None]:
     """Vocabulary size and end id of pre-tokenized files: as said, else what llm.c's headers imply; GPT-2's end id for
-    nanoGPT's files if the vocabulary holds it, else none.
+    other files if the vocabulary is GPT-2's, else none.
 
     Raises:
         DataError: every file whose vocabulary nobody said, or whose ids cannot be of that vocabulary.
     """
     implied = {_IMPLIED[dtype] for file in files if file.format == "llm.c" and (dtype := file.ids_dtype)}
     if vocab_size is None:
-        bare = [file for file in files if file.format in ("nanogpt", "megatron")]
+        bare = [file for file in files if file.format != "llm.c"]
         if bare and not implied:
             raise DataError(
                 f"{bare[0].path} holds ids and does not state its vocabulary: give --vocab-size (50257 for GPT-2)"
@@ -43,41 +49,66 @@ def vocabulary_of(files: Sequence[SourceFile], vocab_size: int | None, end_id: i
             raise DataError(f"{files[0].path} and others hold ids of both GPT-2 and Llama 3: tokenize them separately")
         vocab_size = next(iter(implied))[0]
     if end_id is None:
-        ends = {end for _, end in implied} or {_GPT2_END_ID}
+        ends = {end for _, end in implied} or ({_GPT2_END_ID} if vocab_size in _GPT2_VOCAB_SIZES else set())
         end_id = next((end for end in ends if len(ends) == 1 and end < vocab_size), None)
-    check_range(files, vocab_size, end_id)
+    check_range(files, vocab_size, end_id, raw_dtype)
     return vocab_size, end_id
 
 
-def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None) -> None:
+def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None, raw_dtype: str | None = None) -> None:
     """Whether ids of a vocabulary fit the files they are said to be in.
 
     Raises:
-        DataError: every file that cannot hold that vocabulary, and an end id outside it.
+        DataError: every file that cannot hold that vocabulary or whose width is not known, and an end id outside it.
     """
     problems = []
     if end_id is not None and not 0 <= end_id < vocab_size:
         problems.append(f"--end-id {end_id} is outside the vocabulary of {vocab_size}")
     for file in files:
-        limit = int(np.iinfo(file.ids_dtype or "uint32").max) + 1
+        try:
+            dtype = dtype_of(file, vocab_size, raw_dtype)
+        except DataError as error:
+            problems += error.problems
+            continue
+        limit = int(np.iinfo(dtype).max) + 1
         if vocab_size > limit:
             problems.append(
-                f"{file.path} holds {file.ids_dtype} ids, {limit} at most: a vocabulary of {vocab_size} does not fit; "
+                f"{file.path} holds {dtype} ids, {limit} at most: a vocabulary of {vocab_size} does not fit; "
                 "correct --vocab-size, or name another file"
             )
     if problems:
         raise DataError(*problems)
 
 
-def read_nanogpt(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """Documents of a raw uint16 file, each with its end id.
+def dtype_of(file: SourceFile, vocab_size: int, raw_dtype: str | None) -> str:
+    """Return the dtype of a pre-tokenized file's ids; raw ones are looked at.
 
     Raises:
-        DataError: half an id at the end, or an id outside the vocabulary.
+        DataError: see `find_dtype`.
     """
-    if file.num_bytes % 2:
-        raise DataError(f"{file.path} has {file.num_bytes:,} bytes, not a whole number of uint16 ids: it is truncated")
-    yield from _read_ids(file, reading, "<u2", 0)
+    if file.ids_dtype == RAW:
+        return find_dtype(file.path, file.num_bytes, vocab_size, raw_dtype)
+    return file.ids_dtype or "uint32"
+
+
+def read_raw(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
+    """Documents of a file of nothing but ids, each with its end id.
+
+    Raises:
+        DataError: see `find_dtype`; or an id outside the vocabulary.
+    """
+    dtype = np.dtype(dtype_of(file, reading.vocab_size, reading.raw_dtype)).newbyteorder("<")
+    yield from _read_ids(file, reading, dtype, 0)
+
+
+def read_npy(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
+    """Documents of a `.npy` file, each with its end id.
+
+    Raises:
+        DataError: see `read_npy_header`; or an id outside the vocabulary.
+    """
+    dtype, _, start = read_npy_header(file.path)
+    yield from _read_ids(file, reading, dtype, start)
 
 
 def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
@@ -87,7 +118,7 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
         DataError: a header that is cut off, of another version or of another size than the file, or an id outside the
             vocabulary.
     """
-    with file.path.open("rb") as stream:
+    with open_plain(file.path) as stream:
         header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
         raise DataError(
@@ -104,7 +135,7 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
             f"{file.path} has {file.num_bytes:,} bytes, its header says {num_tokens:,} ids, which take {num_bytes:,}: "
             "it is truncated, or something was appended"
         )
-    yield from _read_ids(file, reading, dtype.str, _HEADER_BYTES)
+    yield from _read_ids(file, reading, dtype, _HEADER_BYTES)
 
 
 def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
@@ -115,6 +146,7 @@ def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document
     """
     index = index_of(file.path)
     stored = np.dtype(index.dtype).newbyteorder("<")
+    require_plain(file.path)
     ids = np.memmap(file.path, dtype=stored, mode="r") if file.num_bytes else np.empty(0, stored)
     for start, length in zip(index.starts.tolist(), index.lengths.tolist(), strict=True):
         document = np.asarray(ids[start : start + length])
@@ -131,18 +163,20 @@ def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document
             yield document[piece : piece + PIECE_TOKENS].astype(np.uint32)
 
 
-def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: str, start: int) -> Iterator[Document]:
+def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: np.dtype[np.integer], start: int) -> Iterator[Document]:
     end_id = -1 if reading.end_id is None else reading.end_id  # no id is -1
     pending, position = np.empty(0, dtype=np.uint32), 0
     for ids in _chunks(file, dtype, start):
-        if int(ids.max()) >= reading.vocab_size:
-            place = int(np.argmax(ids >= reading.vocab_size))
+        outside = (ids < 0) | (ids >= reading.vocab_size)
+        if outside.any():
+            place = int(np.argmax(outside))
             raise DataError(
                 f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the vocabulary of "
-                f"{reading.vocab_size}: correct --vocab-size, or the file is damaged or of another format"
+                f"{reading.vocab_size} (read as {dtype.name}): correct --vocab-size or --dtype, or the file is damaged "
+                "or of another format"
             )
         position += len(ids)
-        pending = np.concatenate([pending, ids])
+        pending = np.concatenate([pending, ids.astype(np.uint32)])
         done = 0
         for end in [*(np.flatnonzero(pending == end_id) + 1).tolist(), None]:
             stop = len(pending) if end is None else end
@@ -156,9 +190,8 @@ def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: str, start: int) 
     yield pending
 
 
-def _chunks(file: SourceFile, dtype: str, start: int) -> Iterator[NDArray[np.uint32]]:
-    num_bytes = _CHUNK_TOKENS * np.dtype(dtype).itemsize
-    with file.path.open("rb") as stream:
+def _chunks(file: SourceFile, dtype: np.dtype[np.integer], start: int) -> Iterator[NDArray[np.integer]]:
+    with open_plain(file.path) as stream:
         stream.seek(start)
-        while content := stream.read(num_bytes):
-            yield np.frombuffer(content, dtype=dtype).astype(np.uint32)
+        while content := stream.read(_CHUNK_TOKENS * dtype.itemsize):
+            yield np.frombuffer(content, dtype=dtype)

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxies.data.tokens import DataError, NotRead
+from proxies.data.tokens import MAX_EXAMPLES, DataError, NotRead
 
 SCHEMES = ("hf", "s3", "gs")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -93,13 +93,20 @@ def find_remote(uri: str) -> RemoteFiles:
         RemoteFile(f"{scheme}://{each.path}" + (f"?{query}" if query else ""), each.path, int(each.size or 0))
         for each in taken
     ]
-    left: dict[str, list[int]] = {}
+    left: dict[str, list[Any]] = {}
     for each in held:
         if each not in taken:
-            left.setdefault(Path(each.path).suffix, []).append(int(each.size or 0))
-    return RemoteFiles(
-        files, [NotRead(suffix=suffix, num_files=len(sizes), num_bytes=sum(sizes)) for suffix, sizes in left.items()]
-    )
+            left.setdefault(Path(each.path).suffix, []).append(each)
+    records = [
+        NotRead(
+            suffix=suffix,
+            num_files=len(others),
+            num_bytes=sum(int(each.size or 0) for each in others),
+            examples=tuple(Path(each.path).name for each in others[:MAX_EXAMPLES]),
+        )
+        for suffix, others in left.items()
+    ]
+    return RemoteFiles(files, records)
 
 
 def first_line(error: Exception) -> str:

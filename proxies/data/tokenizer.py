@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.plain_files import read_plain
+from proxies.data.tokenizer_process import (
+    BATCH_SECONDS,
+    BYTES_PER_SECOND,
+    START_SECONDS,
+    TokenizerProcess,
+    pack_texts,
+    serve,
+    unpack_json,
+    unpack_texts,
+)
 from proxies.data.tokens import DataError
 
 DOCUMENT_END = 0  # of the bytes: NUL, which text does not hold
-END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[EOS]")
+END_TOKENS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|end▁of▁sentence|>",
+    "<\uff5cend▁of▁sentence\uff5c>",  # DeepSeek's: its bars are full-width (U+FF5C)
+    "[EOS]",
+)
+"""Usual names, the first that a file has is taken."""
+CONFIG_FILE = "tokenizer_config.json"
+_LOAD, _ENCODE = 0, 1
 MIN_BPE_VOCAB, MAX_BPE_VOCAB = 257, 2**18
 """Entries of a trained BPE: 256 bytes and the end token; as many as the largest one in use (Gemma 3's)."""
 
@@ -37,52 +62,137 @@ class FileTokenizer:
     """What a `tokenizer.json` says, and its end-of-document token after each text.
 
     Text is only ever text: where it spells a special token, it is not that token. Nothing is put around documents,
-    cut off or padded, whatever the file says.
+    cut off or padded, whatever the file says. The file is loaded and applied by another process
+    (`proxies.data.tokenizer_process`).
 
     Args:
         file: a `tokenizer.json`.
-        end_token: the token that ends a document; None for the first of the usual names that the file knows.
+        end_token: the token that ends a document; None: see `choose_end_token`.
 
     Raises:
         DataError: the file cannot be read, or does not know the end token.
     """
 
     def __init__(self, file: Path, end_token: str | None) -> None:
-        from tokenizers import Tokenizer
-
+        self._file = file
         try:
-            self.content = file.read_bytes()
-            self.name = f"sha256:{hashlib.sha256(self.content).hexdigest()}"
-            self._tokenizer = Tokenizer.from_str(self.content.decode())
+            self.content = read_plain(file, MAX_TOKENIZER_BYTES)
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
-        except Exception as error:  # `tokenizers` raises nothing more specific
-            reason = str(error).partition("\n")[0]
-            raise DataError(f"{file} is not a tokenizer.json of Hugging Face's tokenizers: {reason}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not vocabulary:
-            raise DataError(f"{file} has no tokens")
+        self.name = f"sha256:{hashlib.sha256(self.content).hexdigest()}"
+        self._process = TokenizerProcess(file, __name__)
+        known = unpack_json(self._process.ask(_LOAD, self.content, START_SECONDS))
+        if problem := known.get("problem"):
+            raise DataError(f"{file} {problem}")
+        vocabulary: Mapping[str, int] = known["vocabulary"]  # type: ignore[assignment]
+        special: list[str] = known["special"]  # type: ignore[assignment]
         self.vocab_size = max(vocabulary.values()) + 1
-        choices = END_TOKENS if end_token is None else (end_token,)
-        known = next((token for token in choices if token in vocabulary), None)
-        if known is None:
-            raise DataError(
-                f"{file} has no token {' or '.join(choices)}: name with --end-token the token that ends a document"
-            )
-        self.end_id = vocabulary[known]
+        chosen = choose_end_token(file, vocabulary, frozenset(special), end_token)
+        self.end_id = vocabulary[chosen.token]
+        self.end_reason = f"{chosen.token} (id {self.end_id}), {chosen.reason}"
+        """The end token, and why it was taken."""
 
     def encode(self, texts: list[bytes]) -> NDArray[np.uint32]:
         """Ids of the texts, joined, the end id after each.
 
         Raises:
-            UnicodeDecodeError: a text is not UTF-8.
+            DataError: the tokenizer fails, or takes longer than its limit.
         """
-        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
-        end = np.array([self.end_id], dtype=np.uint32)
-        return np.concatenate([part for e in encodings for part in (np.array(e.ids, dtype=np.uint32), end)])
+        message = pack_texts(texts)
+        seconds = BATCH_SECONDS + len(message) / BYTES_PER_SECOND
+        ids = np.frombuffer(self._process.ask(_ENCODE, message, seconds), dtype="<u4")
+        ends = np.cumsum(ids[1 : 1 + ids[0]], dtype=np.int64)
+        return np.insert(ids[1 + ids[0] :], ends, np.uint32(self.end_id)).astype(np.uint32, copy=False)
+
+
+MAX_TOKENIZER_BYTES = 2**28
+"""Upper limit for a tokenizer's file; the largest in use have some 35 MB."""
+
+
+class EndToken(NamedTuple):
+    """The token that ends a document."""
+
+    token: str
+    reason: str
+
+
+def choose_end_token(file: Path, vocabulary: Mapping[str, int], special: frozenset[str], asked: str | None) -> EndToken:
+    """Choose the token that ends a document.
+
+    In this order: what a person named; `eos_token` of the `tokenizer_config.json` beside the file; a usual name that
+    the file marks as special; a usual name in the vocabulary, which may be a word.
+
+    Raises:
+        DataError: There is none, or the configuration cannot be read.
+    """
+    if asked is not None:
+        if asked not in vocabulary:
+            raise DataError(f"{file} has no token {asked}: name with --end-token the token that ends a document")
+        return EndToken(asked, "as --end-token says")
+    configured = _read_configured_end(file.parent / CONFIG_FILE)
+    if configured in vocabulary:
+        return EndToken(configured, f"the eos_token of {CONFIG_FILE}")
+    note = f" ({CONFIG_FILE} says {configured}, which the file does not have)" if configured else ""
+    for token in END_TOKENS:
+        if token in special:
+            return EndToken(token, f"a usual name that the file marks as special{note}")
+    for token in END_TOKENS:
+        if token in vocabulary:
+            return EndToken(token, f"a usual name, although the file does not mark it as special{note}")
+    raise DataError(
+        f"{file} has no token {' or '.join(END_TOKENS)}{note}: name with --end-token the token that ends a document"
+        + (f"; its special tokens are {', '.join(sorted(special)[:20])}" if special else "")
+    )
+
+
+def _read_configured_end(path: Path) -> str:
+    """Return `eos_token` of a tokenizer's configuration; empty if there is none.
+
+    Raises:
+        DataError: The file is there and cannot be read.
+    """
+    try:
+        config = json.loads(read_plain(path))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise DataError(f"{path} cannot be read: {reason}; mend it, or name the end token with --end-token") from error
+    token = config.get("eos_token") if isinstance(config, dict) else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
+
+
+def _answering() -> Callable[[int, bytes], bytes]:
+    """Return what answers the messages of a `FileTokenizer`."""
+    from tokenizers import Tokenizer
+
+    loaded: list[Any] = []
+
+    def load(content: bytes) -> dict[str, object]:
+        try:
+            tokenizer = Tokenizer.from_str(content.decode())
+        except Exception as error:  # `tokenizers` raises nothing more specific
+            reason = str(error).partition("\n")[0]
+            return {"problem": f"is not a tokenizer.json of Hugging Face's tokenizers: {reason}"}
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        loaded[:] = [tokenizer]
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            return {"problem": "has no tokens"}
+        added = tokenizer.get_added_tokens_decoder().values()
+        return {"vocabulary": vocabulary, "special": [token.content for token in added if token.special]}
+
+    def answer(kind: int, message: bytes) -> bytes:
+        if kind == _LOAD:
+            return json.dumps(load(message)).encode()
+        encodings = loaded[0].encode_batch_fast(unpack_texts(message), add_special_tokens=False)
+        parts = [np.array(encoding.ids, dtype="<u4") for encoding in encodings]
+        return np.concatenate([np.array([len(parts), *map(len, parts)], dtype="<u4"), *parts]).tobytes()
+
+    return answer
 
 
 Tokenizer = BytesTokenizer | FileTokenizer
@@ -126,3 +236,7 @@ def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
     if size < vocab_size:
         raise DataError(f"train_bpe = {vocab_size}: the text gives only {size} entries; ask for fewer, or add text")
     return bytes(tokenizer.to_str(), "utf-8")
+
+
+if __name__ == "__main__":
+    serve(_answering(), int(sys.argv[1]))

@@ -11,7 +11,7 @@ import bisect
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +20,16 @@ from numpy.typing import NDArray
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
+from proxies.core.plain_files import read_plain, require_plain
 from proxies.data.mixture import Mixture, weight_problems
 from proxies.data.windows import Windows
 
 MANIFEST = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 SCHEMA_VERSION = 3
+MAX_EXAMPLES = 3
+MAX_MANIFEST_BYTES = 2**28
+"""Upper limit for a manifest; a million shards take as much."""
 Split = Literal["train", "validation"]
 Dtype = Literal["uint16", "uint32"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -85,6 +89,8 @@ class NotRead:
     suffix: str
     num_files: int
     num_bytes: int
+    examples: tuple[str, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
+    """Names of the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +183,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        return canon.decode(Manifest, canon.parse(path.read_bytes()))
+        return canon.decode(Manifest, canon.parse(read_plain(path, MAX_MANIFEST_BYTES)))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: `forerun tokenize SOURCE... --out {folder}` writes it") from None
     except OSError as error:
@@ -188,19 +194,26 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Shards that are missing or of another size than the manifest says; no content is read."""
+    """Shards that are missing or of another size than the manifest says, and another tokenizer; no shard is read."""
     shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
     return [
         f"{folder / shard.file}: it {wrong}; run `forerun tokenize` again"
         for shard in shards
         if (wrong := _size_problem(folder / shard.file, shard, manifest.dtype))
+    ] + [
+        f"{folder}: {problem}; run `forerun tokenize` again"
+        for problem in _tokenizer_problems(folder, manifest.tokenizer)
     ]
 
 
 def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
     """What is wrong with a shard's file before it is read, after the file's name; empty where nothing is."""
-    if not path.is_file():
+    try:
+        require_plain(path)
+    except FileNotFoundError:
         return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
     expected, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
     return "" if found and found == expected else f"has {found} bytes, the manifest says {expected}"
 
@@ -209,8 +222,12 @@ def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
     path = folder / TOKENIZER_FILE
     if not tokenizer.startswith("sha256:"):
         return []
-    if not path.is_file():
+    try:
+        require_plain(path)
+    except FileNotFoundError:
         return [f"{TOKENIZER_FILE} is missing"]
+    except OSError as error:
+        return [f"{TOKENIZER_FILE} cannot be read: {error.strerror}"]
     if f"sha256:{canon.file_sha256(path)}" != tokenizer:
         return [f"{TOKENIZER_FILE} does not match the manifest's hash: it is another tokenizer, or was edited"]
     return []

@@ -1,9 +1,10 @@
 import json
+import os
 import struct
 
 import numpy as np
 import pytest
-from tiny_study import forerun
+from tiny_study import forerun, write_plan
 
 from launcher.verbs import data
 from proxies.data.documents import TEXT_SUFFIXES
@@ -101,3 +102,67 @@ def test_bad_input_is_two_and_says_what_to_do(folder, monkeypatch, arguments, sa
 def test_the_suffixes_are_those_of_the_readers():
     """Written out in the verb, which must load nothing."""
     assert data._SUFFIXES == TEXT_SUFFIXES
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A plan and its corpus."""
+    return write_plan(tmp_path)
+
+
+def test_validate_says_what_of_the_corpus_it_checked(planned):
+    shard = planned.parent / "corpus" / "train-00000.bin"
+    assert ask("validate", planned)[1]["corpus_checked"] == "sizes"
+    assert ask("validate", planned, "--full")[1]["corpus_checked"] == "content"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    assert ask("validate", planned)[0] == 0
+    code, body, _ = ask("validate", planned, "--full")
+    assert (code, "train-00000.bin does not match" in body["message"]) == (5, True)
+    shard.write_bytes(content[:-2])
+    assert ask("validate", planned)[0] == 2
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "train-00000.bin"])
+@pytest.mark.parametrize("verb", ["validate", "check"])
+def test_a_corpus_with_a_pipe_is_refused_with_its_kind(planned, name, verb):
+    path = planned.parent / "corpus" / name
+    path.unlink()
+    os.mkfifo(path)
+    code, body, _ = ask(verb, planned)
+    assert code in (2, 5) and "it is a pipe" in body["message"]
+
+
+def test_the_dtype_of_raw_ids_is_recognized_or_named(tmp_path):
+    """20,050 ids as uint32 were 40,101 tokens, half of them 0."""
+    ids = np.random.default_rng(0).integers(1, 50_000, 20_050)
+    ids[::50] = 50_256
+    ids.astype("<u4").tofile(tmp_path / "a.bin")
+    code, body, err = ask("tokenize", tmp_path / "a.bin", "--out", tmp_path / "out", "--vocab-size", 50_257)
+    assert code == 0 and "raw ids: 1 of uint32" in err
+    assert body["num_train_tokens"] + body["num_validation_tokens"] in (20_050, 20_051)
+    code, body, _ = ask(
+        "tokenize", tmp_path / "a.bin", "--out", tmp_path / "o", "--vocab-size", 300, "--dtype", "int32"
+    )
+    assert code == 2 and "outside the vocabulary of 300" in body["message"]
+    (tmp_path / "a.txt").write_text("a")
+    code, body, _ = ask("tokenize", tmp_path / "a.txt", "--out", tmp_path / "o", "--dtype", "uint32")
+    assert code == 2 and "--dtype uint32" in body["message"]
+
+
+def test_a_dataset_folder_keeps_its_splits(tmp_path):
+    hub = tmp_path / "hub"
+    (hub / "data").mkdir(parents=True)
+    (hub / "README.md").write_text("---\nlicense: mit\n---\n# A card\n")
+    for split, numbers in (("train", range(50)), ("validation", range(45, 60)), ("test", range(60, 70))):
+        rows = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in numbers)
+        (hub / "data" / f"{split}-00000-of-00001.jsonl").write_text(rows)
+    code, body, err = ask("tokenize", hub, "--out", tmp_path / "out")
+    (part,) = body["sources"]
+    size = len("document 00") + 1
+    assert (code, part["num_documents"], part["num_validation_tokens"]) == (0, 60, 15 * size)
+    assert part["num_train_tokens"] == 45 * size - 10, "five are held out; ten have one digit"
+    left = {kind["suffix"]: kind["examples"] for kind in body["not_read"]}
+    assert left == {"dataset card": ["README.md"], "test split": ["data/test-00000-of-00001.jsonl"]}
+    assert "split by their names: 1 for training, 1 for validation" in err and "README.md" in err

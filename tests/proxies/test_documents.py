@@ -1,12 +1,17 @@
 import errno
 import gzip
+import json
+import os
 import struct
 from pathlib import Path
 
 import pytest
 from corpus_cases import compressed, llm_c, nanogpt, parquet
 
-from proxies.data.documents import find_files, recognise, told
+from proxies.core import plain_files
+from proxies.data import documents
+from proxies.data.dataset_folder import split_by_name
+from proxies.data.documents import RAW, find_files, recognise, told
 from proxies.data.tokens import DataError
 
 
@@ -51,7 +56,7 @@ def test_kinds_are_told_apart(tmp_path):
         assert (file.format, file.num_bytes) == (kind, path.stat().st_size), path
         assert file.compression == compression or kind == "nanogpt", path
     assert [recognise(tmp_path / f"{name}.bin").ids_dtype for name in ("train", "gpt2", "llama")] == [
-        "uint16", "uint16", "uint32",
+        RAW, "uint16", "uint32",
     ]  # fmt: skip
     assert told([recognise(path) for path, *_ in made[:3]]) == "1 jsonl (zstd), 1 jsonl (gzip), 1 text (zstd)"
 
@@ -83,21 +88,26 @@ def test_every_file_that_cannot_be_used_is_said_at_once(tmp_path, monkeypatch):
     (tmp_path / "locked").mkdir()
     (tmp_path / "c.txt").write_text("c")
     (tmp_path / "pipe").symlink_to("/dev/null")
-    opened, listed = Path.open, Path.iterdir
+    opened, listed = plain_files.open_plain, Path.iterdir
 
-    def deny(path, *arguments, **options):
-        if path.name in ("c.txt", "locked"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return (opened if arguments else listed)(path, *arguments, **options)
+    def deny(call):
+        def denying(path):
+            if path.name in ("c.txt", "locked"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return call(path)
 
-    monkeypatch.setattr(Path, "open", deny)
-    monkeypatch.setattr(Path, "iterdir", deny)
+        return denying
+
+    monkeypatch.setattr(documents, "open_plain", deny(opened))
+    monkeypatch.setattr(Path, "iterdir", deny(listed))
     given = [tmp_path / name for name in ("gone", "pipe", "locked", "a.parquet", "b.parquet", "c.txt")]
     with pytest.raises(DataError) as caught:
         find_files(given, ())
     problems = caught.value.problems
     assert len(problems) == 6
-    assert problems[0].endswith("gone is not a file or folder") and problems[1].endswith("pipe is not a file or folder")
+    assert problems[0].endswith("gone is not a file or folder") and problems[1].endswith(
+        "pipe cannot be read: it is a device: must be a plain file"
+    )
     assert problems[2] == f"{tmp_path / 'locked'} cannot be read: Permission denied"
     assert problems[5] == f"{tmp_path / 'c.txt'} cannot be read: Permission denied"
 
@@ -108,5 +118,80 @@ def test_a_file_of_a_folder_that_is_no_utf8_is_left_out_and_counted(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
     found = find_files([tmp_path], (".txt",))
     assert [file.path.name for file in found.files] == ["a.txt"]
-    assert [(one.suffix, one.num_files) for one in found.not_read] == [(".txt not in UTF-8", 1)]
+    assert [(one.suffix, one.num_files, one.examples) for one in found.not_read] == [
+        (".txt not in UTF-8", 1, ("b.txt",))
+    ]
     assert len(find_files([tmp_path / "b.txt"], (".txt",)).files) == 1
+
+
+def test_what_is_no_file_in_a_folder_is_counted_and_names_are_shown(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    for number in range(5):
+        (tmp_path / f"{number}.log").write_text("x")
+    (tmp_path / "b.txt").write_text("b")
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    found = find_files([tmp_path], (".txt",))
+    assert [file.path.name for file in found.files] == ["b.txt"]
+    assert {one.suffix: (one.num_files, one.examples) for one in found.not_read} == {
+        ".log": (5, ("0.log", "1.log", "2.log")), "pipe": (1, ("a.txt",)), "link to nothing": (1, ("gone.txt",)),
+    }  # fmt: skip
+
+
+def test_chunks_of_other_formats_are_refused_by_name(tmp_path):
+    nanogpt(tmp_path / "chunk-0-0.bin", [1, 2])
+    for key, name in (("chunks", "litdata"), ("shards", "MosaicML's MDS")):
+        (tmp_path / "index.json").write_text(json.dumps({key: [], "config": {}}))
+        with pytest.raises(DataError, match=f"is a chunk of {name}"):
+            recognise(tmp_path / "chunk-0-0.bin")
+    (tmp_path / "index.json").write_text('{"other": 1}')
+    assert recognise(tmp_path / "chunk-0-0.bin").format == "nanogpt"
+    for name in ("a.mds", "a.arrow", "a.tar"):
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(DataError, match="which is not read"):
+            recognise(tmp_path / name)
+
+
+def kinds_of(tmp_path, names):
+    """What becomes of files of these names below a folder."""
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            parquet(path, ["a"])
+        else:
+            path.write_text("a\n")
+    sorted_files = split_by_name(find_files([tmp_path], (".parquet", ".txt", ".md", ".py", ".jsonl")).files)
+    of = {file.relative_name: file.split for file in sorted_files.files}
+    return (
+        of
+        | {f.relative_name: "test" for f in sorted_files.test}
+        | {f.relative_name: "card" for f in sorted_files.cards}
+    )
+
+
+def test_the_splits_of_a_dataset_folder_are_honored_and_its_card_is_none_of_it(tmp_path):
+    hub = {
+        "README.md": "card",
+        "data/train-00000-of-00002.parquet": "train",
+        "data/train-00001-of-00002.parquet": "train",
+        "data/validation-00000-of-00001.parquet": "validation",
+        "data/test-00000-of-00001.parquet": "test",
+    }
+    assert kinds_of(tmp_path, hub) == hub
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"en/train/0.jsonl": "train", "en/dev/0.jsonl": "validation"},
+        {"TinyStories-train.txt": "train", "TinyStories-valid.txt": "validation"},
+        {"train-timetable.txt": None, "test-match.txt": None, "other.txt": None},
+        {"train.py": None, "test.py": None, "README.md": None},
+        {"a.parquet": None, "b.parquet": None},
+        {"train.parquet": None, "train_2.parquet": None},
+        {"validation.parquet": None, "b.parquet": None},
+        {"train.parquet": "train", "val.parquet": "validation", "more.parquet": None},
+    ],
+)
+def test_names_that_are_no_splits_are_left_alone(tmp_path, names):
+    assert kinds_of(tmp_path, names) == names

@@ -1,3 +1,4 @@
+import os
 import struct
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 from corpus_cases import contents, llm_c, nanogpt
 
 from proxies.data import pretokenized
+from proxies.data.document_split import READERS
 from proxies.data.documents import ReaderOptions, recognise
 from proxies.data.pretokenized import read_megatron, vocabulary_of
 from proxies.data.tokens import DataError
@@ -52,7 +54,7 @@ def test_a_file_cut_by_bytes_is_refused(tmp_path, cut):
 @pytest.mark.parametrize("write", [nanogpt, llm_c])
 def test_an_id_out_of_range_is_named_with_its_place(tmp_path, monkeypatch, write):
     monkeypatch.setattr(pretokenized, "_CHUNK_TOKENS", 1000)
-    ids = np.zeros(2500, dtype=np.int64)
+    ids = np.ones(2500, dtype=np.int64)
     ids[1700] = 50257
     path = write(tmp_path / "a.bin", ids)
     said = f"{path} token 1,700 is the id 50257, outside the vocabulary of 50257"
@@ -68,6 +70,7 @@ def test_the_vocabulary_is_said_or_implied(tmp_path):
     assert vocabulary([gpt2]) == (50257, 50256)
     assert vocabulary([llama]) == (128_256, 128_000)
     assert vocabulary([raw], 50304) == (50304, 50256)
+    assert vocabulary([raw], 151_936 // 4) == (37_984, None), "in another vocabulary 50256 is a word"
     assert vocabulary([raw], 65) == (65, None)
     assert vocabulary([raw], 65, 3) == (65, 3)
     assert vocabulary([gpt2], 50304, 7) == (50304, 7)
@@ -136,3 +139,77 @@ def test_a_bin_beside_another_kind_of_index_is_what_it_was(tmp_path):
     path = nanogpt(tmp_path / "a.bin", [1, 2, 3])
     path.with_suffix(".idx").write_bytes(b"something else")
     assert recognise(path).format == "nanogpt"
+    path.with_suffix(".idx").write_bytes(b"TNTIDX\x00\x00")
+    assert "index of fairseq" in refusal(recognise, path)
+    path.with_suffix(".idx").unlink()
+    os.mkfifo(path.with_suffix(".idx"))
+    assert "it is a pipe" in refusal(recognise, path)
+
+
+WIDTHS = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
+
+
+def raw(path, ids, dtype):
+    np.array(ids).astype(dtype).tofile(path)
+    return path
+
+
+def documents_read(path, vocab_size, raw_dtype=None):
+    reading = ReaderOptions(text_key="", vocab_size=vocab_size, end_id=None, raw_dtype=raw_dtype)
+    file = recognise(path)
+    return np.concatenate([np.array(document) for document in READERS[file.format](file, reading)]).tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [200, 30_000, 50_257, 65_536, 151_936, 262_144])
+@pytest.mark.parametrize("dtype", WIDTHS)
+def test_raw_ids_of_any_width_are_read_as_what_they_are(tmp_path, dtype, vocab_size):
+    """Of uint32 ids below 65,536 every second uint16 is 0: 20,050 ids were 40,101 tokens."""
+    high = min(vocab_size, np.iinfo(dtype).max + 1)
+    for num_ids in (20_050, 400_003):  # the second is looked at in samples
+        ids = np.random.default_rng(0).integers(0, high, num_ids)
+        path = raw(tmp_path / "a.bin", ids, dtype)
+        if high < vocab_size and dtype == "uint16":
+            assert "holds uint16 ids" in refusal(vocabulary, [path], vocab_size)
+        else:
+            assert documents_read(path, vocab_size) == ids.tolist()
+
+
+def test_ids_without_a_header_may_be_named_npy_and_those_with_one_are_read_by_it(tmp_path):
+    ids = np.random.default_rng(0).integers(0, 60_000, 5000)
+    assert documents_read(raw(tmp_path / "olmo.npy", ids, "uint32"), 65_000) == ids.tolist()
+    for dtype in (*WIDTHS[2:], "uint16", ">u2", ">i4"):
+        np.save(tmp_path / "a.npy", ids.astype(dtype))
+        assert documents_read(tmp_path / "a.npy", 65_000) == ids.tolist()
+    (tmp_path / "a.npy").rename(tmp_path / "a.bin")
+    assert "begins as NumPy's .npy does" in refusal(recognise, tmp_path / "a.bin")
+    for array in (ids.reshape(2, -1), ids.astype(float), np.array(["a"])):
+        np.save(tmp_path / "b.npy", array)
+        assert "must be one row of whole numbers" in refusal(recognise, tmp_path / "b.npy")
+    (tmp_path / "b.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    assert "damaged NumPy header" in refusal(recognise, tmp_path / "b.npy")
+
+
+def test_what_has_more_than_one_reading_is_refused_until_a_person_names_one(tmp_path):
+    for ids in ([5, 0], [0] * 5000, [7, 0, 0, 0] * 3):
+        path = raw(tmp_path / "a.bin", ids, "uint16")
+        assert "name one with --dtype" in refusal(documents_read, path, 50_257)
+        assert documents_read(path, 50_257, "uint16") == ids
+    assert "is empty" in refusal(documents_read, raw(tmp_path / "a.bin", [], "uint16"), 100)
+    (tmp_path / "a.bin").write_bytes(b"\x01\x00\x02")
+    assert "not a whole number of 2-byte ids" in refusal(documents_read, tmp_path / "a.bin", 100)
+    raw(tmp_path / "a.bin", [1, 2, 3], "uint16")
+    assert "not a whole number of 4-byte ids" in refusal(documents_read, tmp_path / "a.bin", 100, "uint32")
+
+
+@pytest.mark.parametrize("dtype", [">u2", ">u4", ">i8"])
+def test_big_endian_ids_are_refused_by_name(tmp_path, dtype):
+    path = raw(tmp_path / "a.bin", np.random.default_rng(0).integers(0, 50_257, 4096), dtype)
+    assert "big-endian" in refusal(documents_read, path, 50_257)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "int64"])
+def test_a_negative_id_is_no_token(tmp_path, dtype):
+    """-100 marks labels that count for nothing; as uint32 it would be 4,294,967,196."""
+    path = raw(tmp_path / "a.bin", [5, 9, -100, 7] * 100, dtype)
+    assert "token 2 is the id -100" in refusal(documents_read, path, 300, dtype)
+    assert "outside the vocabulary" in refusal(documents_read, path, 300)

@@ -33,8 +33,11 @@ def test_jsonl_gives_a_document_per_line(tmp_path):
     "line, message",
     [
         ("{", "line 3: not JSON"),
-        ('{"text": NaN}', "line 3: NaN is not allowed"),
-        ('{"body": "a"}', "line 3: must be an object with a string `text` (--text-key names another key)"),
+        ('{"text": NaN}', "line 3: must be an object with a string `text`"),
+        ('{"body": "a", "n": 1}', "line 3: must be an object with a string `text` (strings are under body; --text-key"),
+        ('{"text": "a", "text": "b"}', "line 3: the key `text` appears twice"),
+        ('[{"text": "a"}]', "line 3 begins a JSON array"),
+        ("5", "line 3 is 5: must be an object"),
         ('{"text": 5}', "line 3: must be an object with a string"),
         ('{"text": "\\ud83d"}', "line 3: `text` holds half a surrogate pair"),
         (b'{"text": "\xff"}', "line 3: not JSON"),
@@ -105,9 +108,9 @@ def test_parquet_gives_a_document_per_row(tmp_path, kind):
 
 def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", "b"], "content")
-    assert "has no column 'text': name one of id, content with --text-key" in refusal(path)
+    assert "has no column 'text': name one of content with --text-key" in refusal(path)
     id_key = ReaderOptions(text_key="id", vocab_size=1, end_id=None)
-    assert "column 'id' holds 0, not text" in refusal(path, id_key)
+    assert "column 'id' holds int64, not text: name one of content with --text-key" in refusal(path, id_key)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     assert "cannot be read as parquet" in refusal(path)
@@ -115,3 +118,28 @@ def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
     assert "cannot be read as parquet" in refusal(path)
     parquet(path, [])
     assert contents(path) == []
+
+
+def test_what_nobody_asked_for_may_hold_what_json_has_not(tmp_path):
+    path = tmp_path / "a.jsonl"
+    others = ('"score": NaN', '"score": 1e400', '"a": 1, "a": 2', '"n": ' + 5000 * "9", '"m": {"text": 1, "text": 2}')
+    path.write_text("".join(f'{{"text": "t{i}", {other}}}\n' for i, other in enumerate(others)))
+    assert contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4"]
+
+
+@pytest.mark.parametrize("text", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"},\n  {"text": "b"}\n]'])
+def test_an_array_of_json_is_called_one(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    said = refusal(tmp_path / "a.json")
+    assert "begins a JSON array" in said and "jq -c" in said
+
+
+def test_nested_columns_are_named_with_those_that_hold_texts(tmp_path):
+    chat = [[{"role": "user", "content": "hi"}]]
+    table = pa.table({"messages": chat, "text": [["a", "b"]], "content": ["c"]})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    said = refusal(tmp_path / "a.parquet")
+    assert "column 'text' holds list<" in said and said.endswith("name one of content with --text-key")
+    pa.parquet.write_table(table.select(["messages"]), tmp_path / "a.parquet")
+    said = refusal(tmp_path / "a.parquet")
+    assert "no column holds texts (messages (list<" in said

@@ -1,0 +1,97 @@
+"""Folders as the Hugging Face Hub has them: files named by their split, and a card that describes them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Literal
+
+from proxies.core.plain_files import open_plain
+from proxies.data.documents import SourceFile
+from proxies.data.tokens import Split
+
+_NamedSplit = Literal["train", "validation", "test"]
+_WORDS: dict[str, _NamedSplit] = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+"""The words of Hugging Face's `datasets` (data_files.py), between characters that are no letters."""
+_CARD = "readme.md"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFiles:
+    """The files of a source, sorted by what they are for."""
+
+    files: list[SourceFile]
+    """Files to read; validation comes first, so that a document in both splits is held out."""
+    test: list[SourceFile]
+    cards: list[SourceFile]
+
+
+def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
+    """Honor the splits that files are named by, and set cards and test splits aside.
+
+    Names count among files of one kind, where one is named for training and one for something else. Among texts, which
+    may be about anything, each must be named so.
+    """
+    cards = [file for file in files if _is_card(file, files)]
+    kinds = defaultdict[str, list[SourceFile]](list)
+    for file in files:
+        if file not in cards:
+            kinds["ids" if file.ids_dtype else file.format].append(file)
+    named: list[tuple[SourceFile, _NamedSplit | None]] = []
+    for kind, members in kinds.items():
+        splits = [_split_of(file) for file in members]
+        honored = "train" in splits and set(splits) - {"train", None} and (kind != "text" or None not in splits)
+        named += zip(members, splits if honored else [None] * len(splits), strict=True)
+    to_read = [replace(file, split=split) for file, split in named if split != "test"]
+    rank: dict[Split | None, int] = {"validation": 0}
+    return SplitFiles(
+        files=sorted(to_read, key=lambda file: rank.get(file.split, 1)),
+        test=[file for file, split in named if split == "test"],
+        cards=cards,
+    )
+
+
+def describe_splits(files: Sequence[SourceFile]) -> str:
+    """Return a sentence on the files whose name decides their split; empty if there are none."""
+    counts = {split: sum(file.split == split for file in files) for split in ("train", "validation")}
+    if not any(counts.values()):
+        return ""
+    others = len(files) - sum(counts.values())
+    text = f"split by their names: {counts['train']} for training, {counts['validation']} for validation"
+    return f"{text}; {others} others by content" if others else text
+
+
+def _split_of(file: SourceFile) -> _NamedSplit | None:
+    """Return the split that a file's name says, or the nearest folder below the source that says one."""
+    if file.format == "text" and file.path.suffix in (".md", ".py"):
+        return None  # train.py is code
+    for part in reversed(PurePath(file.relative_name).parts):
+        splits = {_WORDS[word] for word in re.split(r"[^a-z]+", part.lower()) if word in _WORDS}
+        if len(splits) == 1:
+            return splits.pop()
+    return None
+
+
+def _is_card(file: SourceFile, files: Sequence[SourceFile]) -> bool:
+    """Whether a file describes data: a README with a YAML header, or over tables, JSON lines, or ids."""
+    if file.path.name.lower() != _CARD or not file.from_folder:
+        return False
+    with open_plain(file.path) as stream:
+        if stream.read(4).rstrip() == b"---":
+            return True
+    folder = file.path.parent
+    return any(other.format != "text" and folder in other.path.parents for other in files)

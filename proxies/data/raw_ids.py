@@ -1,0 +1,130 @@
+"""Token ids in a file that does not describe itself: how wide they are. And NumPy's `.npy`, which does.
+
+nanoGPT, OLMo-core, and many scripts dump an array of ids as it lies in memory. Read with another width, every number is
+still an id: of uint32 ids below 65,536 every second uint16 is 0. So the width is what makes all ids lie inside the
+vocabulary without such zeros; where two widths do, a person must name one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxies.core.plain_files import open_plain
+from proxies.data.tokens import DataError
+
+RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
+NPY_MAGIC = b"\x93NUMPY"
+_SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 5
+_MOSTLY = 0.98
+"""Share of ids inside the vocabulary that proves a width although a few are damaged."""
+_MIN_IDS, _MIN_NONZERO_SHARE = 16, 0.5
+"""Ids of a wider type, and their share that is not 0, below which zeros prove no width."""
+
+
+def find_dtype(path: Path, num_bytes: int, vocab_size: int, asked: str | None) -> str:
+    """Return the dtype of the ids in a raw file.
+
+    Args:
+        path: The file.
+        num_bytes: Its size.
+        vocab_size: Ids lie below it.
+        asked: The dtype that a person named, one of `RAW_DTYPES`; None: it is recognized.
+
+    Raises:
+        DataError: The file is empty, is no whole number of ids, is big-endian, or may have more than one width.
+    """
+    if not num_bytes:
+        raise DataError(f"{path} is empty: leave it out")
+    if num_bytes % (size := np.dtype(asked or "uint16").itemsize):
+        raise DataError(
+            f"{path} has {num_bytes:,} bytes, not a whole number of {size}-byte ids: it is truncated, or its ids have "
+            "another width (--dtype)"
+        )
+    if asked:
+        return asked
+    sample = _read_sample(path, num_bytes)
+    widths = [width for width in (8, 4, 2) if num_bytes % width == 0]
+    fitting = [width for width in widths if _fits(sample, f"<u{width}", vocab_size)]
+    swapped = [width for width in widths if _is_proven(sample, f">u{width}", vocab_size)]
+    if fitting == [2] and not swapped:
+        return "uint16"
+    for width in fitting or widths:
+        if width > 2 and _is_proven(sample, f"<u{width}", vocab_size, 1.0 if fitting else _MOSTLY):
+            return f"uint{8 * width}"
+    if fitting == [4] and vocab_size > 2**16:
+        return "uint32"
+    if fitting and fitting != [2]:
+        names = " or ".join(f"uint{8 * width}" for width in reversed(fitting))
+        raise DataError(f"{path} may hold ids of {names}: its zeros prove neither; name one with --dtype")
+    if swapped and (swapped[0] > 2 or not _is_proven(sample, "<u2", vocab_size, _MOSTLY)):
+        kind = f"u{swapped[0]}"
+        raise DataError(
+            f"{path} holds big-endian ids of {swapped[0]} bytes, which are not read: write them little-endian, such as "
+            f"by numpy.fromfile(file, '>{kind}').astype('<{kind}').tofile(other)"
+        )
+    return "uint16"  # and its reader names the first id outside the vocabulary
+
+
+def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
+    """Return the dtype of a `.npy` file's ids, their number, and the byte at which they begin.
+
+    Raises:
+        DataError: The header is damaged, or describes no row of whole numbers.
+    """
+    try:
+        with open_plain(path) as file:
+            version = np.lib.format.read_magic(file)
+            read_header = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, _, dtype = read_header(file)
+            start = file.tell()
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} has a damaged NumPy header: {error}") from error
+    if dtype.kind not in "iu" or len(shape) != 1:
+        raise DataError(
+            f"{path} is a NumPy array of {dtype} with shape {shape}: must be one row of whole numbers; flatten it, or "
+            "leave it out"
+        )
+    num_bytes = path.stat().st_size - start
+    if num_bytes != shape[0] * dtype.itemsize:
+        raise DataError(
+            f"{path} has {num_bytes:,} bytes of ids, its header says {shape[0] * dtype.itemsize:,}: it is truncated, "
+            "or something was appended"
+        )
+    return dtype, shape[0], start
+
+
+def _read_sample(path: Path, num_bytes: int) -> bytes:
+    """Return bytes from the beginning to the end of a file, each piece from a multiple of 8."""
+    with open_plain(path) as file:
+        if num_bytes <= _SAMPLE_BYTES * _NUM_SAMPLES:
+            return file.read()
+        pieces = []
+        for number in range(_NUM_SAMPLES):
+            file.seek((num_bytes - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1) // 8 * 8)
+            pieces.append(file.read(_SAMPLE_BYTES))
+        return b"".join(pieces)
+
+
+def _view(sample: bytes, dtype: str) -> NDArray[np.unsignedinteger]:
+    return np.frombuffer(sample, dtype, len(sample) // np.dtype(dtype).itemsize)
+
+
+def _fits(sample: bytes, dtype: str, vocab_size: int) -> bool:
+    ids = _view(sample, dtype)
+    return ids.size > 0 and int(ids.max()) < vocab_size
+
+
+def _is_proven(sample: bytes, dtype: str, vocab_size: int, min_share: float = 1.0) -> bool:
+    """Whether ids lie inside the vocabulary, and so many are not 0 that zeros between them are no ids."""
+    ids = _view(sample, dtype)
+    return bool(
+        np.count_nonzero(ids < vocab_size) >= min_share * ids.size
+        and ids.size >= _MIN_IDS
+        and np.count_nonzero(ids) >= _MIN_NONZERO_SHARE * ids.size
+    )
