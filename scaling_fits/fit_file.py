@@ -15,6 +15,7 @@ import numpy as np
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import read_plain
 from scaling_fits.allocation.shapes import Template
 from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
 from scaling_fits.compute.optima import ComputeFit
@@ -63,7 +64,7 @@ def read(path: Path) -> dict[str, Json]:
         FitTamperedError: it was changed.
     """
     try:
-        data = canon.parse(path.read_bytes())
+        data = canon.parse(read_plain(path))
         actual = canon.content_id(data.get("fit")) if isinstance(data, dict) else ""
     except OSError as error:
         raise FitFileError(f"{path} cannot be read: {error.strerror}") from error

@@ -26,7 +26,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.plain_files import open_plain
+from proxies.core.plain_files import open_plain, open_to_append, read_plain
 from proxies.external.growing_file import GrowingFile
 
 # A run's `metrics.jsonl`, followed while it is written, also over rewinds. Standard library only.
@@ -129,22 +129,18 @@ def append(run_dir: Path, record: object) -> None:
     """
     line = canon.canonical(record) + "\n"
     run_dir.mkdir(parents=True, exist_ok=True)  # it may have been removed: the supervisor notices, the run saves
-    with open_plain(run_dir / METRICS_FILE, "ab") as file:
+    with open_to_append(run_dir / METRICS_FILE) as file:
         file.write(line.encode())
 
 
 def read(run_dir: Path) -> list[dict[str, canon.Json]]:
     """The lines there are; what a killed run left half-written is skipped."""
     path = run_dir / METRICS_FILE
-    records = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            value = canon.parse(line)
-        except canon.CanonError:
-            continue
-        if isinstance(value, dict):
-            records.append(value)
-    return records
+    if not path.exists():
+        return []
+    with open_plain(path) as file:
+        lines = file.read().splitlines()
+    return [value for line in lines if isinstance(value := _parsed(line), dict)]
 
 
 def rewind(run_dir: Path, step: int) -> None:
@@ -172,4 +168,4 @@ def read_ending(run_dir: Path) -> AttemptEnd | None:
         CanonError: the file is not one of ours.
     """
     path = run_dir / ENDING_FILE
-    return canon.decode(AttemptEnd, canon.parse(path.read_bytes())) if path.exists() else None
+    return canon.decode(AttemptEnd, canon.parse(read_plain(path))) if path.exists() else None

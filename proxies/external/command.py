@@ -240,7 +240,7 @@ class _Running:
     def advance(self, seconds: float) -> tuple[RunResult, Curve] | None:
         """See `CommandEngine.advance`."""
         if self._seconds is None and self.kept.wait(seconds):
-            self._seconds = time.monotonic() - self._began
+            self._seconds = (self.kept.ended_at or time.monotonic()) - self._began
         try:
             more = self._read()
             if self._seconds is None or more:
@@ -248,7 +248,10 @@ class _Running:
             self._metrics.end(self.spec.schedule.num_steps)
             return judge(self.spec, self._metrics, said=self._said(), seconds=self._seconds)
         except (MetricsError, OSError) as error:
-            raise CommandError(f"{self._where()}: {error}{log_end(self._log)}") from error
+            problem = CommandError(f"{self._where()}: {error}{log_end(self._log)}")
+            if self.kept.keeper_killed:  # which is not the user's doing
+                problem.cause = "lost_worker"
+            raise problem from error
 
     def _said(self) -> str:
         """How the command ended, where it did not end well."""

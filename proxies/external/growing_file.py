@@ -6,6 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from proxies.core.plain_files import open_plain
+
 MAX_PENDING_BYTES = 64 * 2**20
 """A line or record longer than this is none."""
 MAX_NAMES = 40
@@ -33,7 +35,7 @@ class GrowingFile:
             OSError: it cannot be read; a file that is not there yet is empty.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 found = os.fstat(file.fileno())
                 if found.st_ino != self._inode or found.st_size < self._offset:
                     self._offset, self._inode = 0, found.st_ino

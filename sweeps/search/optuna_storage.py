@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from proxies.core.plain_files import open_plain
+
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
@@ -74,7 +76,7 @@ def _storage(file: Path) -> BaseStorage:
     from optuna.storages.journal import JournalFileBackend
 
     try:
-        with file.open("rb") as opened:
+        with open_plain(file) as opened:
             begins = opened.read(len(_SQLITE))
         if begins == _SQLITE:
             uri = f"file:{quote(str(file.resolve()))}?mode=ro"
