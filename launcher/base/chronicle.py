@@ -14,7 +14,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.plain_files import read_plain
+from proxies.core.plain_files import open_plain, open_to_append, read_plain
 
 CHRONICLE_FILE = "chronicle.jsonl"
 
@@ -59,16 +59,24 @@ def record(
     entry = Entry(at=at, kind=kind, text=text, step=step, digest=digest, data={**(data or {})})
     folder.mkdir(parents=True, exist_ok=True)
     line = canon.canonical(entry).encode() + b"\n"
-    file = os.open(folder / CHRONICLE_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b"\n":  # somebody died within a line
+    with open_to_append(folder / CHRONICLE_FILE) as file:
+        if _ends_within_line(folder / CHRONICLE_FILE):  # somebody died there
             line = b"\n" + line
-        os.write(file, line)
-        os.fsync(file)
-    finally:
-        os.close(file)
+        try:
+            file.write(line)
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder / CHRONICLE_FILE)) from error
     return entry
+
+
+def _ends_within_line(path: Path) -> bool:
+    size = path.stat().st_size
+    if not size:
+        return False
+    with open_plain(path) as file:
+        file.seek(size - 1)
+        return file.read(1) != b"\n"
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -26,7 +26,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.plain_files import open_plain, read_plain
+from proxies.core.plain_files import open_plain, open_to_append, read_plain
 from proxies.external.growing_file import GrowingFile
 
 # A run's `metrics.jsonl`, followed while it is written, also over rewinds. Standard library only.
@@ -129,7 +129,7 @@ def append(run_dir: Path, record: object) -> None:
     """
     line = canon.canonical(record) + "\n"
     run_dir.mkdir(parents=True, exist_ok=True)  # it may have been removed: the supervisor notices, the run saves
-    with open_plain(run_dir / METRICS_FILE, "ab") as file:
+    with open_to_append(run_dir / METRICS_FILE) as file:
         file.write(line.encode())
 
 
@@ -139,16 +139,8 @@ def read(run_dir: Path) -> list[dict[str, canon.Json]]:
     if not path.exists():
         return []
     with open_plain(path) as file:
-        content = file.read()
-    records = []
-    for line in content.splitlines():
-        try:
-            value = canon.parse(line)
-        except canon.CanonError:
-            continue
-        if isinstance(value, dict):
-            records.append(value)
-    return records
+        lines = file.read().splitlines()
+    return [value for line in lines if isinstance(value := _parsed(line), dict)]
 
 
 def rewind(run_dir: Path, step: int) -> None:

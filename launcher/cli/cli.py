@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -259,6 +261,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     typed = sys.argv[1:] if args is None else args
     try:
         _listen()
+        _refuse_other_encodings(typed)
         code = cli.main(args=typed, prog_name="forerun", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
@@ -267,6 +270,33 @@ def main(args: list[str] | None = None) -> NoReturn:
         code = 0 if cause is None else _complain(cause, typed)
     _flush_streams()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse_other_encodings(typed: list[str]) -> None:
+    """Refuse paths that are not UTF-8, before anything is done with them: no record can hold their names.
+
+    Raises:
+        click.UsageError: A word of the command line or the current folder is one.
+    """
+    if not typed or typed[0].startswith("-"):  # help
+        return
+    words = typed
+    if typed[0] == "note":  # whose text has a message of its own
+        words = [word for before, word in itertools.pairwise(typed) if before == "--study"]
+    places = [("", word) for word in words]
+    with contextlib.suppress(OSError):  # a current folder that was removed
+        places.append(("the current folder ", str(Path.cwd())))
+    named = [f"{what}{os.fsencode(word).decode('utf-8', 'backslashreplace')}" for what, word in places if _is_odd(word)]
+    if named:
+        raise click.UsageError(f"{', '.join(named)}: a name must be UTF-8, as records are; rename it")
+
+
+def _is_odd(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _listen() -> None:

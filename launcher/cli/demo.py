@@ -26,6 +26,7 @@ from launcher.views.numbers import count, interval, loss, number, words
 from launcher.views.transfer import estimate
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import read_plain
 
 FIRST_STEPS, MORE_STEPS = 20, 40
 COLUMNS, LABEL_COLUMNS = 100, 20
@@ -141,7 +142,7 @@ def _freeze(study: Path) -> str:
 
 def _report(study: Path) -> Any:
     """What `forerun run` and `forerun report` wrote last."""
-    return canon.parse((study / "report.json").read_bytes())
+    return canon.parse(read_plain(study / "report.json"))
 
 
 def _step(*arguments: str) -> None:

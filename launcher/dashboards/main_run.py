@@ -20,6 +20,7 @@ from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import RUN_WIDE
+from proxies.core.plain_files import open_plain
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import CurvePoint, Decision
@@ -43,7 +44,7 @@ def main_run(
     path, summary, sha256 = run_dir / metrics.METRICS_FILE, {}, ""
     if study and path.is_file():
         summary = _ended(run_dir)
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return RunRecord(
         run_id=run_id, name=f"run {run_id[:8]}", config=_settings(decision) | ({"study": study} if study else {}),

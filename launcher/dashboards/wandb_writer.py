@@ -22,6 +22,7 @@ from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Mode, WandbProc
 from launcher.dashboards.records import RunRecord
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import open_to_append, read_plain
 
 ENTRY_FILE, LOCK_FILE, WORKSPACE_FILE = "forerun.json", "forerun.lock", "workspace.json"
 ARRIVAL_SECONDS = 60.0
@@ -127,7 +128,7 @@ def keep_workspace(
     told = _workspace(runs)
     with _alone(study_dir) as home:
         path, content = home / WORKSPACE_FILE, canon.content_id([told, asdict(place)])
-        kept: Any = canon.parse(path.read_bytes()) if path.is_file() else {}
+        kept: Any = canon.parse(read_plain(path)) if path.is_file() else {}
         if kept.get("content") == content and (kept["url"] or not online):
             return path, kept["url"]
         answer = ask({"workspace": told, "save": online, **asdict(place)}, online=online)
@@ -158,7 +159,7 @@ def _alone(study_dir: Path) -> Iterator[Path]:
     """
     home = study_dir.absolute() / WANDB_DIR
     home.mkdir(parents=True, exist_ok=True)
-    with (home / LOCK_FILE).open("ab") as file:
+    with open_to_append(home / LOCK_FILE) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -178,7 +179,7 @@ def _entries(home: Path) -> dict[str, tuple[Path, WrittenRun]]:
     for path in home.glob(f"*/{ENTRY_FILE}"):
         if named := _FOLDER.fullmatch(path.parent.name):
             with contextlib.suppress(OSError, ValueError):
-                found[named["run_id"]] = (path.parent, canon.decode(WrittenRun, canon.parse(path.read_bytes())))
+                found[named["run_id"]] = (path.parent, canon.decode(WrittenRun, canon.parse(read_plain(path))))
     return found
 
 

@@ -21,6 +21,7 @@ from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
 from launcher.frozen.frozen import Decision
 from proxies.core import canon
+from proxies.core.plain_files import read_plain
 from proxies.core.shape import Shape
 
 LIMIT_SECONDS = 600.0
@@ -162,5 +163,5 @@ def _stale(fresh: Path, lying: Path) -> list[str]:
     return [
         f"{lying / file} is not what this version of forerun writes: export again"
         for file in files
-        if not (lying / file).is_file() or (lying / file).read_bytes() != (fresh / file).read_bytes()
+        if not (lying / file).is_file() or read_plain(lying / file) != read_plain(fresh / file)
     ]

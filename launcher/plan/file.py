@@ -17,6 +17,7 @@ from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
 from launcher.plan.search import WRITTEN_AS
+from proxies.core.plain_files import open_plain, read_plain
 from proxies.core.redaction import redacted, secret_in
 
 MOST_BYTES = 2**20
@@ -75,7 +76,7 @@ def with_lines(path: Path, problems: Sequence[str], overrides: tuple[str, ...] =
     """Problems of a plan with the line of the key, or section, that each begins with; what `--set` says has none."""
     lines: dict[str, int] = {}
     section = ""
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(read_plain(path).decode("utf-8-sig").split("\n"), start=1):
         if found := _LINE.fullmatch(line.rstrip("\r")):
             section = found["section"] or section
             lines.setdefault(f"{section}.{found['key']}" if found["key"] else section, number)
@@ -107,7 +108,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         PlanError: it cannot be read, or is not TOML.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error

@@ -14,6 +14,7 @@ from launcher.views.numbers import Body, words
 from launcher.views.transfer import hyperparameter_name, name_of, size_name
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import read_plain
 from scaling_fits.forecast.conclusive import first_and_rest
 from transfer.question import Hyperparameter, from_log2
 
@@ -193,7 +194,7 @@ def read_two(first: Path, second: Path) -> tuple[Body, Body]:
 
 
 def _report(path: Path) -> Body:
-    body = canon.parse(path.read_bytes())
+    body = canon.parse(read_plain(path))
     if not isinstance(body, dict) or body.get("schema_version") != 1 or not body.keys() >= {*_PARTS}:
         raise ValueError("not a report of this version")
     return body

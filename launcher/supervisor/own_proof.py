@@ -23,6 +23,7 @@ from proxies.core import canon
 from proxies.core.flops import count_params
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.plain_files import read_plain
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.shape import Shape
 from proxies.external.command import size_values
@@ -136,7 +137,7 @@ def _ask(decision: Decision, places: OwnPlaces, steps: int) -> HookReport:
             raise ProofError(
                 "your trainer", [f"{how}, and the hook reported nothing: {_ADD_IT}{log_end(run_dir / LOG_FILE)}"]
             )
-        return _read(report.read_bytes())
+        return _read(read_plain(report))
 
 
 def _read(answer: bytes) -> HookReport:

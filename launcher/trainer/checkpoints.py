@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.base.run_files import RefusedCheckpoint, complete_folders
 from proxies.core import canon
+from proxies.core.plain_files import read_plain
 
 # The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call
 # anything. Its instructions are read, never carried out, and the names that it would call are looked up in a list.
@@ -69,7 +70,7 @@ def check_index(folder: Path) -> None:
     """
     path = folder / INDEX
     try:
-        foreign = sorted({name for name in _names(path.read_bytes()) if not _known(name)})
+        foreign = sorted({name for name in _names(read_plain(path)) if not _known(name)})
     except (ValueError, IndexError, UnicodeDecodeError, RecursionError) as error:
         raise IndexRefusedError(f"{path} is not the index of a checkpoint ({error}): {_ADVICE}") from error
     if foreign:
@@ -362,7 +363,7 @@ def _discard_left(folders: Mapping[int, Path], refused: list[RefusedCheckpoint])
 def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
     """The manifest if it is whole and of its folder, else what is wrong with it."""
     try:
-        value = canon.parse((folder / MANIFEST).read_bytes())
+        value = canon.parse(read_plain(folder / MANIFEST))
         if not isinstance(value, dict) or canon.content_id(value.get("manifest")) != value.get("sha256"):
             return None, ["the manifest does not match its hash"]
         manifest = canon.decode(Manifest, value.get("manifest"))

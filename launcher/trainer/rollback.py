@@ -21,6 +21,7 @@ from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
 from launcher.trainer.ranks import TrainerError, together
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.plain_files import read_plain
 
 if TYPE_CHECKING:
     pass
@@ -76,7 +77,7 @@ def read(run_dir: Path, digest: str) -> tuple[Rollback, ...]:
     if not path.exists():
         return ()
     try:
-        record = canon.decode(_Record, canon.parse(path.read_bytes()))
+        record = canon.decode(_Record, canon.parse(read_plain(path)))
     except ValueError as error:
         raise CorruptError(f"{path}: {error}; restore it: without it the run's data order is not known") from error
     if record.digest != digest:

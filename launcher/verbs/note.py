@@ -11,6 +11,7 @@ from launcher.cli.names import study_option
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import read_plain
 
 MOST_NOTE = 10_000
 """Characters."""
@@ -35,7 +36,7 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
         path = write_logbook(study_dir)
         events = sorted(events_of(study_dir), key=dated)
         answer(as_json, {"path": str(path), "events": cast(Json, [canon.to_json(event) for event in events])},
-               path.read_text(encoding="utf-8").rstrip("\n"))  # fmt: skip
+               read_plain(path).decode("utf-8").rstrip("\n"))  # fmt: skip
         return
     _check(text, secret_in(text))
     entry = add_note(study_dir, text.strip())

@@ -17,6 +17,8 @@ import types
 import typing
 from pathlib import Path
 
+from proxies.core.plain_files import open_plain, open_to_append
+
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 ID_LENGTH = 64  # hex digits of a sha256
@@ -60,11 +62,15 @@ def pretty(value: object) -> bytes:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that it is there wholly or not at all, also after a power cut.
 
-    A link is followed; what is no regular file (a device, a pipe) is written to, never replaced.
+    A link is followed; a device is written to, never replaced.
+
+    Raises:
+        OSError: It cannot be written, or is a pipe or socket.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        path.write_bytes(content)
+        with open_to_append(path) as device:
+            device.write(content)
         return
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same report
     try:
@@ -101,7 +107,7 @@ def make_folder(folder: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """Sha256, in hex, of a file's bytes."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

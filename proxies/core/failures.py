@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from proxies.core.plain_files import open_plain
 from proxies.core.redaction import LineRedactor, redacted
 
 Cause = Literal[
@@ -220,7 +221,7 @@ def signal_of(exit_code: int) -> int:
 def end_of(path: Path, since_bytes: int) -> str:
     """What was written into a log past `since_bytes`, its last part if that is much."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = file.seek(0, 2)
             file.seek(max(since_bytes, size - _MOST_READ_BYTES))
             return file.read().decode(errors="replace")

@@ -58,6 +58,30 @@ def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
     return file
 
 
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a file for writing at its end, unbuffered; a pipe or socket is refused, a device takes what it is given.
+
+    Raises:
+        OSError: The file cannot be opened, or is a pipe or socket.
+    """
+    refuse_pipe(path)
+    return open(path, "ab", buffering=0, opener=_open_without_waiting)
+
+
+def refuse_pipe(path: Path) -> None:
+    """Refuse a pipe or socket where a file is to be written; what is not there yet is fine.
+
+    Raises:
+        OSError: It is one, or it cannot be told.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        _check_kind(mode, path)
+
+
 def read_plain(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     """Return the content of a plain file, or of the one that a link leads to.
 
@@ -80,4 +104,9 @@ def _check_kind(mode: int, path: Path) -> None:
 
 def _open_without_waiting(path: str, flags: int) -> int:
     """Open with O_NONBLOCK, with which a pipe opens at once; it changes nothing for a plain file."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o644)
+    try:
+        return os.open(path, flags | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            _check_kind(Path(path).stat().st_mode, Path(path))
+        raise

@@ -271,9 +271,11 @@ class _Running:
         return f"it was killed by signal {number}" if ended < 0 else f"it ended with {_exit_words(ended)}"
 
     def _failure(self, problem: str) -> CommandError:
-        """Return the error of a run that gave nothing to judge; its cause is memory if SIGKILL ended the command."""
+        """Return the error of a run that gave nothing to judge, with its cause if that is not the command itself."""
         failure = CommandError(f"{self._where()}: {problem}{log_end(self._log)}")
         ended = self.kept.ended
+        if self.kept.keeper_killed:
+            failure.cause = "lost_worker"
         if isinstance(ended, int) and signal_of(ended) == signal.SIGKILL:
             failure.cause = "out_of_memory"
         return failure

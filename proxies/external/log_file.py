@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from proxies.core.plain_files import open_plain, open_to_append
+
 LOG_FILE = "log.txt"
 _LONGEST_LINE_BYTES = 2**16  # what a command prints without end is written in such pieces
 _READ_BYTES = 2**16  # a pipe of Linux
 _PIPE_BYTES = 2**20  # the largest pipe that Linux allows everybody
-MAX_WAITING_BYTES = 2**26
-"""Output that waits in memory to be cleaned. A command is held up only once so much of it waits."""
+MAX_PENDING_BYTES = 2**26
+"""Output that waits in memory to be cleaned; what a command prints beyond it is left out of the log, which says so."""
 _NUM_LINES, _LINE_CHARS, _TAIL_BYTES = 8, 200, 16384
 
 
@@ -37,12 +39,14 @@ class RedactedLog:
         Raises:
             OSError: the log cannot be written.
         """
-        self._file = path.open("ab" if append else "wb", buffering=0)
+        self._file = open_to_append(path)
+        if not append and path.is_file():
+            os.ftruncate(self._file.fileno(), 0)
         self._redact = redact
         self._source, self._sink = os.pipe()
         with contextlib.suppress(OSError):  # the machine may allow less
             fcntl.fcntl(self._sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._waiting, self._num_waiting, self._ended = list[bytes](), 0, False
+        self._pending, self._num_pending, self._ended = list[bytes](), 0, False
         self._changed = threading.Condition()
         threading.Thread(target=self._read, name="forerun-log-reader", daemon=True).start()
         self._thread = threading.Thread(target=self._clean, name="forerun-log", daemon=True)
@@ -64,17 +68,26 @@ class RedactedLog:
         self._thread.join(seconds)
 
     def _read(self) -> None:
-        """Take the output as soon as there is any, until nobody can write any more."""
+        """Take the output as soon as there is any, until nobody can write any more; it never waits for the cleaning."""
+        num_left_out = 0
         with os.fdopen(self._source, "rb", buffering=0) as source:
             while part := source.read(_READ_BYTES):
-                with self._changed:
-                    self._changed.wait_for(lambda: self._num_waiting < MAX_WAITING_BYTES)
-                    self._waiting.append(part)
-                    self._num_waiting += len(part)
-                    self._changed.notify_all()
+                if self._num_pending > MAX_PENDING_BYTES:
+                    num_left_out += len(part)
+                    continue
+                self._hand_over(_note_gap(num_left_out) + part)
+                num_left_out = 0
+        self._hand_over(_note_gap(num_left_out))
         with self._changed:
             self._ended = True
-            self._changed.notify_all()
+            self._changed.notify()
+
+    def _hand_over(self, part: bytes) -> None:
+        """Give output to the thread that cleans it."""
+        with self._changed:
+            self._pending.append(part)
+            self._num_pending += len(part)
+            self._changed.notify()
 
     def _clean(self) -> None:
         held = b""
@@ -91,11 +104,10 @@ class RedactedLog:
     def _take(self) -> bytes:
         """Return all that waits, once anything does; nothing at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ended)
-            part = b"".join(self._waiting)
-            self._waiting.clear()
-            self._num_waiting = 0
-            self._changed.notify_all()
+            self._changed.wait_for(lambda: any(self._pending) or self._ended)
+            part = b"".join(self._pending)
+            self._pending.clear()
+            self._num_pending = 0
         return part
 
     def _write(self, lines: bytes) -> None:
@@ -106,10 +118,15 @@ class RedactedLog:
                 self._file.write(self._redact(text).encode("utf-8", errors="surrogateescape"))
 
 
+def _note_gap(num_bytes: int) -> bytes:
+    """Return the line that stands in a log for output that was left out; empty if nothing was."""
+    return f"\n[forerun: {num_bytes} bytes of output are left out here]\n".encode() if num_bytes else b""
+
+
 def log_end(log: Path) -> str:
     """The last lines of a log, as a part of a sentence."""
     with contextlib.suppress(OSError):
-        with log.open("rb") as file:
+        with open_plain(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
         lines = ["".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()]

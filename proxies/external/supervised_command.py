@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +15,12 @@ from pathlib import Path
 from proxies.external import keeper
 from proxies.external.log_file import RedactedLog
 
-_STOP_SECONDS = 60.0  # a keeper gives up on what SIGKILL does not end
+_STOP_SECONDS = 35.0  # after the grace; a keeper gives up after 30 s on what SIGKILL does not end
 _START_SECONDS = 30.0
+_KILL_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+_TOKEN_VARIABLE = "FORERUN_COMMAND"
+"""In the environment of the keeper and of all that it keeps: a token of this command."""
 
 
 class SupervisedCommand:
@@ -38,14 +44,22 @@ class SupervisedCommand:
         self.ended: int | str | None = None
         """An exit code, -N for signal N, or why there is none; None while anything of it runs."""
         self.end_time: float | None = None
-        """When it had ended (`time.monotonic`); its log may be complete only later."""
+        """When it was known to have ended (`time.monotonic`); its log may be complete only later."""
+        self.keeper_killed = False
+        """Whether somebody killed the keeper: the command's own end is not known then."""
+        self._token, self._grace_seconds = secrets.token_hex(16), grace_seconds
         self._answer = b""
         # Isolated and without site-packages: a matter of 20 ms, and no file of ours or the user's in its way.
         command = [sys.executable, "-I", "-S", keeper.__file__, str(grace_seconds), *argv]
         self._log = log
         try:
             self._keeper = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.fileno()
+                command,
+                cwd=folder,
+                env={**environment, _TOKEN_VARIABLE: self._token},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log.fileno(),
             )
         finally:
             log.release()
@@ -67,8 +81,7 @@ class SupervisedCommand:
             part = os.read(self._keeper.stdout.fileno(), 4096)
             self._answer += part
             if not part:
-                self.ended, self.end_time = _read_answer(self._answer), time.monotonic()
-                self._close()
+                self._end()
         return True
 
     def stop(self) -> None:
@@ -77,9 +90,20 @@ class SupervisedCommand:
         if self.ended is None:
             with contextlib.suppress(OSError):  # it may just have ended
                 os.write(self._keeper.stdin.fileno(), b"t")
-            if not self.wait(_STOP_SECONDS):
-                self.ended = "it did not end, not even by SIGKILL"
-                self._close()
+            _signal_all(self._token, signal.SIGCONT)  # a keeper that somebody stopped keeps no time
+            if not self.wait(self._grace_seconds + _STOP_SECONDS):
+                self._end()
+
+    def _end(self) -> None:
+        """Take the keeper's answer. One that gave none has ended nothing: what it kept is killed here."""
+        self.end_time = time.monotonic()
+        if not self._answer:
+            self.keeper_killed = True
+            until = self.end_time + _KILL_SECONDS
+            while _signal_all(self._token, signal.SIGKILL) and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+        self.ended = _read_answer(self._answer)
+        self._close()
 
     def _close(self) -> None:
         for pipe in (self._keeper.stdin, self._keeper.stdout):
@@ -93,4 +117,17 @@ def _read_answer(answer: bytes) -> int | str:
     try:
         return int(text)
     except ValueError:
-        return f"it {text}" if text else "its keeper was killed, and the command with it"
+        return (
+            f"it {text}" if text else "forerun's keeper of the command was killed from outside, and the command with it"
+        )
+
+
+def _signal_all(token: str, number: int) -> bool:
+    """Signal the keeper and all that it keeps, on Linux; return whether any of them runs."""
+    wanted, found = f"{_TOKEN_VARIABLE}={token}".encode(), False
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), number)
+                found = True
+    return found

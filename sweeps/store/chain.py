@@ -17,6 +17,7 @@ from typing import cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import require_plain
 from sweeps.store.errors import (
     DiskFull,
     DuplicateRecord,
@@ -25,6 +26,7 @@ from sweeps.store.errors import (
     LedgerTooOld,
     StaleDriver,
     SweepError,
+    advise,
 )
 
 SCHEMA_VERSION = 2
@@ -78,6 +80,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         LedgerCorrupt: this is no SQLite file.
         SweepError: it cannot be opened.
     """
+    _refuse_other_kinds(path)
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'ro'}"
     with _named_errors("the header"):
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
@@ -91,6 +94,22 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """See that what SQLite will open is plain files: it would wait for ever for a pipe's writer.
+
+    Raises:
+        SweepError: One is not.
+    """
+    for ending in ("", "-journal", "-wal", "-shm"):
+        file = path.with_name(path.name + ending)
+        try:
+            require_plain(file)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise SweepError(f"{file}: {error.strerror}: {advise(error)}") from error
 
 
 @contextlib.contextmanager
@@ -280,7 +299,8 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
     if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED":
         return SweepError(f"{where} was not written: the ledger was moved or removed; put it back, then resume")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
-        return SweepError(f"the ledger cannot be opened ({error}): check the folder's permissions")
+        advice = "check the folder's permissions, and that its disk is not mounted read-only"
+        return SweepError(f"the ledger cannot be opened ({error}): {advice}")
     return LedgerCorrupt(f"{where} cannot be read ({error})")
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.noise_scale import NoiseLook
+from proxies.core.plain_files import open_to_append, read_plain, require_plain
 from proxies.core.spec import Curve, RunResult
 from sweeps.store.errors import CurveCorrupt, DiskFull
 
@@ -112,6 +113,7 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     path = curve_path(study_dir, result.id, pruned=result.status == "pruned")
     advice = "restore it from a copy; the result itself is still in the ledger"
     try:
+        require_plain(path)
         # Not `read_table`, which loads pyarrow's datasets and with them pandas, for seconds of every verb.
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
@@ -141,8 +143,8 @@ def append_noise(study_dir: Path, run_id: str, look: NoiseLook) -> None:
     """Add what was measured at a step of a run. Raises OSError, ValueError."""
     path = noise_path(study_dir, run_id)
     canon.make_folder(path.parent)
-    with path.open("a") as file:
-        file.write(f"{canon.canonical(look)}\n")
+    with open_to_append(path) as file:
+        file.write(f"{canon.canonical(look)}\n".encode())
 
 
 def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
@@ -150,7 +152,7 @@ def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
     killed worker left unfinished is not. Raises ValueError: `run_id` is no id.
     """
     try:
-        lines = noise_path(study_dir, run_id).read_text(errors="replace").splitlines()
+        lines = read_plain(noise_path(study_dir, run_id)).decode(errors="replace").splitlines()
     except OSError:
         return ()
     looks = {}

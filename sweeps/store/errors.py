@@ -4,7 +4,32 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+_ADVICE = {
+    errno.EACCES: "check the folder's permissions",
+    errno.EPERM: "check the folder's permissions",
+    errno.ENAMETOOLONG: "the path is too long; choose a folder with a shorter name",
+    errno.ENOSPC: "free some space, then try again",
+    errno.EDQUOT: "your quota is used up; free some space, then try again",
+    errno.EROFS: "the disk is mounted read-only; choose a folder on another one",
+    errno.EIO: "the disk fails; copy what can still be read to another one",
+    errno.ELOOP: "its links lead in a circle; remove them",
+    errno.EINVAL: "put the study's own file back in its place",
+    errno.EISDIR: "put the study's own file back in its place",
+    errno.ENOTDIR: "a part of the path is a file; name another folder",
+    errno.ENOENT: "the folder is gone; put it back, or name another one",
+    errno.ENOLCK: "this disk has no file locks; put the study on another one",
+    errno.EOPNOTSUPP: "this disk has no file locks; put the study on another one",
+    errno.EMFILE: "too many files are open; raise `ulimit -n`",
+    errno.ESTALE: "the network disk has lost the file; try again once it answers",
+}
+
+
+def advise(error: OSError) -> str:
+    """Return what to do about a file that cannot be opened or written."""
+    return _ADVICE.get(error.errno or 0, "name another folder")
 
 
 class SweepError(ValueError):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
+from proxies.core.plain_files import read_plain
 from proxies.core.spec import Run
 from sweeps.store.lock import lives
 
@@ -132,6 +133,6 @@ def read_live(study_dir: Path) -> DriverState | None:
     """The last look; None if there is none that can be read."""
     path = study_dir / LIVE_NAME
     try:
-        return canon.decode(DriverState, canon.parse(path.read_bytes())) if path.is_file() else None
+        return canon.decode(DriverState, canon.parse(read_plain(path))) if path.is_file() else None
     except (OSError, canon.CanonError, SpecError):
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import os
 import socket
@@ -15,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 from proxies.core import canon
-from sweeps.store.errors import DiskFull, StudyHeld, SweepError
+from proxies.core.plain_files import read_plain, refuse_pipe
+from sweeps.store.errors import DiskFull, StudyHeld, SweepError, advise
 
 LOCK_NAME = "driver.lock"
 
@@ -61,9 +63,10 @@ class DriverLock:
     def _take(self) -> None:
         study_dir = self._study_dir
         try:
+            refuse_pipe(study_dir / LOCK_NAME)
             self._file = os.open(study_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise SweepError(f"{study_dir / LOCK_NAME}: {error.strerror}: check the folder's permissions") from error
+            raise SweepError(f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._held = True
@@ -78,6 +81,8 @@ class DriverLock:
             ) from None
         except OSError as error:
             self.close()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise SweepError(f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}") from error
             raise DiskFull(f"{study_dir / LOCK_NAME}: {error.strerror}: free some space and resume") from error
 
     def is_in_place(self) -> bool:
@@ -117,7 +122,7 @@ def is_held(study_dir: Path) -> bool | None:
     """
     path = study_dir / LOCK_NAME
     with contextlib.suppress(OSError, canon.CanonError):
-        holder = canon.parse(path.read_bytes()) if path.is_file() else None
+        holder = canon.parse(read_plain(path)) if path.is_file() else None
         if isinstance(holder, dict):
             return lives(holder.get("host"), holder.get("pid"), holder.get("born"))
     return False

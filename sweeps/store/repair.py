@@ -9,6 +9,7 @@ from pathlib import Path
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.plain_files import open_plain
 from sweeps.store import (
     chain,
 )
@@ -261,7 +262,10 @@ def _content(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise SweepError(f"{path} is not a regular file: put the ledger back in its place")
-        return path.read_bytes() if path.exists() else b""
+        if not path.exists():
+            return b""
+        with open_plain(path) as file:
+            return file.read()
     except OSError as error:
         raise SweepError(
             f"{path} cannot be read ({error.strerror}): copy what can still be read to another disk"

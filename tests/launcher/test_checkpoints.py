@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 from pathlib import Path
@@ -22,7 +21,7 @@ from launcher.trainer.checkpoints import (
     kept_steps,
     newest_good,
 )  # fmt: skip
-from proxies.core import canon
+from proxies.core import canon, plain_files
 
 DIGEST = "d" * 64
 
@@ -90,14 +89,14 @@ def test_what_cannot_be_read_is_not_corrupt(tmp_path, monkeypatch, name):
     """A stale handle of a network file system: nothing is renamed, and the next try finds everything as it was."""
     save(tmp_path, 4)
     broken = save(tmp_path, 8) / name
-    opened, read_bytes = io.open, Path.read_bytes
+    opened = plain_files._open_without_waiting
 
-    def stale(path):
+    def stale(path, flags):
         if Path(path) == broken:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return opened(path, flags)
 
-    monkeypatch.setattr(Path, "read_bytes", lambda self: stale(self) or read_bytes(self))
-    monkeypatch.setattr(Path, "open", lambda self, *args, **named: stale(self) or opened(self, *args, **named))
+    monkeypatch.setattr(plain_files, "_open_without_waiting", stale)
     with pytest.raises(CheckpointError, match=f"{name} cannot be read .*no checkpoint was changed"):
         newest_good(tmp_path, DIGEST, [])
     assert names(tmp_path) == ["step-00000004", "step-00000008"]

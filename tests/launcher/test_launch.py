@@ -308,8 +308,8 @@ def test_a_run_whose_folder_is_taken_away_saves_again_and_says_what_was_lost(scr
 
 @pytest.mark.parametrize(("then", "event"), [("end()", "finished"), ("sys.exit(1)", "failed")])
 def test_a_removed_folder_is_no_success_and_no_reason_to_begin_anew(scripted, tmp_path, then, event):
-    text = f"import shutil\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nstep(1), shutil.rmtree(run), time.sleep(0.3), run.mkdir(exist_ok=True)\n{then}"
-    outcome = scripted(text)
+    text = "import shutil\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nstep(1), shutil.rmtree(run)\n"
+    outcome = scripted(f"{text}time.sleep(0.3), run.mkdir(exist_ok=True)\n{then}")
     assert (outcome.event, outcome.exit_code, outcome.num_restarts) == (event, 2, 0)
     assert "nothing could be saved" in outcome.reason
 
