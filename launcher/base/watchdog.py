@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,12 @@ START_SECONDS = 3600.0
 """For everything before an attempt's first step: meeting, loading a checkpoint, compiling."""
 _NUM_TIMED = 64
 """Steps that the median is of."""
+SETTLING_LINES = 16
+"""First lines of an attempt, which load, compile and fill caches, and say little of its pace."""
+PACE_LINES = 1024
+"""Newest lines of which a pace is taken: enough to hold saves and validations in their proportion."""
+MAX_STEP_SECONDS = 1e8
+"""Upper limit for the time of a step: a longer one, or one below 0, was not measured."""
 _NUM_LOOKS = 16
 """At the files of a save, within a silence as long as the limit; their folder may lie on a slow disk."""
 
@@ -40,6 +47,21 @@ class Limits:
     start_seconds: float | None = START_SECONDS
 
 
+def usual_step_seconds(settling: Sequence[float], settled: Sequence[float]) -> float | None:
+    """Estimate the seconds of the steps to come; `launch` and `watch` both multiply the steps left by it.
+
+    Args:
+        settling: Seconds of the first `SETTLING_LINES` logged steps of attempts.
+        settled: Seconds of the later ones, oldest first.
+
+    Returns:
+        The mean of the newest settled steps, so that saves count; before there are any, the median. None without steps.
+    """
+    if settled:
+        return statistics.fmean(settled[-PACE_LINES:])
+    return statistics.median(settling) if settling else None
+
+
 @dataclass(kw_only=True, slots=True)
 class Pace:
     """What the steps of this attempt say about its speed."""
@@ -50,6 +72,12 @@ class Pace:
     tokens: int = 0
     seconds: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMED))
     """Durations of the last steps."""
+    settling: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=SETTLING_LINES))
+    """Durations of the first steps of the newest attempt."""
+    settled: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=PACE_LINES))
+    """Durations of the later steps of all attempts."""
+    num_lines: int = 0
+    """Timed steps of the newest attempt."""
     since: tuple[float, int] | None = None
     """The moment of the first line of a step that was seen, and its tokens."""
 
@@ -58,6 +86,17 @@ class Pace:
         if self.since is None or now <= self.since[0] or self.tokens <= self.since[1]:
             return None
         return (self.tokens - self.since[1]) / (now - self.since[0])
+
+    def seconds_left(self, num_steps: int) -> float | None:
+        """Estimate the seconds until a run of `num_steps` steps ends; None before a step was timed."""
+        seconds = usual_step_seconds([*self.settling], [*self.settled])
+        return None if seconds is None else max(0, num_steps - (self.step or 0)) * seconds
+
+    def time(self, seconds: float) -> None:
+        """Take in the duration of a step."""
+        self.seconds.append(seconds)
+        self.num_lines += 1
+        (self.settling if self.num_lines <= SETTLING_LINES else self.settled).append(seconds)
 
 
 class Watchdog:
@@ -90,8 +129,12 @@ class Watchdog:
                 return
 
     def _time(self, lines: list[dict[str, Json]]) -> None:
-        steps = (line for line in lines if "train_loss_nats" in line)
-        self.pace.seconds.extend(s for line in steps if isinstance(s := line.get("seconds"), float))
+        for line in lines:
+            if line.get("event") == "started":
+                self.pace.num_lines = 0
+            seconds = line.get("seconds")
+            if "train_loss_nats" in line and isinstance(seconds, float) and 0 <= seconds < MAX_STEP_SECONDS:
+                self.pace.time(seconds)
 
     def _take(self, line: dict[str, Json], now: float, *, old: bool) -> None:
         """`old`: what a rewind kept of earlier attempts, or has just been followed by."""

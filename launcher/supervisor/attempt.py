@@ -77,7 +77,6 @@ class AttemptSpec:
     log: Path
     limits: Limits
     num_steps: int
-    num_tokens: int
     keeps_ending: bool = True
     """Whether this supervisor is the one that clears the last attempt's ending away: of several machines' one."""
 
@@ -192,8 +191,9 @@ def _report(spec: AttemptSpec, pace: Pace, shown: int, now: float) -> int:
         return shown
     said = f"step {pace.step}/{spec.num_steps}  loss {pace.loss_nats:.4f} nats"
     if speed := pace.tokens_per_second(now):
-        left_seconds = max(0.0, (spec.num_tokens - pace.tokens) / speed)
-        said += f"  {speed:,.0f} tokens/s  {duration(left_seconds)} left"
+        said += f"  {speed:,.0f} tokens/s"
+    if left_seconds := pace.seconds_left(spec.num_steps):
+        said += f"  {duration(left_seconds)} left"
     say(said)
     return pace.step
 

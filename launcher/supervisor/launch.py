@@ -142,7 +142,7 @@ def launch(
     own_dir.mkdir(parents=True, exist_ok=True)
     spec = AttemptSpec(
         command=command, run_dir=out_dir, log=own_dir / LOG_FILE, limits=limits or Limits(),
-        num_steps=decision.learning_rate.schedule.num_steps, num_tokens=decision.num_tokens,
+        num_steps=decision.learning_rate.schedule.num_steps,
         keeps_ending=nodes.rank == 0,
     )  # fmt: skip
     signals = signals or Signals()

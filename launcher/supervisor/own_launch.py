@@ -189,8 +189,10 @@ def _attempt(
             break
         if time.monotonic() - told > _TOLD_SECONDS:
             told = time.monotonic()
-            loss = metrics.logged().train_loss.get(step or 0, float("nan"))
-            say(f"step {step or 0}/{num_steps}  loss {loss:.4f} nats")
+            logged = metrics.logged()
+            loss = logged.train_loss.get(max(logged.train_loss, default=0))
+            said = "" if loss is None else f"  loss {loss:.4f} nats"
+            say(f"step {logged.steps_done(num_steps)}/{num_steps}{said}")
     while metrics.read(num_steps):
         pass
     metrics.end(num_steps)
@@ -201,7 +203,7 @@ def _outcome(
     decision: Decision, metrics: MetricFiles, ended: int | str, num_restarts: int, log: Path
 ) -> LaunchOutcome:  # fmt: skip
     logged, num_steps = metrics.logged(), decision.learning_rate.schedule.num_steps
-    step, loss = logged.last_step or 0, logged.validation_loss.get(max(logged.validation_loss, default=0))
+    step, loss = logged.steps_done(num_steps), logged.validation_loss.get(max(logged.validation_loss, default=0))
     done = {"step": step, "validation_loss_nats": loss, "num_restarts": num_restarts}
     if logged.bad:
         return LaunchOutcome(event="aborted", exit_code=3, reason=logged.bad[1], **done)  # type: ignore[arg-type]

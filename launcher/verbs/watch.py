@@ -25,8 +25,8 @@ LEAST_SECONDS, INTERRUPTED = 0.2, 130
 @click.command()
 @frozen_argument
 @click.option("--metrics", "where", metavar="FILE|FOLDER|WANDB_RUN",
-              help="Log of the run: JSONL, CSV, text, trainer_state.json, W&B (a folder, or entity/project/run), TensorBoard. "
-              "Default: run/ beside the config.")  # fmt: skip
+              help="Log of the run: JSONL, CSV, text, trainer_state.json, W&B (a folder, or entity/project/run "
+              "online), TensorBoard. Default: run/ beside the config.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Judge the log so far and exit: 0 fine, 3 an alarm, 4 cannot tell.")
 @click.option("--conclude", is_flag=True, help="Score the forecast of a run that has ended, for later forecasts.")
 @click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=30.0, show_default=True,

@@ -87,7 +87,7 @@ def course(
     if not predicted.curve or not len(steps):
         return None
     band = _band(predicted, num_steps)
-    until = np.minimum(band.centres * (1 + WINDOW), num_steps)
+    until = _last_steps(band, num_steps)
     means = np.full(len(band.centres), np.nan)
     finite = np.isfinite(losses)
     for i, (centre, end) in enumerate(zip(band.centres, until, strict=True)):
@@ -106,6 +106,16 @@ def course(
         bound=_bound(predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)),
         final=_new_end(predicted, float(logs[-1]), float(sd[-1])),
     )  # fmt: skip
+
+
+def first_look(predicted: PredictedLoss, num_steps: int) -> int:
+    """Return the first step after which a run can be compared with its band, which has a curve."""
+    return int(_last_steps(_band(predicted, num_steps), num_steps)[0])
+
+
+def _last_steps(band: _Band, num_steps: int) -> Floats:
+    """[L] Step by which each look is complete."""
+    return np.minimum(band.centres * (1 + WINDOW), num_steps)
 
 
 def _noise(band: _Band, steps: Floats, losses: Floats, past: NDArray[np.bool_]) -> Floats:

@@ -12,15 +12,15 @@ import numpy as np
 
 from launcher.base import chronicle
 from launcher.base.study_names import shown_name
-from launcher.base.talk import duration, say
+from launcher.base.talk import counted, duration, say
 from launcher.frozen.frozen import Decision
 from launcher.watch import (
     loss_alerts,
     machine_alerts,
     pace,
 )
-from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts
-from launcher.watch.course import Course
+from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts, format_nats
+from launcher.watch.course import Course, first_look
 from launcher.watch.logs.columns import LogColumns
 from launcher.watch.logs.keys import NOISE_SCALE
 from launcher.watch.logs.readings import LogReader, LogReading
@@ -115,10 +115,12 @@ def _standing(run: WatchedRun, missed: bool) -> tuple[Standing, str]:
         return "on the band", "the run ended as predicted"
     if not decision.predicted.curve:
         return "cannot tell", "the frozen config has no predicted curve: its ladder had too few runs"
-    first = min(point.step for point in decision.predicted.curve)
+    first = first_look(decision.predicted, num_steps)
+    if columns.step >= first:
+        return "cannot tell", "no training loss is logged near the steps of the predicted curve"
     return (
         "cannot tell",
-        f"{columns.step} steps are logged: the first comparison with the predicted curve is near step {first}",
+        f"{counted(columns.step, 'step')} done: the first comparison with the predicted curve is at step {first}",
     )
 
 
@@ -159,15 +161,16 @@ def _pace_figures(run: WatchedRun) -> dict[str, Json]:
     num_ranks = run.decision.parallelism.num_ranks if header is None else header.num_ranks
     num_steps = run.schedule.num_steps
     since = pace.still_since(columns, num_steps, run.now, run.liveness)
-    reason = pace.why_no_end(columns, num_steps, since)
-    ends = pace.projection(columns, num_steps, num_ranks) if reason is None else None
+    paused = run.liveness.paused_seconds
+    reason = pace.why_no_end(columns, num_steps, since, paused)
+    ends = pace.projection(columns, num_steps, num_ranks, paused) if reason is None else None
     attempts = [event for event in columns.events if event.get("event") == "started"]
     return {
         "num_attempts": len(attempts) or None,
         "step_seconds": pace.step_seconds(columns),
         "tokens_per_second": _recent(columns, "tokens_per_second"),
         "mfu": _recent(columns, "mfu"),
-        "goodput": pace.goodput(columns) if pace.measured_enough(columns) else None,
+        "goodput": pace.goodput(columns, paused) if pace.measured_enough(columns) else None,
         "projection": None if ends is None else canon.to_json(ends),
         "projection_reason": reason,
         "still_since": None if since is None else datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(),
@@ -237,7 +240,7 @@ class Follower:
             OtherRunError, OSError, DashboardError: see `LogReader.read`.
         """
         reading = self._readings.read(last=last)
-        over = reading.ending is not None
+        over = reading.ending is not None or self._is_through(reading)
         ours = str(self._run_dir) if reading.names_digest else None
         commands = Commands(frozen=self._frozen, metrics=self._metrics, run_dir=ours)
         folder = liveness_of(self._run_dir, self._decision.digest)
@@ -250,17 +253,29 @@ class Follower:
         self._record(new, reading.columns.step)
         return self._standing(reading, found, new, commands, over=over)
 
+    def _is_through(self, reading: LogReading) -> bool:
+        """Return whether a run whose log has no events is at its end: nobody else will say so.
+
+        A final validation may come after the last step, so without one the log must also have been silent.
+        """
+        columns, num_steps = reading.columns, self._decision.learning_rate.schedule.num_steps
+        if reading.names_digest:
+            return False
+        if len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps:
+            return True
+        silent = columns.newest_at is not None and time.time() - columns.newest_at > pace.LEAST_STALL_SECONDS
+        return silent and pace.done(columns, num_steps)
+
     def _standing(
         self, reading: LogReading, found: WatchFindings, new: list[Alert], commands: Commands, *, over: bool
     ) -> WatchStatus:
         nothing = not len(reading.columns) and not found.alerts
         standing = "cannot_tell" if nothing else _STANDINGS[found.exit_code]
         why = reading.why_empty if nothing else found.why
-        head = headline(standing, why, found, self._decision)
-        ended = over and reading.ending is not None and reading.ending.event in ("finished", "aborted")
-        tail = []
-        if reading.ending is not None and reading.ending.event == "finished":
-            tail = [f"the run finished; next: {commands.watch} --conclude"]
+        head = headline("cannot tell" if nothing else found.standing, why, found, self._decision)
+        is_through = over and (reading.ending is None or reading.ending.event == "finished")
+        ended = over and (is_through or (reading.ending is not None and reading.ending.event == "aborted"))
+        tail = [f"the run finished; next: {commands.watch} --conclude"] if is_through else []
         lines = [head, *map(alert_text, found.alerts), *figure_lines(found.figures), *tail,
                  *(f"log: {note}" for note in reading.notes)]  # fmt: skip
         return WatchStatus(
@@ -296,12 +311,12 @@ class Follower:
 def headline(standing: str, why: str, found: WatchFindings, decision: Decision) -> str:
     """The standing, where the run is, and what its noise hides."""
     counts = [
-        f"{number} {name}{'s' if number > 1 else ''}"
+        counted(number, name)
         for name in ("alarm", "notice")
         if (number := sum(alert.severity == name for alert in found.alerts))
     ]
     at = f"step {found.figures['step']} of {decision.learning_rate.schedule.num_steps}"
-    said = f"{standing.upper().replace('_', ' ')} at {at}: {why}"
+    said = f"{standing.upper()} at {at}: {why}"
     said = f"{said} ({', '.join(counts)})" if counts else said
     return said + _unseen(found.figures)
 
@@ -334,9 +349,12 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
     frozen_low, frozen_high = figures["foretold_interval_nats"]
     lines = []
     if figures["train_loss_nats"] is not None:
-        lines.append(f"training loss {figures['train_loss_nats']:.4f} nats; spikes so far: {figures['num_spikes']}")
+        lines.append(
+            f"training loss {format_nats(figures['train_loss_nats'])} nats; spikes so far: {figures['num_spikes']}"
+        )
+    final, final_low, final_high = map(format_nats, (figures["final_nats"], low, high))
     lines.append(
-        f"predicted final validation loss: {figures['final_nats']:.4f} nats [{low:.4f}, {high:.4f}] from here; frozen "
+        f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; frozen "
         f"{figures['foretold_nats']:.4f} [{frozen_low:.4f}, {frozen_high:.4f}], at level {figures['level']:g}"
     )
     pace = [

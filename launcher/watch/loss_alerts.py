@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import stdtrit
 
-from launcher.watch.alerts import AlertFinding, WatchedRun, alert
+from launcher.base.talk import counted
+from launcher.watch.alerts import AlertFinding, WatchedRun, alert, format_nats
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, end_sd
 from launcher.watch.logs.columns import Floats, LogColumns, spacing
 from launcher.watch.loss_rises import RISE_NATS, RISE_SDS, rise
@@ -73,7 +74,7 @@ def stopped(columns: LogColumns) -> list[AlertFinding]:
         if missed and len(lines) >= LEAST_MISSED:
             found.append(AlertFinding(
                 first_step=int(at[-1]),
-                seen=f"steps continue, but {len(lines)} lines have no {name} loss (last at step {int(at[-1])})",
+                seen=f"steps continue, but {counted(len(lines), 'line')} without a {name} loss came (last at step {int(at[-1])})",
                 evidence={"loss": name, "num_lines": len(lines)},
             ))  # fmt: skip
     return found
@@ -203,7 +204,7 @@ def departed(run: WatchedRun) -> Iterator[AlertFinding]:
     advice = "" if departure > 0 else "; a lower loss may mean easier data than the ladder's, or repeated data"
     yield AlertFinding(
         first_step=int(found.seen_at[which]),
-        seen=f"training loss near step {found.looked_at[which]:.0f} is {loss:.4f} nats, "
+        seen=f"training loss near step {found.looked_at[which]:.0f} is {format_nats(loss)} nats, "
         f"{'above' if departure > 0 else 'below'} the predicted {expected:.4f} by {abs(departure):.1f} standard "
         f"deviations of the band; only {FALSE_ALARMS:.0%} of healthy runs ever pass {found.bound:.1f}"
         f"{advice}",
@@ -230,8 +231,8 @@ def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
     if abs(departure) > stdtrit(FREEDOM, 1 - FALSE_ALARMS / 2):
         yield AlertFinding(
             first_step=num_steps,
-            seen=f"the run ended at {actual:.4f} nats, {abs(departure):.1f} standard deviations from the predicted "
-            f"{predicted.loss_nats:.4f} [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}]",
+            seen=f"the run ended at {format_nats(actual)} nats, {abs(departure):.1f} standard deviations from the "
+            f"predicted {predicted.loss_nats:.4f} [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}]",
             evidence={"validation_loss_nats": actual, "departure_sds": departure},
         )
 
@@ -246,8 +247,8 @@ def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
         highest = max(back, key=lambda spike: spike.peak_nats - spike.level_nats)
         yield AlertFinding(
             first_step=back[0].first_step,
-            seen=f"{len(back)} spikes recovered, the highest of {highest.peak_nats - highest.level_nats:.3f} nats at "
-            f"step {highest.first_step}, the last at step {back[-1].first_step}",
+            seen=f"{counted(len(back), 'spike')} recovered, the highest of "
+            f"{format_nats(highest.peak_nats - highest.level_nats)} nats at step {highest.first_step}, the last at step {back[-1].first_step}",
             evidence={
                 "num_spikes": len(back), "num_lasted": sum(spike.lasted for spike in back),
                 "first_steps": [spike.first_step for spike in back[-20:]],
@@ -267,8 +268,8 @@ def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
         return
     yield AlertFinding(
         first_step=spike.first_step,
-        seen=f"a spike from {spike.level_nats:.4f} to {spike.peak_nats:.4f} nats has lasted {spike.num_lines} "
-        f"logged steps: the policy is to go back {policy.rollback_steps} steps before it and skip "
+        seen=f"a spike from {format_nats(spike.level_nats)} to {format_nats(spike.peak_nats)} nats has lasted "
+        f"{spike.num_lines} logged steps: the policy is to go back {policy.rollback_steps} steps before it and skip "
         f"{policy.skip_batches} batches; the trainer itself may do so {policy.max_rollbacks} times "
         "(launch.spike_rollbacks)",
         evidence={
@@ -289,11 +290,11 @@ def rising(run: WatchedRun) -> Iterator[AlertFinding]:
     columns, schedule = run.columns, run.schedule
     found = rise(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps)
     if found is not None:
-        by = f", {found.sds:.0f} standard deviations of its noise" if np.isfinite(found.sds) else ""  # it has none
+        by = f", {found.sds:.4g} standard deviations of its noise" if np.isfinite(found.sds) else ""  # it has none
         yield AlertFinding(
             first_step=found.first_step,
-            seen=f"training loss rose from {found.lowest_nats:.4f} to {found.now_nats:.4f} nats by step "
-            f"{found.first_step} and stayed up{by}",
+            seen=f"training loss rose from {format_nats(found.lowest_nats)} to {format_nats(found.now_nats)} nats by "
+            f"step {found.first_step} and stayed up{by}",
             evidence={"lowest_nats": found.lowest_nats, "now_nats": found.now_nats, "rise_sds": found.sds},
         )
 

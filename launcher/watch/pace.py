@@ -19,7 +19,7 @@ from launcher.base import chronicle
 from launcher.base.metrics import ENDINGS
 from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE
 from launcher.base.talk import duration
-from launcher.base.watchdog import START_SECONDS
+from launcher.base.watchdog import MAX_STEP_SECONDS, SETTLING_LINES, START_SECONDS, usual_step_seconds
 from launcher.watch.logs.columns import Floats, LogColumns, headers, spacing
 
 # Whether a run is alive, as its folder says and its log does not: just launched, saving, or lying still.
@@ -38,6 +38,8 @@ class Liveness:
     """The newest write below the folder of checkpoints."""
     ended: str = ""
     """What the supervisor printed when it gave up, or ended in order."""
+    paused_seconds: float = 0.0
+    """Time between stops that somebody asked for and the launches after them: it is no time that the run lost."""
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
@@ -51,20 +53,26 @@ UNKNOWN = Liveness()
 def liveness_of(run_dir: Path, digest: str) -> Liveness:
     """What the folder of a launch config's run says; what cannot be read says nothing."""
     launched_at, saved_at, ended = None, None, ""
+    stopped_at, paused_seconds = None, 0.0
     with contextlib.suppress(OSError):
         for entry in chronicle.entries(run_dir):
             if entry.digest == digest and entry.kind in ("launched", "restarted", "ended"):
                 over = entry.kind == "ended"
                 launched_at, ended = None, entry.text if over else ""
                 with contextlib.suppress(ValueError):
-                    launched_at = None if over else unix_seconds(entry.at)
+                    at = unix_seconds(entry.at)
+                    launched_at = None if over else at
+                    if entry.kind == "launched" and stopped_at is not None:
+                        paused_seconds += max(0.0, at - stopped_at)
+                    on_purpose = over and entry.data.get("event") in ("stopped", "interrupted")
+                    stopped_at = at if on_purpose else None
     if not ended:
         with contextlib.suppress(OSError):
             launched_at = max((run_dir / ROLLBACKS_FILE).stat().st_mtime, launched_at or 0.0)
     with contextlib.suppress(OSError):
         times = [path.stat().st_mtime for path in (run_dir / CHECKPOINTS).rglob("*")]
         saved_at = max(times, default=None)
-    return Liveness(launched_at=launched_at, saved_at=saved_at, ended=ended)
+    return Liveness(launched_at=launched_at, saved_at=saved_at, ended=ended, paused_seconds=paused_seconds)
 
 
 def unix_seconds(text: str) -> float:
@@ -75,8 +83,6 @@ def unix_seconds(text: str) -> float:
 
 STALL_STEPS, LEAST_STALL_SECONDS = 20, 60.0
 """No line for so many median steps, and for so long; before an attempt's first step, for `START_SECONDS`."""
-_MOST_SECONDS = 1e8
-"""The longest that a step can take: a longer time, or one below 0, was not measured."""
 BLOCK_LINES, SUSTAINED = 16, 2
 """Lines of a block, and blocks on end that are a level."""
 LEAST_GOODPUT = 0.1
@@ -87,8 +93,8 @@ LEAST_GOODPUT = 0.1
 class Projection:
     """When the run ends; centre, low and high.
 
-    Low: the rest goes as the fastest tenth of the blocks so far, and nothing is lost any more. High: as the slowest
-    tenth, and as much is lost as was so far.
+    Centre: the rest goes at the usual pace, which is what `launch` prints. Low: as the fastest tenth of the blocks so
+    far. High: as the slowest tenth, and as much time is lost between attempts as was so far.
     """
 
     remaining_seconds: tuple[float, float, float]
@@ -104,43 +110,58 @@ def step_seconds(columns: LogColumns) -> float | None:
 
 def measured(columns: LogColumns) -> Floats:
     """[S] Seconds of each step, NaN where they cannot be."""
-    return np.where((columns.seconds >= 0) & (columns.seconds < _MOST_SECONDS), columns.seconds, np.nan)
+    return np.where((columns.seconds >= 0) & (columns.seconds < MAX_STEP_SECONDS), columns.seconds, np.nan)
 
 
-def goodput(columns: LogColumns) -> float | None:
-    """Share of the time since the run first started that went into steps that are still part of it."""
+def goodput(columns: LogColumns, paused_seconds: float = 0.0) -> float | None:
+    """Return the share of the run's time that went into steps that are still part of it; None where nobody says.
+
+    Args:
+        columns: The run so far.
+        paused_seconds: Time since its first start in which it was stopped on purpose, which does not count.
+    """
     begun = headers(columns.events)
     typical = step_seconds(columns)
     if not begun or typical is None or columns.newest_at is None:
         return None
-    wall = columns.newest_at - unix_seconds(begun[0].started_at)
+    wall = columns.newest_at - unix_seconds(begun[0].started_at) - paused_seconds
     times = measured(columns)
     seconds = np.where(np.isfinite(times), times, typical)
     kept = float((seconds * np.diff(columns.steps, prepend=begun[0].step)).sum())
     return min(1.0, kept / wall) if wall > 0 else None
 
 
-def projection(columns: LogColumns, num_steps: int, num_ranks: int) -> Projection | None:
-    """From the recorded step times; None where there are none."""
-    seconds = measured(columns)
-    begun = np.searchsorted(columns.steps, [one.step for one in headers(columns.events)], side="right")
-    seconds[begun[begun < len(seconds) - 1]] = np.nan  # an attempt's first line: it compiles once
+def projection(columns: LogColumns, num_steps: int, num_ranks: int, paused_seconds: float = 0.0) -> Projection | None:
+    """Estimate when the run ends, from the recorded step times; None where there are none."""
+    seconds, usual = measured(columns), usual_seconds(columns)
     seconds = seconds[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
-    if not len(seconds):
+    if usual is None:
         return None
     starts = range(0, max(1, len(seconds) - BLOCK_LINES + 1), BLOCK_LINES)
     blocks = [seconds[start : start + BLOCK_LINES].mean() for start in starts]
-    useful, left = goodput(columns) or 1.0, max(0, num_steps - columns.step)
-    paces = np.array([seconds.mean() / useful, np.quantile(blocks, 0.1), np.quantile(blocks, 0.9) / useful])
-    paces[1:] = min(paces[:2]), max(paces[0], paces[2])
-    centre, low, high = (float(left * pace) for pace in paces)
+    left, useful = max(0, num_steps - columns.step), goodput(columns, paused_seconds) or 1.0
+    low = min(usual, float(np.quantile(blocks, 0.1)))
+    high = max(usual, float(np.quantile(blocks, 0.9))) / useful
     attempts = headers(columns.events)
-    spent = float(seconds.mean()) * columns.step
+    spent = usual * columns.step
     if attempts and columns.newest_at is not None:
-        spent = columns.newest_at - unix_seconds(attempts[0].started_at)
+        spent = max(0.0, columns.newest_at - unix_seconds(attempts[0].started_at) - paused_seconds)
+    centre, low, high = usual * left, low * left, high * left
     hours = [(spent + rest) * num_ranks / 3600 for rest in (centre, low, high)]
     return Projection(remaining_seconds=(centre, low, high), device_hours=(hours[0], hours[1], hours[2]))
+
+
+def usual_seconds(columns: LogColumns) -> float | None:
+    """Estimate the seconds of the steps to come, as `launch` does; None where no step was timed."""
+    seconds = measured(columns)
+    is_settling = np.zeros(len(seconds), dtype=bool)
+    for step in [header.step for header in headers(columns.events)] or [0]:
+        start = int(np.searchsorted(columns.steps, step, side="right"))
+        is_settling[start : start + SETTLING_LINES] = True
+    usable = np.isfinite(seconds)
+    usable[: _comparable(columns).start] = False
+    return usual_step_seconds(seconds[usable & is_settling].tolist(), seconds[usable & ~is_settling].tolist())
 
 
 def done(columns: LogColumns, num_steps: int) -> bool:
@@ -164,8 +185,8 @@ def still_since(columns: LogColumns, num_steps: int, now: float | None, found: L
     return columns.newest_at if ended and not found.starting(columns.newest_at) else None
 
 
-def why_no_end(columns: LogColumns, num_steps: int, since: float | None) -> str | None:
-    """Why the end of a run cannot be projected, `since` of `still_since`; None where it can."""
+def why_no_end(columns: LogColumns, num_steps: int, since: float | None, paused_seconds: float = 0.0) -> str | None:
+    """Return why the end of a run cannot be projected, `since` of `still_since`; None where it can."""
     if done(columns, num_steps):
         return None
     if since is not None:
@@ -175,11 +196,11 @@ def why_no_end(columns: LogColumns, num_steps: int, since: float | None) -> str 
         return "no step time is logged"
     if not measured_enough(columns):
         return f"fewer than {BLOCK_LINES} steps were timed"
-    useful = goodput(columns)
+    useful = goodput(columns, paused_seconds)
     if useful is not None and useful < LEAST_GOODPUT:
         return (
             f"only {useful:.1%} of the time since the first start went into steps, at least {LEAST_GOODPUT:.0%} must; "
-            f"the steps left take {duration((num_steps - columns.step) * (step_seconds(columns) or 0.0))}"
+            f"the steps left take {duration((num_steps - columns.step) * (usual_seconds(columns) or 0.0))}"
         )
     return None
 
@@ -199,7 +220,7 @@ def silence(columns: LogColumns, now: float | None, found: Liveness) -> tuple[fl
     if typical is None or (begun and columns.step <= _number(columns.events[-1].get("step"))):
         return now - newest, START_SECONDS, True
     waits = [_number(event.get("seconds")) for event in columns.events if event.get("event") == "saved"]
-    slowest = np.nanmax([*measured(columns), *(wait for wait in waits if 0 <= wait < _MOST_SECONDS)])
+    slowest = np.nanmax([*measured(columns), *(wait for wait in waits if 0 <= wait < MAX_STEP_SECONDS)])
     usual = STALL_STEPS * line_steps(columns) * typical
     since = newest if found.saved_at is None else max(newest, min(found.saved_at, now))
     return now - since, max(usual, 2 * float(slowest), LEAST_STALL_SECONDS), False

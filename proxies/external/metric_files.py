@@ -10,6 +10,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,6 +203,26 @@ class LoggedMetrics:
     def last_step(self) -> int | None:
         """The last step with a loss."""
         return max((*self.train_loss, *self.validation_loss), default=None)
+
+    def steps_done(self, num_steps: int) -> int:
+        """Return how many of a run's `num_steps` steps are done, by the last one with a loss."""
+        last = self.last_step
+        if last is None:
+            return 0
+        return min(last + counts_from_zero(self.train_loss, num_steps), num_steps)
+
+
+def counts_from_zero(loss_steps: Collection[int], num_steps: int) -> bool:
+    """Return whether a log numbers the first step of a run 0, not 1.
+
+    A log that has a training loss at step 0 and at `num_steps` counts steps done: its first loss was measured before
+    the first update.
+
+    Args:
+        loss_steps: Steps that have a training loss, as the log numbers them.
+        num_steps: Steps of the whole run.
+    """
+    return 0 in loss_steps and num_steps not in loss_steps
 
 
 def rows_of(path: Path, wanted: frozenset[str], step_key: str) -> Rows:

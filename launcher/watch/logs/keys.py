@@ -28,7 +28,8 @@ NOISE_SCALE = ("noise_scale_tokens", "noise_scale_low_tokens", "noise_scale_high
 NAMES: Mapping[str, tuple[str, ...]] = {
     STEP: ("step", "train/global_step", "iteration", "iter", UNASKED_STEP),
     LOSS: (
-        "train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss", "train_loss",
+        "train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss",
+        "train_loss",
     ),
     VALIDATION: (
         "validation_loss_nats", "validation_metrics/loss", "lm loss validation", "eval/loss", "eval_loss",

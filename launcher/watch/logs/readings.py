@@ -28,7 +28,7 @@ from launcher.watch.logs.keys import (
 )
 from launcher.watch.logs.sources import Log, Row, RowSource
 from proxies.core import canon
-from proxies.external.metric_files import parse_number
+from proxies.external.metric_files import counts_from_zero, parse_number
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #
@@ -39,6 +39,8 @@ from proxies.external.metric_files import parse_number
 _EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
 _TO = {"started": STEP, "rolled_back": "to_step"}
 """Events after which the steps beyond the one in this field are made anew."""
+_MAX_UNIX_SECONDS = 1e11
+"""A later time (the year 5138) counts something else than seconds since 1970."""
 _AGAIN, _NULL, _BAD = "again", "null", "bad"
 """Counts in addition to a step's columns: its losses after the first, those that are null, and those that are no
 numbers, null included."""
@@ -62,19 +64,25 @@ class _Steps:
         self.cells: dict[int, dict[str, float]] = defaultdict(dict)
         self.ranks: dict[int, list[float]] = {}
 
-    def add(self, step: int, row: Row, names: Mapping[str, str]) -> None:
-        """Take in a row of that step."""
+    def add(self, step: int, row: Row, names: Mapping[str, str]) -> int:
+        """Take in a row of that step; return how many of its values are impossible, and left out."""
+        num_impossible = 0
         cells = self.cells[step]
         if (loss := names.get(LOSS)) in row:
             cells[_AGAIN] = cells.get(_AGAIN, 0) + (LOSS in cells)
             cells[_NULL] = cells.get(_NULL, 0) + (row[loss] is None)
             cells[_BAD] = cells.get(_BAD, 0) + (parse_number(row[loss]) is None)
         for column, name in names.items():
-            if (value := parse_number(row.get(name))) is not None:
-                cells[column] = value
+            value = parse_number(row.get(name))
+            if value is not None and column != STEP:
+                if -math.inf < value < 0 or (column == "mfu" and value > 1):
+                    num_impossible += 1
+                elif value or column not in ("mfu", TOKENS_PER_SECOND):  # 0: it was not measured
+                    cells[column] = value
         if isinstance(times := row.get("rank_seconds"), list) and times:
             found = [None if isinstance(each, str) else parse_number(each) for each in times]
             self.ranks[step] = [math.nan if each is None else each for each in found]
+        return num_impossible
 
     def undo(self, step: int) -> None:
         """Forget the steps beyond this one."""
@@ -116,8 +124,10 @@ def gather(
     names = keys.chosen({name for rows in files for row in rows for name in row})
     odd, made, events = Counter[str](), _Steps(), list[Row]()
     at, loss = names.get(STEP, ""), names.get(LOSS, "")
-    # As trainers do whose first training loss is of step 0.
-    from_zero = any(step == 0 and loss in row for rows in files for row, step, _ in _stepped(rows, at, loss))
+    from_zero = counts_from_zero(
+        {step for rows in files for row, step, _ in _stepped(rows, at, loss) if step is not None and loss in row},
+        num_steps,
+    )
     for row, step, is_event in (each for rows in files for each in _stepped(rows, at, loss)):
         if is_event:
             events.append(row)
@@ -131,8 +141,8 @@ def gather(
             if from_zero and done == num_steps + 1 and loss not in row:
                 done = num_steps  # what is logged after the last step
             if 1 <= done <= num_steps:
-                made.add(done, row, names)
-            else:
+                odd["impossible"] += made.add(done, row, names)
+            elif done:  # what is logged at step 0 was measured before the first
                 odd["beyond"] += 1
     odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_BAD)
     validated = {step: value for step, cells in sorted(made.cells.items())
@@ -209,6 +219,10 @@ _SENTENCES = {
         "1 step was logged again: the last value counts",
         "{n} steps were logged again: the last value counts",
     ),
+    "impossible": (
+        "1 value is impossible (below 0, or an MFU above 1) and is left out",
+        "{n} values are impossible (below 0, or an MFU above 1) and are left out",
+    ),
     "no number": ("1 training loss is not a number", "{n} training losses are not numbers"),
 }
 """Notes by what is odd: of one, and of several."""
@@ -253,7 +267,7 @@ class LogReader:
         self._check(log)
         # By the rows' own time where they have one: a file may be a copy.
         times = [parse_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
-        known = [at for at in times if at is not None and math.isfinite(at)]
+        known = [at for at in times if at is not None and 0 < at < _MAX_UNIX_SECONDS]
         newest_at = max(known, default=log.newest_at)
         found = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
         names_digest = any(event["event"] == "started" for event in found.columns.events)

@@ -75,10 +75,10 @@ def test_the_head_line_says_what_is_too_small_to_be_seen():
     judged = judge(frozen, columns_of(losses))
     jump, climb = (judged.figures[f"smallest_{name}_nats"] for name in ("jump", "climb"))
     assert 0.05 < jump < 0.15 and climb > 0.5 and judged.figures["noise_autocorrelation"] >= 0.99
-    line = headline("fine", judged.why, judged, frozen)
+    line = headline("on the band", judged.why, judged, frozen)
     assert f"{jump:.2g} nats" in line and f"{climb:.2g}" in line and "100 logged steps" in line
     early = judge(frozen, columns_of(losses[:60]))
-    assert early.figures["smallest_jump_nats"] is None and "too small" not in headline("fine", "", early, frozen)
+    assert early.figures["smallest_jump_nats"] is None and "too small" not in headline("on the band", "", early, frozen)
     seen = 0
     for seed in range(10):
         jumped = run(seed, 0.9, 0.05)

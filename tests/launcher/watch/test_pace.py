@@ -1,10 +1,16 @@
 """Slow runs, slow ranks, time lost and time left, each with a planted truth."""
 
+import datetime
+import json
+
 import numpy as np
 import pytest
 from planted_watch import BEGAN, columns_of, decision, started
+from watched_case import DIGEST, read, write_run
+from watched_case import line as log_line
 
-from launcher.base.watchdog import START_SECONDS
+from launcher.base import chronicle
+from launcher.base.watchdog import START_SECONDS, Limits, Watchdog
 from launcher.watch import pace
 from launcher.watch.alerts import WatchedRun
 from launcher.watch.follower import judge
@@ -100,8 +106,38 @@ def test_goodput_is_kept_steps_over_wall_time():
 def test_the_end_is_projected_from_recorded_times_and_what_was_lost():
     columns = run(100, noise=0.0, events=(started(),), newest_at=BEGAN.timestamp() + 100.0)
     found = pace.projection(columns, 300, 2)
-    assert found.remaining_seconds == pytest.approx((200.0, 100.0, 200.0)), "200 steps of 0.5 s, half of it lost so far"
-    assert found.device_hours[0] == pytest.approx(2 * 300 / 3600)
+    assert found.remaining_seconds == pytest.approx((100.0, 100.0, 200.0)), "200 steps of 0.5 s, half of it lost so far"
+    assert found.device_hours == pytest.approx([2 * total / 3600 for total in (200, 200, 300)])
+
+
+def test_a_stop_on_purpose_is_no_lost_pace_and_a_crash_is(tmp_path):
+    begun = BEGAN.timestamp()
+    columns = run(100, noise=0.0, events=(started(), started(step=60, after_seconds=3600.0)), newest_at=begun + 3650.0)
+    assert pace.goodput(columns, 3590.0) == pytest.approx(50 / 60)
+    found = pace.projection(columns, 300, 2, 3590.0)
+    assert found.remaining_seconds == pytest.approx((100.0, 100.0, 120.0))
+    for event, expected in (("stopped", 3590.0), ("interrupted", 3590.0), ("failed", 0.0)):
+        folder = tmp_path / event
+        for kind, seconds in (("launched", 0), ("ended", 10), ("launched", 3600)):
+            data = {"event": event} if kind == "ended" else {}
+            chronicle.record(folder, kind, kind, digest=DIGEST, data=data)
+            path = folder / chronicle.CHRONICLE_FILE
+            *lines, newest = path.read_text().splitlines()
+            at = (BEGAN + datetime.timedelta(seconds=seconds)).isoformat()
+            path.write_text("\n".join([*lines, json.dumps({**json.loads(newest), "at": at})]) + "\n")
+        assert pace.liveness_of(folder, DIGEST).paused_seconds == expected
+
+
+def test_launch_and_watch_tell_one_time_left_in_spite_of_slow_first_steps(tmp_path):
+    lines = [log_line(step, seconds=5.0 if step <= 16 else 0.5 + 2.0 * (step % 20 == 0)) for step in range(1, 401)]
+    path = write_run(tmp_path, 0)
+    path.write_text(path.read_text() + "".join(json.dumps(each) + "\n" for each in lines))
+    launch_pace = Watchdog(tmp_path, Limits(), 0.0).pace
+    launch_pace.step = 400
+    launched = launch_pace.seconds_left(1000)
+    watched = pace.projection(read(tmp_path, num_steps=1000).columns, 1000, 1).remaining_seconds
+    assert launched == pytest.approx(watched[0]) == pytest.approx(600 * 0.6, rel=0.01)
+    assert Watchdog(tmp_path / "none", Limits(), 0.0).pace.seconds_left(1000) is None
 
 
 def test_no_end_is_projected_from_too_little_or_of_a_run_that_stands_still():

@@ -31,7 +31,7 @@ def test_a_run_on_its_course_is_fine(decision, frozen):
     assert (code, body["standing"], body["notes"]) == (0, "fine", [])
     assert (body["figures"]["step"], body["digest"]) == (300, decision.digest)
     assert body["figures"]["projection"]["device_hours"][0] > 0
-    assert forerun("watch", frozen, "--once")[1].startswith("FINE at step 300 of 400: ")
+    assert forerun("watch", frozen, "--once")[1].startswith("ON THE BAND at step 300 of 400: ")
 
 
 def test_cannot_tell(decision, frozen):
@@ -95,7 +95,7 @@ def test_a_run_is_followed_while_it_is_written(decision, frozen, watching):
     lines = err.splitlines()
     assert lines[0] == f"log: there is no log at {frozen / 'run'} yet"
     assert lines[1] == "CANNOT TELL at step 0 of 400: nothing is logged yet"
-    assert any(said.startswith("FINE at step 200 of 400") for said in lines)
+    assert any(said.startswith("ON THE BAND at step 200 of 400") for said in lines)
     for name in names(body):
         assert sum(said.startswith(("ALARM", "NOTICE")) and f" {name}, from step" in said for said in lines) == 1, name
     assert {entry.data["name"] for entry in chronicle.entries(frozen / "run")} >= set(names(body))
@@ -106,7 +106,7 @@ def test_a_log_of_another_run_is_waited_out_and_ctrl_c_leaves_the_last_standing(
     assert any(said.startswith("not judged") for said in iter(watching.stderr.readline, ""))
     path.unlink()
     run_of(decision, frozen, 300)
-    assert any(said.startswith("FINE at step 300") for said in iter(watching.stderr.readline, ""))
+    assert any(said.startswith("ON THE BAND at step 300") for said in iter(watching.stderr.readline, ""))
     watching.send_signal(signal.SIGINT)
     out, _ = watching.communicate(timeout=60)
     assert watching.returncode == 130

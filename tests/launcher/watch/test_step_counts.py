@@ -1,0 +1,118 @@
+"""Logs that count steps in any of the usual ways, and logs that nobody should write: nothing absurd is printed."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+from tiny_study import ask, forerun
+from watched_case import NUM_STEPS, loss_at, read, write_lines
+
+from launcher.watch.follower import Follower
+from launcher.watch.logs.keys import ColumnNames
+from launcher.watch.logs.readings import LogReader
+from launcher.watch.logs.sources import source_of
+from proxies.external.metric_files import LoggedMetrics
+
+FINAL = 2.15
+VALIDATED, EARLY = ([{"step": step, "val_loss": FINAL}] for step in (NUM_STEPS, NUM_STEPS - 1))
+
+
+def rows_at(*steps):
+    return [{"step": step, "loss": loss_at(step + 1)} for step in steps]
+
+
+COUNTS = {
+    "0 and N": [{"iter": at, "train/loss": 3.0, "val/loss": loss} for at, loss in ((0, 3.0), (NUM_STEPS, FINAL))],
+    "0 to N": [*rows_at(*range(NUM_STEPS + 1)), *VALIDATED],
+    "0 to N - 1": [*rows_at(*range(NUM_STEPS)), *EARLY],
+    "0 to N - 1, validated at N": [*rows_at(*range(NUM_STEPS)), *VALIDATED],
+    "1 to N": [*rows_at(*range(1, NUM_STEPS + 1)), *VALIDATED],
+    "N only": [*rows_at(NUM_STEPS), *VALIDATED],
+}
+
+
+@pytest.mark.parametrize("counted", COUNTS)
+def test_watch_and_launch_see_a_finished_run_however_it_counts(frozen, tmp_path, counted):
+    path = write_lines(tmp_path / "log.jsonl", COUNTS[counted])
+    code, body = ask("watch", frozen, "--conclude", "--metrics", path)
+    assert (code, body.get("actual_nats")) == (0, FINAL), body
+    assert read(path, num_steps=NUM_STEPS).columns.step == NUM_STEPS
+    logged = LoggedMetrics()
+    for row in COUNTS[counted]:
+        for key, series in (("loss", logged.train_loss), ("val_loss", logged.validation_loss)):
+            value = row.get(key, row.get({"loss": "train/loss", "val_loss": "val/loss"}[key]))
+            if value is not None:
+                series[row.get("step", row.get("iter"))] = value
+    assert logged.steps_done(NUM_STEPS) == NUM_STEPS
+
+
+def test_the_live_watch_of_a_finished_foreign_run_returns(frozen, tmp_path):
+    rows = [{**row, "mfu": -100.0} for row in COUNTS["0 and N"]]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    command = [sys.executable, "-m", "launcher", "watch", str(frozen), "--metrics", str(path), "--every", "0.2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (0, 3, 4) and "the run finished; next:" in done.stdout
+    assert not re.search(r"MFU -?\d", done.stdout) and "1 value is impossible" in done.stdout
+
+
+ABSURD = re.compile(
+    r"-\d[\d,.]*( s\b| min\b| h\b|%| tokens| device)|\bnan\b|\binf\b|of 0\b|in -|MFU 0\.0%|\d{25}"
+    r"|\s1 (steps|lines|alarms|values) "
+)
+"""Negative times and shares, numbers that are none, and one thing in the plural."""
+
+
+def write_odd(path, seed):
+    """A log of a random oddity, as rows, lines or bytes."""
+    rng = random.Random(seed)
+    steps = list(range(1, rng.choice((2, 30, 300, NUM_STEPS)) + 1))
+    match seed % 10:
+        case 0:
+            steps = [0]
+        case 1:
+            steps = [NUM_STEPS]
+        case 2:
+            steps += steps[: len(steps) // 2]  # begins again
+        case 3:
+            rng.shuffle(steps)
+        case 4:
+            steps = [step for step in steps for _ in range(2)]
+    at, rows = 1.8e9, []
+    for step in steps:
+        at += rng.choice((1.0, 1.0, -3600.0, 1e6, 0.0))
+        row = {"step": step, "loss": rng.choice((loss_at(step + 1), loss_at(step + 1), "NaN", -1.0, None, True, 1e300))
+               if seed % 3 == 0 else loss_at(step + 1)}  # fmt: skip
+        row |= {"mfu": rng.choice((-100.0, 0.4, 40.0, 0.0)), "seconds": rng.choice((0.5, -1.0, 0.0, 1e12, "NaN"))}
+        row |= {"tokens_per_second": rng.choice((1e4, -1.0, 0.0)), "_timestamp": rng.choice((at, -1.0, 1e300, "inf"))}
+        row |= {"grad_norm": rng.choice((1.0, -1.0, "Infinity"))}
+        rows.append(row)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    content = text.encode()[: -rng.choice((1, 7, 25))] if seed % 5 == 0 else text.encode()
+    if seed % 7 == 0:
+        content += bytes(rng.randrange(256) for _ in range(500))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_absurd_is_printed_of_an_odd_log(decision, frozen, tmp_path, seed):
+    path = tmp_path / "log.jsonl"
+    write_odd(path, seed)
+    keys = ColumnNames({})
+    reader = LogReader(source_of(str(path), keys), keys, decision.digest, NUM_STEPS)
+    for last in (False, True):
+        status = Follower(decision, reader, frozen=frozen, run_dir=tmp_path / "run").look(last=last)
+        assert not ABSURD.search(status.text), status.text
+        figures = status.body["figures"]
+        assert 0 <= figures["step"] <= NUM_STEPS
+        assert figures["mfu"] is None or 0 <= figures["mfu"] <= 1
+        for ends in filter(None, [figures["projection"]]):
+            assert min(ends["remaining_seconds"]) >= 0 and min(ends["device_hours"]) >= 0
+
+
+def test_an_odd_log_through_the_command_line(frozen, tmp_path):
+    write_odd(tmp_path / "log.jsonl", 21)
+    code, text, said = forerun("watch", frozen, "--once", "--metrics", tmp_path / "log.jsonl")
+    assert code in (0, 3, 4) and "Traceback" not in said and not ABSURD.search(text)
