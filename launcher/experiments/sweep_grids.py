@@ -379,6 +379,7 @@ def _condition(
 ) -> Condition:  # fmt: skip
     study, base = setting.study, base_sizes(setting.study).along(axis)
     own, specs = base_value(study, name, setting.best), list[tuple[RunSpec, float]]()
+    known = set[str]()
     for (size, log2_value), num_seeds in sorted(cells.items()):
         if not _fits(study, name, axis, size, log2_value):
             continue
@@ -394,8 +395,8 @@ def _condition(
         point = {**start, name: value}
         runs = [run_at(study, axis, size, point, seed, rules) for seed in range(num_seeds)]
         # Two warmups may round to the same number of steps: one run is one point.
-        known = {spec.id for spec, _ in specs}
         specs += [(run, log2_value) for run in runs if run.id not in known]
+        known.update(run.id for run in runs)
     return Condition(axis=axis, specs=tuple(specs))
 
 

@@ -22,6 +22,10 @@ from proxies.core.redaction import redacted, secret_in
 
 MOST_BYTES = 2**20
 """The largest plan file that is read."""
+MAX_DEPTH = 10
+"""Tables and lists within each other: the deepest key of a plan, a point of search.warm_start, is four levels down."""
+TODO = "TODO"
+"""What `forerun init --from` writes where it does not understand a script."""
 _MOST_SHOWN = 80
 """Characters of a value that is wrong."""
 _LINE = re.compile(r"\s*(?:\[\s*(?P<section>[\w.]+)\s*\]|(?P<key>\w+)\s*=).*")
@@ -115,11 +119,36 @@ def read_plan(path: Path) -> dict[str, Any]:
     if len(content) > MOST_BYTES:
         raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))  # editors on Windows begin a file with a mark
+        plan = tomllib.loads(content.decode("utf-8-sig"))  # editors on Windows begin a file with a mark
     except UnicodeDecodeError as error:
         raise PlanError(str(path), ["is not UTF-8: save it as UTF-8"]) from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise PlanError(str(path), [_TOO_DEEP]) from error
+    except ValueError as error:
         raise PlanError(str(path), [f"is not TOML: {error}"]) from error
+    if _is_too_deep(plan):
+        raise PlanError(str(path), [_TOO_DEEP])
+    return plan
+
+
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, which no plan is"
+
+
+def _is_too_deep(value: object) -> bool:
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level, depth = [value for values in inner for value in values], depth + 1
+    return depth > MAX_DEPTH
+
+
+def todo_problems(plan: Plan) -> list[str]:
+    """Return every key whose text still has a `TODO`."""
+    return [
+        f"{key} has a {TODO}: write what your script needs there"
+        for key, text in _texts(plan.model_dump(), "")
+        if re.search(rf"\b{TODO}\b", text)
+    ]
 
 
 def override(raw: dict[str, Any], given: str) -> str:
@@ -130,6 +159,8 @@ def override(raw: dict[str, Any], given: str) -> str:
         return f"--set {given}: must be section.key=value"
     try:
         value = tomllib.loads(f"value = {text}")["value"]
+    except RecursionError:
+        return f"--set {name.strip()}: {_TOO_DEEP}"
     except tomllib.TOMLDecodeError:
         if not re.fullmatch(r"[A-Za-z_][\w.:-]*", text):
             return f"--set {given}: {text!r} is not a TOML value (strings need quotes)"
@@ -137,6 +168,8 @@ def override(raw: dict[str, Any], given: str) -> str:
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
         return f"--set {given}: {section} is not a section"
+    if _is_too_deep(value):
+        return f"--set {name.strip()}: {_TOO_DEEP}"
     table[key] = value
     return ""
 

@@ -23,6 +23,8 @@ from scaling_fits.laws.forms import SHAPES
 from sweeps.search.pruning import rungs
 
 MIN_RUNGS = 6
+MAX_VALUES = 100
+"""Most values of a list in `[transfer]` or `[ladder]`; counting the runs of one of its widths takes about 0.02 s."""
 _SIZES = {"duration": "durations", "batch": "batches", "depth": "depths"}
 """The key of `[transfer]` that has an axis's sizes."""
 _BY_SHAPE = " or ".join(f'proxy.optimizer = "{one.name}"' for one in OPTIMIZERS.values() if one.rates_by_shape)
@@ -30,6 +32,8 @@ _BY_SHAPE = " or ".join(f'proxy.optimizer = "{one.name}"' for one in OPTIMIZERS.
 
 def problems_of(plan: Plan) -> list[str]:
     """Everything that does not hold together, at once."""
+    if problems := [*_length_problems(plan)]:
+        return problems  # each value costs the other checks time
     problems = [
         *_width_problems(plan),
         *_optimizer_problems(plan),
@@ -41,6 +45,14 @@ def problems_of(plan: Plan) -> list[str]:
     if any(problem.startswith("proxy.command: ") for problem in problems):
         return problems  # the others ask what the command can get
     return [*problems, *_search_problems(plan), *_pruner_problems(plan), *_ladder_problems(plan)]
+
+
+def _length_problems(plan: Plan) -> Iterator[str]:
+    """No list of sizes is longer than a study could run."""
+    for section in ("transfer", "ladder"):
+        for key, value in getattr(plan, section):
+            if isinstance(value, tuple) and len(value) > MAX_VALUES:
+                yield f"{section}.{key} has {len(value)} values: must be at most {MAX_VALUES}"
 
 
 def _gpu_problems(name: str) -> Iterator[str]:

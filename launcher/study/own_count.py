@@ -112,7 +112,7 @@ def _described(study: Study, spec: RunSpec) -> float:
     last = ended.stdout.strip().rpartition("\n")[2]
     try:
         found = json.loads(last)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     numbers: Any = found if isinstance(found, dict) else {}
     params, flops = numbers.get("params"), numbers.get("flops_per_token")

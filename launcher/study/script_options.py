@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.plan.file import TODO
 from launcher.study.first_plan import FirstPlan
 from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, WARMUP
 from proxies.core.programs import NEEDED
@@ -42,6 +43,13 @@ _SHAPE = {"num_layers": "num_layers", "head_dim": "head_dim", "seq_len": "seq_le
 _VOCAB_SIZE = 50304
 """GPT-2's, padded."""
 _RATE = re.compile(r"(^|_)(lr|learning_rate)($|_)")
+_EACH_RUN = re.compile(r"(^|_)decay_(iters|steps)$|^(eval|val|validate)_(interval|every|steps|freq)$")
+"""Numbers of steps that follow the run's: its learning rate decays to the end, and it is validated there."""
+_ACCUMULATION = re.compile(r"(^|_)(grad|gradient)_accum|^accum(ulation)?_steps$|^accumulate_grad_batches$")
+_DASHBOARD = re.compile(r"^(use_|log_)?wandb(_log|_enabled)?$")
+_STATE_KEYS = {"model", "optimizer", "state_dict", "model_state_dict", "model_args"}
+"""Keys of a checkpoint: what is beside them is saved, not logged."""
+_STEP_KEYS = ("step", "iter", "iteration", "global_step", "iter_num")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +61,8 @@ class ScriptOption:
     word: str
     """As it is given: `--max-iters`, or `train.lr=` in Hydra."""
     default: object
+    is_rate: bool = False
+    """Whether it is a number with a fraction, and its name says learning rate."""
 
 
 def placeholder_of(name: str) -> str | None:
@@ -89,7 +99,9 @@ def _argparse(tree: ast.Module) -> Iterator[ScriptOption]:
             if isinstance(given.get("action"), ast.Constant):
                 continue  # a switch takes no value
             name = flags[0][2:].replace("-", "_")
-            yield ScriptOption(name=name, word=f"{flags[0]} ", default=_constant(given.get("default")))
+            default, kind = _constant(given.get("default")), given.get("type")
+            is_float = isinstance(default, float) or (isinstance(kind, ast.Name) and kind.id == "float")
+            yield ScriptOption(name=name, word=f"{flags[0]} ", default=default, is_rate=is_float and _names_rate(name))
 
 
 def _dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
@@ -98,7 +110,10 @@ def _dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     name = field.target.id
-                    yield ScriptOption(name=name, word=f"--{name} ", default=_constant(field.value))
+                    default = _constant(field.value)
+                    is_float = isinstance(default, float) or ast.unparse(field.annotation) == "float"
+                    is_rate = is_float and _names_rate(name)
+                    yield ScriptOption(name=name, word=f"--{name} ", default=default, is_rate=is_rate)
 
 
 def _globals(tree: ast.Module) -> Iterator[ScriptOption]:
@@ -107,7 +122,8 @@ def _globals(tree: ast.Module) -> Iterator[ScriptOption]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, _constant(node.value)
             if isinstance(value, (int, float, str)):
-                yield ScriptOption(name=name, word=f"--{name}=", default=value)
+                is_rate = isinstance(value, float) and _names_rate(name)
+                yield ScriptOption(name=name, word=f"--{name}=", default=value, is_rate=is_rate)
 
 
 def _hydra(tree: ast.Module) -> Iterator[ScriptOption]:
@@ -125,7 +141,15 @@ def _under_hydra(node: ast.FunctionDef) -> bool:
     return any("hydra.main" in ast.unparse(one) for one in node.decorator_list)
 
 
+def _names_rate(name: str) -> bool:
+    return _RATE.search(name) is not None
+
+
 def _constant(node: ast.expr | None) -> object:
+    """Return the value of a literal, or of a product of numbers such as `5 * 8`; None for anything else."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _constant(node.left), _constant(node.right)
+        return left * right if isinstance(left, int | float) and isinstance(right, int | float) else None
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:
@@ -148,18 +172,24 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
     if missing := [f"no option for {{{name}}} is found: {why}" for name, why in NEEDED.items() if name not in reached]:
         names = ", ".join(option.name for option in options) or "none"
         raise ScriptError(script, [*missing, f"options found: {names}; or write proxy.command by hand"])
-    rates = [option for option in options if told[option.name] is None and _RATE.search(option.name)]
+    others = [option for option in options if told[option.name] is None]
+    rates = [option for option in others if option.is_rate]
     words = [f"{option.word}{{{told[option.name]}}}" for option in options if told[option.name]]
     words += [f"{option.word}{{{_axis(option)}}}" for option in rates]
     notes = ["read the command, the metrics and [model] before you run it"]
     metrics, said = _metrics(text)
+    set_words = [(option.name, option.word + value) for option in others if (value := _set_value(option, metrics))]
+    words += [word for _, word in set_words]
+    notes += [f"{name} is set by the command: {word}" for name, word in set_words]
+    if "batch_sequences" not in reached:
+        notes.append("no option sets the batch: proxy.batch_tokens must be the tokens of one optimizer step")
     if not reached & {"run_dir"}:
         notes.append("no option names a folder: the script must write its metrics below $FORERUN_RUN_DIR")
     notes += said
     for option in rates:
         notes.append(f"{option.name} is searched as an axis of its own")
     values = {section: dict(keys) for section, keys in new.values.items()}
-    defaults = {told[option.name]: option.default for option in options if isinstance(option.default, int)}
+    defaults = {told[option.name]: option.default for option in options if type(option.default) is int}
     vocab_size = defaults.get("vocab_size", _VOCAB_SIZE)
     values["data"] = {"path": "", "external": f"the data of {script.name}", "vocab_size": vocab_size}
     notes += [] if "vocab_size" in defaults else [f"data.vocab_size = {_VOCAB_SIZE} is a guess"]
@@ -176,6 +206,18 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
     return FirstPlan(name=new.name, values=values, head=(*new.head, f"The command is read from {script.name}.")), notes
 
 
+def _set_value(option: ScriptOption, metrics: dict[str, object]) -> str:
+    """Return what the command gives an option so that each run is the plan's; empty to leave the option alone."""
+    name = option.name.rpartition(".")[2]
+    if _EACH_RUN.search(name):
+        return "{num_steps}"
+    if _ACCUMULATION.search(name):
+        return "1"  # the plan's batch is a whole step's
+    if _DASHBOARD.search(name) and option.default is False and metrics["metrics_format"] == "wandb":
+        return "True"
+    return TODO if _names_rate(name) and option.default is None else ""
+
+
 def _axis(option: ScriptOption) -> str:
     return option.name.replace(".", "_")
 
@@ -187,14 +229,43 @@ def _range(default: object) -> tuple[float, float]:
 
 
 def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
-    """Where the script logs, and the keys of its losses, as far as its text shows."""
+    """Return where the script logs, and the keys of its step and losses; `TODO` for those that are not certain."""
     kinds = {"wandb": "wandb.init", "tensorboard": "SummaryWriter", "jsonl": "json.dumps"}
-    found = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
-    path = "{run_dir}/metrics.jsonl" if found == "jsonl" else "{run_dir}"
-    keys = dict.fromkeys(re.findall(r"""["']([\w./-]*loss[\w./-]*)["']""", text))
-    held = [key for key in keys if re.search(r"val|eval|test|dev", key)]
-    trained = [key for key in keys if key not in held]
-    notes = [] if trained and held else ["the keys of the losses are not found in the script: see proxy.metrics_*"]
-    values: dict[str, object] = {"metrics_format": found, "metrics_path": path}
-    values |= {"metrics_train_loss_key": trained[0]} if trained else {}
-    return values | ({"metrics_validation_loss_key": held[0]} if held else {}), notes
+    kind = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
+    keys = _logged_keys(ast.parse(text))
+    losses = [key for key in keys if "loss" in key and "best" not in key]
+    held_out = [key for key in losses if re.search(r"val|eval|test|dev", key)]
+    trained = [key for key in losses if key not in held_out]
+    steps = [key for key in _STEP_KEYS if key in keys] or (["_step"] if kind == "wandb" else [])
+    candidates = {"metrics_train_loss_key": trained, "metrics_validation_loss_key": held_out}
+    if kind != "tensorboard":
+        candidates["metrics_step_key"] = steps[:1]
+    values: dict[str, object] = {
+        "metrics_format": kind,
+        "metrics_path": "{run_dir}/metrics.jsonl" if kind == "jsonl" else "{run_dir}",
+        **{name: found[0] if len(found) == 1 else f"{TODO}: {name}" for name, found in candidates.items()},
+    }
+    notes = [
+        f"proxy.{name} is left as {TODO}: the script logs {', '.join(found) or 'none that is found'}"
+        for name, found in candidates.items()
+        if len(found) != 1
+    ]
+    return values, notes
+
+
+def _logged_keys(tree: ast.Module) -> list[str]:
+    """Return the keys of every dictionary but checkpoints, of items that are set, and of TensorBoard's scalars."""
+    keys: list[str] = []
+    for node in ast.walk(tree):
+        found: list[ast.expr | None] = []
+        if isinstance(node, ast.Dict):
+            found = list(node.keys)
+        elif isinstance(node, ast.Assign):
+            found = [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_scalar":
+            found = list(node.args[:1])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+            keys += [word.arg for word in node.keywords if word.arg]
+        names = [key.value for key in found if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        keys += [] if _STATE_KEYS & set(names) else names
+    return list(dict.fromkeys(keys))

@@ -11,7 +11,7 @@ from typing import cast
 from launcher.base.talk import counted, say
 from launcher.calibration.procedure import calibrated, groups_of
 from launcher.experiments.search import implied_problems
-from launcher.plan.file import PlanError, load_plan
+from launcher.plan.file import PlanError, load_plan, todo_problems, with_lines
 from launcher.plan.plan import Plan
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
@@ -88,7 +88,8 @@ def plan_study(
         code_dir=code_dir,
         factory=_factory(plan, code_dir, source_sha256),
     )
-    if problems := implied_problems(study, study.space):
+    problems = with_lines(plan_path, todo_problems(plan), overrides)
+    if problems := [*problems, *implied_problems(study, study.space)]:
         raise PlanError(str(plan_path), problems)
     return study
 

@@ -122,7 +122,7 @@ def _comes_to(found: dict[str, Any]) -> str:
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Check PLAN and list every problem at once. Of the corpus the sizes are checked, with --full the content."""
-    from launcher.plan.file import PlanError, checked_plan, with_lines
+    from launcher.plan.file import PlanError, checked_plan, todo_problems, with_lines
     from launcher.study.first_plan import manifest_of, missing, sketched, summary
     from launcher.study.first_plan import problems as senseless
     from launcher.study.first_plan import warnings as unwise
@@ -134,7 +134,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: b
     problems += with_lines(plan_path, gone, overrides)
     if not problems:
         study = sketched(plan, manifest_of(plan, plan_path.parent))
-        problems = with_lines(plan_path, senseless(study), overrides)
+        problems = with_lines(plan_path, [*todo_problems(plan), *senseless(study)], overrides)
     if problems:
         raise PlanError(str(plan_path), problems)
     found = plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)

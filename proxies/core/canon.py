@@ -201,7 +201,10 @@ def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
     Raises:
         CanonError: what is missing, unknown or of the wrong type, with its path.
     """
-    return typing.cast(_Record, _decode(kind, value, path))
+    try:
+        return typing.cast(_Record, _decode(kind, value, path))
+    except RecursionError:  # also while a value is shown in a message
+        raise CanonError(f"{path} is nested too deeply for a record") from None
 
 
 _PLAIN = (bool, int, float, str)

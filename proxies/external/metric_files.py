@@ -54,7 +54,12 @@ class JsonLines(Rows):
             )
             self.complaint = lines
             return {}
-        flat = _flat(found)
+        try:
+            flat = _flat(found)
+        except RecursionError:
+            self._num_odd += 1
+            self.complaint = f"{self._num_odd} lines are not JSON objects"
+            return {}
         if len(self.names) < MAX_NAMES:
             self.names.update(name for name, value in flat.items() if not isinstance(value, dict))
         return {name: value for name, value in flat.items() if name in self._wanted}

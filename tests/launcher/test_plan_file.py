@@ -223,3 +223,29 @@ def test_what_an_estimate_would_refuse_or_could_not_hold_is_a_problem_of_the_pla
     assert len(said) == 3 and said[2].startswith("launch.gpu: GPU 'H9000' is not in the table (did you mean H")
     (tmp_path / "plan.toml").write_text("[launch]\ngpu = 'h100'\n")
     assert load_plan(tmp_path / "plan.toml").launch.gpu == "h100"
+
+
+@pytest.mark.parametrize(
+    ("extra", "overrides"),
+    [
+        (f"[{'.'.join('a' * 3000)}]", ()),
+        (f"[{'.'.join('a' * 12)}]", ()),
+        (f"[deep]\nvalue = {'[' * 5000}{']' * 5000}", ()),
+        ("", (f"search.axes={'[' * 5000}{']' * 5000}",)),
+        ("", (f"search.axes={'{a=' * 20}1{'}' * 20}",)),
+    ],
+)
+def test_nesting_has_a_limit(tmp_path, extra, overrides):
+    (tmp_path / "plan.toml").write_text(f"[model]\nnum_layers = 2\n{extra}\n")
+    with pytest.raises(PlanError, match="nested more than 10 levels deep"):
+        load_plan(tmp_path / "plan.toml", overrides)
+
+
+def test_lists_of_sizes_have_a_limit(tmp_path):
+    widths = ", ".join(str(32 * width) for width in range(1, 2001))
+    (tmp_path / "plan.toml").write_text(f"[transfer]\nwidths = [{widths}]\n[ladder]\nwidths = [{widths}]\n")
+    with pytest.raises(PlanError) as caught:
+        load_plan(tmp_path / "plan.toml")
+    assert [problem.partition(" (")[0] for problem in caught.value.problems] == [
+        f"{section}.widths has 2000 values: must be at most 100" for section in ("transfer", "ladder")
+    ]

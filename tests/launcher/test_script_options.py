@@ -46,6 +46,29 @@ exec(open("configurator.py").read())
 """
 
 
+NANO = """
+eval_interval = 250
+eval_iters = 20
+wandb_log = False
+gradient_accumulation_steps = 5 * 8
+batch_size = 12
+n_embd = 384
+n_layer = 6
+learning_rate = 1e-3
+max_iters = 5000
+decay_lr = True
+lr_scheduler_type = "cosine"
+lr_decay_iters = 5000
+muon_lr = 0.02
+seed = 1
+best_val_loss = 1e9
+exec(open("configurator.py").read())
+saved = {"model": model, "best_val_loss": best_val_loss}
+wandb.init(); wandb.log({"iter": 0, "train/loss": 1.0, "val/loss": 1.0, "lr": 0.1})
+"""
+"""The style of scripts whose every constant is an option."""
+
+
 def planned(tmp_path, text):
     (tmp_path / "train.py").write_text(text)
     code, body = ask("init", "--from", tmp_path / "train.py", "--out", tmp_path / "plan.toml")
@@ -84,3 +107,28 @@ def test_all_that_is_missing_is_named_at_once(tmp_path):
     assert code == 2 and "{width}" in json.dumps(body["problems"]) and "{seed}" in json.dumps(body["problems"])
     assert not (tmp_path / "plan.toml").exists()
     assert ask("init", "--from", tmp_path / "none.py", "--out", tmp_path / "plan.toml")[0] == 2
+
+
+def test_only_floats_are_rates_and_a_step_is_the_planned_one(tmp_path):
+    plan = planned(tmp_path, NANO)
+    command = plan.proxy.command.split()
+    assert list(plan.search.own) == ["muon_lr"], "no boolean, text, or number of steps is a learning rate"
+    assert {"--lr_decay_iters={num_steps}", "--eval_interval={num_steps}", "--wandb_log=True"} <= set(command)
+    assert {"--gradient_accumulation_steps=1", "--batch_size={batch_sequences}"} <= set(command)
+    assert not any(word.startswith(("--decay_lr", "--lr_scheduler_type", "--eval_iters")) for word in command)
+    proxy = plan.proxy
+    keys = (proxy.metrics_step_key, proxy.metrics_train_loss_key, proxy.metrics_validation_loss_key)
+    assert keys == ("iter", "train/loss", "val/loss")
+    assert ask("validate", tmp_path / "plan.toml")[0] == 0
+
+
+def test_what_is_not_understood_is_to_do_and_refused(tmp_path):
+    """Two validation losses: nothing says which one is meant."""
+    text = NANO.replace('"val/loss": 1.0', '"val/loss": 1.0, "test/loss": 1.0')
+    plan = planned(tmp_path, text)
+    assert plan.proxy.metrics_validation_loss_key.startswith("TODO")
+    for verb in (("validate",), ("sweep", "--study", tmp_path / "study")):
+        code, body = ask(verb[0], tmp_path / "plan.toml", *verb[1:])
+        assert (code, body["error"]) == (2, "PlanError")
+        assert any(said.startswith("proxy.metrics_validation_loss_key has a TODO") for said in body["problems"])
+    assert not (tmp_path / "study").exists()
