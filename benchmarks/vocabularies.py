@@ -6,7 +6,8 @@ Decoders of the demo (2 layers, heads of 16, 512 tokens a batch, cosine, muP fro
 source of Python's standard library: bytes, and byte-level BPE of 1,000, 4,096 and 16,384 entries
 that `forerun tokenize --train-bpe` makes. One thread. FOLDER keeps the corpora and the validation
 losses by window. The script resumes: runs that the JSON file has are not run again. All runs take
-some 15 processor-minutes; `--summary` only computes the table of a file anew.
+some 15 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file it
+writes the runs of 4,096 entries over width as tables for `forerun transfer --runs`.
 """
 
 from __future__ import annotations
@@ -101,12 +102,11 @@ def transfer_cases() -> Iterator[Case]:
     """Yield the runs of the transfer tables: 4,096 entries over width, and the standard form."""
     for seed in (0, 1):
         for width in (32, 64, 128):
-            for rate in (-5, -4, -6, -3, -7):
+            for rate in range(-7, -1):
                 yield Case(vocab_size=4096, width=width, log2_rate=rate, seed=seed)
-        for rate in (-6, -5, -7, -4, -8):
-            yield Case(vocab_size=4096, width=64, log2_rate=rate, seed=seed, parametrization="sp")
-    for rate in (-7, -6, -8, -5, -9):
-        yield Case(vocab_size=4096, width=128, log2_rate=rate, parametrization="sp")
+    for width, rates in ((64, range(-8, -3)), (128, range(-9, -4))):
+        for rate in rates:
+            yield Case(vocab_size=4096, width=width, log2_rate=rate, parametrization="sp")
 
 
 def corpus_of(work: Path, vocab_size: int) -> Path:

@@ -7,7 +7,7 @@ vocabulary changes at their size (width 32, 200 steps of 512 tokens):
 | --- | --- | --- | --- |
 | 256 | -5.7 | 0.66 % of the loss | 0.12e6 |
 | 1,000 | -4.6 | 0.63 % | 0.21e6 |
-| 4,096 | -3.8 | 0.63 % | 0.61e6 |
+| 4,096 | -3.8 | 0.65 % | 0.61e6 |
 | 16,384 | -3.9 | 0.51 % | 2.2e6 |
 
 At base width 256 and 6.5e6 tokens the best rate of a vocabulary of 32,768 lies half an octave above
