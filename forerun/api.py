@@ -299,16 +299,17 @@ def fit(
     return Fit(body=body, text=body_text(body), file=file)
 
 
-@overload
-def predict(
-    fit: Fit | PathText, *, params: float | None = None, tokens: float | None = None, flops: float | None = None
-) -> Prediction: ...
+if TYPE_CHECKING:
 
+    @overload
+    def predict(
+        fit: Fit | PathText, *, params: float | None = None, tokens: float | None = None, flops: float | None = None
+    ) -> Prediction: ...
 
-@overload
-def predict(
-    fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
-) -> Prediction | Predictions: ...
+    @overload
+    def predict(
+        fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
+    ) -> Prediction | Predictions: ...
 
 
 @as_value_error
