@@ -274,7 +274,7 @@ def _number(value: Any) -> float | None:
 def fit(
     table: Table, *, form: str = "auto", bootstrap: int = 400, level: float = 0.9, seed: int = 0,
     params_column: str = "", columns: Mapping[str, str] | None = None,
-    flops_from: FlopsSource | None = None,
+    compute_from: FlopsSource | None = None,
 ) -> Fit:  # fmt: skip
     """Fit scaling laws to runs, as `forerun fit`.
 
@@ -288,27 +288,28 @@ def fit(
         seed: of the bootstrap.
         params_column: the column of N, as `columns={"params": ...}`; empty: the one that its name tells.
         columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
-        flops_from: for the form isoflop, what a run's FLOPs are; None: the first of the three that there is.
+        compute_from: for the form isoflop, what a run's FLOPs are; None: the first of the three that there is.
 
     Raises:
         ValueError: all that is wrong with the table or the options. A fit that the runs do not identify is no error:
             its `status` is `unidentified`.
     """
     options = {"bootstrap": bootstrap, "level": level, "seed": seed}
-    file, body = fit_of(_source(table), form, params_column, options, columns=columns, flops_from=flops_from)
+    file, body = fit_of(_source(table), form, params_column, options, columns=columns, compute_from=compute_from)
     return Fit(body=body, text=body_text(body), file=file)
 
 
-@overload
-def predict(
-    fit: Fit | PathText, *, params: float | None = None, tokens: float | None = None, flops: float | None = None
-) -> Prediction: ...
+if TYPE_CHECKING:
 
+    @overload
+    def predict(
+        fit: Fit | PathText, *, params: float | None = None, tokens: float | None = None, flops: float | None = None
+    ) -> Prediction: ...
 
-@overload
-def predict(
-    fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
-) -> Prediction | Predictions: ...
+    @overload
+    def predict(
+        fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
+    ) -> Prediction | Predictions: ...
 
 
 @as_value_error

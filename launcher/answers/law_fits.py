@@ -42,7 +42,7 @@ def fit_of(
     options: dict[str, Any],
     *,
     columns: Mapping[str, str] | None = None,
-    flops_from: FlopsSource | None = None,
+    compute_from: FlopsSource | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[Body, Body]:
     """Return the file and the JSON of a fit.
@@ -53,11 +53,11 @@ def fit_of(
         params_column: The table's column of N; empty: the one that its name tells.
         options: `bootstrap`, `level` and `seed`.
         columns: The table's own names of columns by ours, where a user chose.
-        flops_from: FLOPs of an isoFLOP fit; None: the best that the table has.
+        compute_from: FLOPs of an isoFLOP fit; None: the best that the table has.
         on_step: Called with the name of each step, and the share of all work before it.
 
     Raises:
-        click.UsageError: `flops_from` with another form.
+        click.UsageError: `compute_from` with another form.
         ValueError: of `scaling_fits`, each with all that is wrong.
     """
     from launcher.study.history import ConcludedRun, concluded, scaled
@@ -80,10 +80,10 @@ def fit_of(
         extra = HYPERPARAMETER_FORMS if form in HYPERPARAMETER_FORMS else SHAPE_COLUMNS
         table = read_runs(runs, params_column, extra, columns)
         _check_num_runs(table, form)
-    if flops_from is not None and form != "isoflop":
-        raise click.UsageError("--flops-from: only with --form isoflop")
+    if compute_from is not None and form != "isoflop":
+        raise click.UsageError("--compute-from: only with --form isoflop")
     if form == "isoflop":
-        by_compute = isoflop.fit_isoflop(table, **options, flops_from=flops_from)
+        by_compute = isoflop.fit_isoflop(table, **options, flops_from=compute_from)
         return to_file(by_compute), optima.fit_body(by_compute)
     if form in HYPERPARAMETER_FORMS:
         by_size = hyperparameter_laws.fit_runs_law(table, form, **options)  # type: ignore[arg-type]

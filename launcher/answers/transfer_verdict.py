@@ -101,8 +101,7 @@ def judge_table(
         The keys of `transfer.verdict.summary.verdict_summary`, `notes` on what was judged, and rows `dropped`.
 
     Raises:
-        TableError: A table that cannot be read, or asks no single question.
-        TransferError: Options out of bounds, or runs that no verdict can be made from.
+        TableError, TransferError: No verdict can be made from the table, or with the options.
     """
     import numpy as np
 

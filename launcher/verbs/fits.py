@@ -41,7 +41,7 @@ Body = Mapping[str, Any]
 @click.option("--params-column", default="", metavar="THEIRS", help="The same as --column params=THEIRS.")
 @column_option
 @click.option(
-    "--flops-from",
+    "--compute-from",
     type=click.Choice(["flops", "budget", "6nd"]),
     help="FLOPs of a run, for isoflop: a column, or 6ND. Default: the first of the three that there is.",
 )
@@ -49,7 +49,7 @@ Body = Mapping[str, Any]
               help="Write the fit here, for predict and allocate.")  # fmt: skip
 @json_option
 def fit(
-    runs: Path, form: str, params_column: str, columns: dict[str, str], flops_from: FlopsSource | None,
+    runs: Path, form: str, params_column: str, columns: dict[str, str], compute_from: FlopsSource | None,
     out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fit scaling laws to RUNS: a study folder, or a table of params, tokens, loss.
@@ -62,7 +62,7 @@ def fit(
     with Heartbeat(f"fit {runs}") as heartbeat:
         heartbeat.step("reading", 0.0)
         file, body = fit_of(
-            runs, form, params_column, options, columns=columns, flops_from=flops_from, on_step=heartbeat.step
+            runs, form, params_column, options, columns=columns, compute_from=compute_from, on_step=heartbeat.step
         )
     if out is not None:
         from scaling_fits import fit_file

@@ -122,7 +122,7 @@ def _count_flops(table: RunTable, wanted: FlopsSource | None) -> tuple[RunTable,
     six_nd = 6.0 * table.params * table.tokens
     has_column = {"flops": table.flops_given, "budget": table.budget is not None, "6nd": True}
     if wanted is not None and not has_column[wanted]:
-        raise OptimaError([f"--flops-from {wanted}: the table has no column {wanted!r}"])
+        raise OptimaError([f"--compute-from {wanted}: the table has no column {wanted!r}"])
     if wanted == "6nd" or (table.budget is None and not table.flops_given):
         return dataclasses.replace(table, flops=six_nd), "6nd", []
     if wanted == "flops" or (wanted is None and table.flops_given) or table.budget is None:
@@ -132,11 +132,9 @@ def _count_flops(table: RunTable, wanted: FlopsSource | None) -> tuple[RunTable,
     name = table.column_names.get("budget", "budget")
     times = f"6 * N * D is {low:.2g} to {high:.2g} times column {name!r}"
     if wanted is None and not (low >= 1 / _MAX_FLOPS_RATIO and high <= _MAX_FLOPS_RATIO):
-        note = (
-            f"FLOPs are 6 * N * D, not the budget: {times}, too far to be FLOPs; --flops-from budget takes it as it is"
-        )
+        note = f"FLOPs are 6 * N * D: {times}, too far to be FLOPs; --compute-from budget takes it as it is"
         return table, "6nd", [note]
-    note = f"FLOPs are those of the budget: {times}; --flops-from 6nd takes 6 * N * D"
+    note = f"FLOPs are those of the budget: {times}; --compute-from 6nd takes 6 * N * D"
     return dataclasses.replace(table, flops=table.budget), "budget", [note]
 
 
@@ -162,7 +160,7 @@ def _budget_warnings(budgets: list[_Budget]) -> list[str]:
         + (
             "(keep a budget's runs within a few percent, or add a column `budget` that says which runs belong together)"
             if budget.table.budget is None
-            else "(--flops-from budget takes the column `budget` for their FLOPs)"
+            else "(--compute-from budget takes the column `budget` for their FLOPs)"
         )
         for budget in budgets
         if budget.spread > _WIDEST

@@ -182,7 +182,7 @@ def test_errors_of_tables_and_budgets_name_arguments_too():
         lambda: forerun.allocate(fit), lambda: forerun.allocate(fit, flops=[1e19, 1e20]),
         lambda: forerun.allocate(fit, flops=1e30), lambda: forerun.allocate(fit, usd=5),
         lambda: forerun.fit({"size": [1], "tokens": [1], "loss": [2]}),
-        lambda: forerun.fit(law_runs(), flops_from="budget"),
+        lambda: forerun.fit(law_runs(), compute_from="budget"),
         lambda: forerun.transfer({"width": [1, 2], "lr": [1, 2]}),
     ]  # fmt: skip
     for call in calls:

@@ -39,10 +39,10 @@ def test_a_budget_is_the_flops_of_its_runs(tmp_path, name):
     note = next(warning for warning in body["warnings"] if "6 * N * D is" in warning)
     assert "1.7 to 3.6 times" in note and not any("add a column" in warning for warning in body["warnings"])
     assert ask("predict", fit, "--flops", "1e19")[1]["params"] == pytest.approx(40 * 1e19**0.4, rel=0.02)
-    code, other = ask("fit", path, "--form", "isoflop", "--bootstrap", "0", "--flops-from", "6nd")
+    code, other = ask("fit", path, "--form", "isoflop", "--bootstrap", "0", "--compute-from", "6nd")
     assert other["flops_from"] == "6ND" and other["budgets"][0]["flops"] > 2e18
-    assert ask("fit", path, "--form", "isoflop", "--flops-from", "flops")[0] == 2
-    assert ask("fit", path, "--flops-from", "budget")[0] == 2
+    assert ask("fit", path, "--form", "isoflop", "--compute-from", "flops")[0] == 2
+    assert ask("fit", path, "--compute-from", "budget")[0] == 2
 
 
 def test_a_budget_that_is_a_label_is_not_taken_for_flops(tmp_path):

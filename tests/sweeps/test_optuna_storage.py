@@ -1,5 +1,6 @@
 """A search begins where a study of Optuna's own ended: its storages are real, and stay as they were."""
 
+import os
 import sqlite3
 
 import optuna
@@ -72,3 +73,27 @@ def test_what_is_no_storage_is_refused_and_left_alone(tmp_path):
         with pytest.raises(OptunaStorageError, match=file.name):
             best_trials(file, most=3)
     assert other.read_bytes() == before and not (tmp_path / "none.db").exists()
+
+
+def test_files_and_studies_may_have_colons_in_their_names(tmp_path):
+    for file, study in (("runs.db", "lr:wd:1"), ("a:b.db", "c"), ("a:b.db", "d:e")):
+        fill("sqlite", tmp_path / file, study)
+        assert warm_start(f"{tmp_path / file}:{study}", SPACE).points[0] == {"learning_rate": 0.05}
+    with pytest.raises(OptunaStorageError, match=r"runs.db has no study 'x:y'"):
+        warm_start(f"{tmp_path / 'runs.db'}:x:y", SPACE)
+    with pytest.raises(OptunaStorageError, match="cannot be read: No such file"):
+        warm_start(f"{tmp_path / 'none.db'}:x", SPACE)
+
+
+def test_parameters_may_be_named_with_their_section(tmp_path):
+    study = optuna.create_study(storage=storage_of("sqlite", tmp_path / "one.db"), study_name="one")
+    kinds = {"optimizer.lr": optuna.distributions.FloatDistribution(1e-4, 1.0)}
+    trial = optuna.trial.create_trial(params={"optimizer.lr": 0.05}, distributions=kinds, values=[1.0])
+    study.add_trial(trial)
+    assert warm_start(str(tmp_path / "one.db"), SPACE).points == ({"learning_rate": 0.05},)
+
+
+def test_a_named_pipe_is_no_storage(tmp_path):
+    os.mkfifo(tmp_path / "pipe.db")
+    with pytest.raises(OptunaStorageError, match="it is a pipe"):
+        best_trials(tmp_path / "pipe.db", most=1)

@@ -95,6 +95,11 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
     """
     if isinstance(path, Cells):
         return path
+    if not _is_pipe(path) and path.suffix.lower() not in SUFFIXES:
+        raise FormatError(
+            path,
+            f"cannot be read: the suffix {path.suffix!r} is unknown: must be one of {', '.join(SUFFIXES)}",
+        )
     try:
         with _open_table(path) as file:
             data = b"".join(_read_chunks(file))
@@ -103,11 +108,6 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
     if len(data) > MAX_TABLE_BYTES:
         raise FormatError(path, f"has more than {MAX_TABLE_BYTES} bytes, the limit for a table: split it")
     suffix = _guess_suffix(data) if _is_pipe(path) else path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise FormatError(
-            path,
-            f"cannot be read: the suffix {path.suffix!r} is unknown: must be one of {', '.join(SUFFIXES)}",
-        )
     if suffix == ".parquet":
         return _read_parquet(path, data, is_wanted)
     try:
