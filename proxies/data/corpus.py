@@ -69,8 +69,7 @@ def tokenize(
         say: called with a line on what was recognised, and on what became of the documents.
 
     Raises:
-        DataError: nothing readable, a corpus already there that is another one, a source of fewer than two documents,
-            or a full disk.
+        DataError: nothing readable, another corpus in `out`, a source of fewer than two documents, or a full disk.
     """
     by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
     named = {name: list(paths) for name, paths in by_name.items()}
@@ -82,10 +81,8 @@ def tokenize(
     chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
     with unfinished(out) as folder:
         job = SplitJob(
-            folder=folder, tokenizer=chosen, reading=reading,
-            dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
-            validation_fraction=validation_fraction, progress=progress, say=say,
-            total_bytes=sum(file.num_bytes for file in every),
+            folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
+            progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every),
         )  # fmt: skip
         stems = {name: f"{name}-" if isinstance(sources, Mapping) else "" for name in files}
         written = [write_source(job, name, each, stems[name]) for name, each in files.items()]
