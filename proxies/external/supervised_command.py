@@ -37,8 +37,6 @@ class SupervisedCommand:
         """
         self.ended: int | str | None = None
         """An exit code, -N for signal N, or why there is none; None while anything of it runs."""
-        self.end_time: float | None = None
-        """When it had ended (`time.monotonic`); its log may be complete only later."""
         self._answer = b""
         # Isolated and without site-packages: a matter of 20 ms, and no file of ours or the user's in its way.
         command = [sys.executable, "-I", "-S", keeper.__file__, str(grace_seconds), *argv]
@@ -67,7 +65,7 @@ class SupervisedCommand:
             part = os.read(self._keeper.stdout.fileno(), 4096)
             self._answer += part
             if not part:
-                self.ended, self.end_time = _read_answer(self._answer), time.monotonic()
+                self.ended = _read_answer(self._answer)
                 self._close()
         return True
 
