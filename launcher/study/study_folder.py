@@ -147,19 +147,15 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
     return study, ledger
 
 
-def verified_corpus(study: Study, *, trusted: bool = False) -> TokenStore | None:
+def verified_corpus(study: Study) -> TokenStore | None:
     """The corpus, read through once and for all: in a worker, damage would fail run after run. None if there is none.
-
-    Args:
-        study: what is asked.
-        trusted: look at sizes and lengths alone.
 
     Raises:
         DataError: it is not what its manifest says, or too short for one window.
     """
     if study.corpus is None:
         return None
-    store = TokenStore(study.corpus, trusted=trusted, weights=study.plan.data.weights or None)
+    store = TokenStore(study.corpus, weights=study.plan.data.weights or None)
     seq_len = study.plan.model.seq_len
     store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=seq_len)
     store.validation_batch(num_sequences=1, seq_len=seq_len)

@@ -79,8 +79,7 @@ def tokenize(
         say: called with a line on what was recognised, and on what became of the documents.
 
     Raises:
-        DataError: nothing readable, a corpus already there that is another one, a source of fewer than two documents,
-            or a full disk.
+        DataError: nothing readable, another corpus in `out`, a source of fewer than two documents, or a full disk.
     """
     named = _named(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
@@ -93,10 +92,8 @@ def tokenize(
             tokenizer = _train_bpe(every, folder, bpe_vocab_size, text_key, validation_fraction, say)
         chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
         job = SplitJob(
-            folder=folder, tokenizer=chosen, reading=reading,
-            dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
-            validation_fraction=validation_fraction, progress=progress, say=say,
-            total_bytes=sum(file.num_bytes for file in every),
+            folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
+            progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every),
         )  # fmt: skip
         stem = "{}-" if isinstance(sources, Mapping) else ""
         written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]

@@ -263,7 +263,6 @@ class SplitJob:
     tokenizer: Tokenizer | None
     """None where every source is pre-tokenized."""
     reading: ReaderOptions
-    dtype: Dtype
     validation_fraction: float
     progress: Callable[[SplitProgress], None]
     say: Callable[[str], None]
@@ -271,6 +270,11 @@ class SplitJob:
     bytes_done: int = 0
     seen: set[bytes] = field(default_factory=set)
     """Digests of the documents of the sources that are done."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """Type of the ids in shards."""
+        return "uint16" if self.reading.vocab_size <= 2**16 else "uint32"
 
 
 def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: str) -> Source:

@@ -188,13 +188,19 @@ def _taken(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile
 
 def _remote(uri: str) -> FoundFiles:
     found = find_remote(uri)
+    root = uri.partition("://")[2].partition("?")[0].rstrip("/")
     files = [
         SourceFile(
-            path=Path(file.path), uri=file.uri, format="parquet", compression=None, num_bytes=file.num_bytes,
-            ids_dtype=None, relative_name=file.path, from_folder=len(found.files) > 1,
+            path=Path(file.path),
+            uri=file.uri,
+            format="parquet",
+            compression=None,
+            num_bytes=file.num_bytes,
+            ids_dtype=None,
+            relative_name=file.path.removeprefix(root).lstrip("/") or Path(file.path).name,
         )
         for file in found.files
-    ]  # fmt: skip
+    ]
     return FoundFiles(files, tuple(found.not_read))
 
 
