@@ -345,8 +345,7 @@ def newest_good(
                 continue
             problems = _differing(folder, manifest.files) or list(filter(None, [find_problem(folder)]))
         if manifest is None or problems:
-            kept = _quarantine(folder)
-            text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}"
+            text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {_quarantine(folder).name}"
             refused.append(RefusedCheckpoint(step=step, text=text, corrupt=True))
             continue
         _discard_left(left, refused)
