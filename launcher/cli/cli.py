@@ -52,7 +52,6 @@ _EXIT_CODES = {
     "TamperedError": EXIT_CORRUPT,
     "FitTamperedError": EXIT_CORRUPT,
     "CorruptError": EXIT_CORRUPT,
-    "IndexRefusedError": EXIT_CORRUPT,
     "StudyHeld": EXIT_HELD,
     "StaleDriver": EXIT_HELD,
     "InterruptedStudyError": EXIT_INTERRUPTED,
