@@ -74,5 +74,5 @@ def environment_page() -> str:
     return _HEAD + "\n".join([*lines, *after, *others]) + "\n"
 
 
-_INNER = {"FORERUN_ATTEMPT", "FORERUN_RAY_FOLDER"}
+_INNER = {"FORERUN_COMMAND", "FORERUN_ATTEMPT", "FORERUN_RAY_FOLDER"}
 """By which processes of ours find each other."""

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,10 @@ EXIT_CODES = {
     EXIT_HELD: "another driver holds the study",
     EXIT_INTERRUPTED: "interrupted (resumable)",
 }
+
+_LINK_LOOP = "Symlink loop from "
+LEAVE_SECONDS = 4.0
+"""Time a verb has to leave after SIGTERM, unless it handles the signal itself."""
 
 # Errors of the packages are bad input (2) unless named here.
 _EXIT_CODES = {
@@ -220,10 +225,13 @@ def _is_parsing(error: BaseException) -> bool:
 def _unwrap(error: BaseException) -> BaseException | None:
     """Return the error behind what click made of it, with the stream's name if it came from printing.
 
-    None if nobody reads stdout any more, which is no error.
+    None if nobody reads stdout any more, which is no error. What Python raises for links that lead in a circle
+    (`Path.resolve`) is an error of that path.
     """
     if isinstance(error, _CarriedError):
         error = error.error
+    if isinstance(error, RuntimeError) and str(error).startswith(_LINK_LOOP):
+        return OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(error).removeprefix(_LINK_LOOP).strip("'"))
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         if frames and (frame := frames[-1]).f_code in (click.echo.__code__, print_answer.__code__):
@@ -260,6 +268,8 @@ def main(args: list[str] | None = None) -> NoReturn:
     """Entry point: run a verb, turn errors into words and exit codes."""
     typed = sys.argv[1:] if args is None else args
     try:
+        if args is None:  # a process of its own
+            _end_in_time()
         _listen()
         _refuse_other_encodings(typed)
         code = cli.main(args=typed, prog_name="forerun", standalone_mode=False)
@@ -270,6 +280,29 @@ def main(args: list[str] | None = None) -> NoReturn:
         code = 0 if cause is None else _complain(cause, typed)
     _flush_streams()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_in_time() -> None:
+    """End this process soon after SIGTERM or SIGHUP, also where one long call keeps Python from handling them.
+
+    The signal wakes a thread, which gives the verb some seconds to leave in order. A verb that handles the signal
+    itself, because it has something to save, is left alone.
+    """
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while True:
+            for number in os.read(awake, 64):
+                ending = number in (signal.SIGTERM, signal.SIGHUP)
+                if ending and signal.getsignal(number) is signal.default_int_handler:
+                    time.sleep(LEAVE_SECONDS)
+                    with contextlib.suppress(OSError):
+                        os.write(2, b"forerun: interrupted; finished work is recorded\n")
+                    os._exit(EXIT_INTERRUPTED)
+
+    threading.Thread(target=wait, name="forerun-signals", daemon=True).start()
 
 
 def _refuse_other_encodings(typed: list[str]) -> None:

@@ -45,7 +45,7 @@ def main_run(
     if study and path.is_file():
         summary = _ended(run_dir)
         with open_plain(path) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered
     return RunRecord(
         run_id=run_id, name=f"run {run_id[:8]}", config=_settings(decision) | ({"study": study} if study else {}),
         summary=summary, group="main run", job_type="main run",

@@ -18,7 +18,7 @@ from typing import Any
 
 from launcher.base import chronicle
 from proxies.core import canon
-from sweeps.store.errors import StudyMissing, SweepError
+from sweeps.store.errors import LedgerRefused, StudyMissing, SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 # What a study's logbook is made of: dated events of its ledger, its frozen configs, its main run, and its notes.
@@ -44,7 +44,11 @@ class Event:
 
 
 def events_of(study_dir: Path) -> list[Event]:
-    """Everything known of a study, in no order."""
+    """Everything known of a study, in no order.
+
+    Raises:
+        LedgerRefused: something else lies in the ledger's place.
+    """
     found = [*_of_ledger(study_dir), *_of_chronicle(study_dir)]
     for folder in sorted((study_dir / "frozen").glob("*")):
         if folder.is_dir() and len(folder.name) == canon.ID_LENGTH:
@@ -55,7 +59,7 @@ def events_of(study_dir: Path) -> list[Event]:
 def _of_chronicle(folder: Path) -> list[Event]:
     try:
         entries = chronicle.entries(folder)
-    except OSError:
+    except PermissionError:
         return []
     found = []
     for entry in entries:
@@ -101,6 +105,8 @@ def _of_ledger(study_dir: Path) -> list[Event]:
         records = Ledger.read(study_dir).records()
     except StudyMissing:
         return []
+    except LedgerRefused:  # nothing is wrong with its records
+        raise
     except SweepError as error:
         return [Event(at="", kind="corrupt", text=f"the ledger is left out: {error}")]
     found: list[Event] = []

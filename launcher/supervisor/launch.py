@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.base import chronicle
-from launcher.base.metrics import AttemptEnd
-from launcher.base.run_files import CHECKPOINTS, complete_folders
+from launcher.base.metrics import ENDING_FILE, METRICS_FILE, AttemptEnd
+from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE, complete_folders
 from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision
@@ -27,6 +27,7 @@ from launcher.supervisor.attempt import AttemptSpec, Signals, attempt, hearing, 
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core.canon import Json
 from proxies.core.failures import CAUSES, Crash
+from proxies.core.plain_files import refuse_pipe
 from sweeps.store.errors import StudyHeld
 from sweeps.store.lock import DriverLock
 
@@ -140,6 +141,8 @@ def launch(
     command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, nodes, code_dir)
     own_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
     own_dir.mkdir(parents=True, exist_ok=True)
+    for name in (chronicle.CHRONICLE_FILE, METRICS_FILE, ENDING_FILE, ROLLBACKS_FILE):
+        refuse_pipe(out_dir / name)
     spec = AttemptSpec(
         command=command, run_dir=out_dir, log=own_dir / LOG_FILE, limits=limits or Limits(),
         num_steps=decision.learning_rate.schedule.num_steps,

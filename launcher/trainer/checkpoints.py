@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.base.run_files import RefusedCheckpoint, complete_folders
 from proxies.core import canon
-from proxies.core.plain_files import read_plain
+from proxies.core.plain_files import open_plain, read_plain
 
 # The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call
 # anything. Its instructions are read, never carried out, and the names that it would call are looked up in a list.
@@ -70,13 +70,29 @@ def check_index(folder: Path) -> None:
     """
     path = folder / INDEX
     try:
-        foreign = sorted({name for name in _names(read_plain(path)) if not _known(name)})
+        with open_plain(path) as file:  # of many ranks it may be large
+            foreign = sorted({name for name in _names(file.read()) if not _known(name)})
     except (ValueError, IndexError, UnicodeDecodeError, RecursionError) as error:
         raise IndexRefusedError(f"{path} is not the index of a checkpoint ({error}): {_ADVICE}") from error
     if foreign:
         raise IndexRefusedError(
             f"{path} would call {', '.join(foreign)}, which the index of a checkpoint never does: {_ADVICE}"
         )
+
+
+def find_index_problem(folder: Path) -> str:
+    """Return why the index of a checkpoint whose files have their hashes is refused all the same; empty if it is not.
+
+    Raises:
+        CheckpointError: It cannot be read, which proves nothing against it.
+    """
+    try:
+        check_index(folder)
+    except IndexRefusedError as error:
+        return str(error)
+    except OSError as error:
+        raise _unread(folder / INDEX, error) from error
+    return ""
 
 
 _ADVICE = "nothing of it was loaded; copy the checkpoint again from where it was written"
@@ -301,12 +317,14 @@ def newest_good(
     *,
     may_begin: bool = True,
     expected: str = "",
+    find_problem: Callable[[Path], str] = lambda _: "",
 ) -> Manifest | None:
     """The newest usable checkpoint whose every file has its hash, or None where there is none. One rank only.
 
     A newer one that is not whole is renamed `.corrupt`. One that is not usable is deleted, once it is known what to go
     on from; `may_begin`: from step 0, where no usable one is left. Both are added to `refused`. `expected`: why there
-    must be one, in words; empty where there may be none.
+    must be one, in words; empty where there may be none. `find_problem`: what is wrong with a folder whose files all
+    have their hashes.
 
     Raises:
         CorruptError: there are checkpoints, none of them good.
@@ -325,10 +343,9 @@ def newest_good(
             if not usable(manifest):
                 left[step] = folder
                 continue
-            problems = _differing(folder, manifest.files)
+            problems = _differing(folder, manifest.files) or list(filter(None, [find_problem(folder)]))
         if manifest is None or problems:
-            kept = _quarantine(folder)
-            text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}"
+            text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {_quarantine(folder).name}"
             refused.append(RefusedCheckpoint(step=step, text=text, corrupt=True))
             continue
         _discard_left(left, refused)

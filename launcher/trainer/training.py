@@ -235,6 +235,7 @@ class Trainer:
             manifest = checkpoints.newest_good(
                 self._root, self.decision.digest, refused, usable, may_begin=may_begin,
                 expected="" if may_begin else expected(self.run_dir, self.decision.digest),
+                find_problem=checkpoints.find_index_problem,
             )  # fmt: skip
         finally:
             tell(self.run_dir, self.decision.digest, refused)

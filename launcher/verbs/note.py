@@ -39,6 +39,7 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
                read_plain(path).decode("utf-8").rstrip("\n"))  # fmt: skip
         return
     _check(text, secret_in(text))
+    events_of(study_dir)  # refuses what is no study's file before anything is written
     entry = add_note(study_dir, text.strip())
     path = write_logbook(study_dir)
     answer(as_json, {"path": str(path), "entry": canon.to_json(entry)}, f"noted at {entry.at} in {path}")

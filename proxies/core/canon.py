@@ -108,7 +108,7 @@ def make_folder(folder: Path) -> None:
 def file_sha256(path: Path) -> str:
     """Sha256, in hex, of a file's bytes."""
     with open_plain(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered
 
 
 def to_json(value: object, path: str = "$") -> Json:

@@ -22,6 +22,7 @@ from sweeps.store.errors import (
     DiskFull,
     DuplicateRecord,
     LedgerCorrupt,
+    LedgerRefused,
     LedgerTooNew,
     LedgerTooOld,
     StaleDriver,
@@ -100,7 +101,7 @@ def _refuse_other_kinds(path: Path) -> None:
     """See that what SQLite will open is plain files: it would wait for ever for a pipe's writer.
 
     Raises:
-        SweepError: One is not.
+        LedgerRefused: One is not.
     """
     for ending in ("", "-journal", "-wal", "-shm"):
         file = path.with_name(path.name + ending)
@@ -109,7 +110,7 @@ def _refuse_other_kinds(path: Path) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise SweepError(f"{file}: {error.strerror}: {advise(error)}") from error
+            raise LedgerRefused(f"{file}: {error.strerror}: {advise(error)}") from error
 
 
 @contextlib.contextmanager
@@ -297,7 +298,9 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
             "is stopped, or on another machine, end it (driver.lock names the last driver), then try again"
         )
     if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED":
-        return SweepError(f"{where} was not written: the ledger was moved or removed; put it back, then resume")
+        return SweepError(
+            f"{where} was not written: the ledger was moved or removed, with all that it held; put it back, then resume"
+        )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         advice = "check the folder's permissions, and that its disk is not mounted read-only"
         return SweepError(f"the ledger cannot be opened ({error}): {advice}")

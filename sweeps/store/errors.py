@@ -48,6 +48,10 @@ class LedgerLost(LedgerCorrupt):
     """The ledger is missing or empty, although there are curves of runs: nothing can be repaired."""
 
 
+class LedgerRefused(SweepError):
+    """A pipe, a device, or a folder lies where a file of the ledger should, or it may not be looked at."""
+
+
 class LedgerTooNew(SweepError):
     """The ledger has a newer schema than this version can read."""
 

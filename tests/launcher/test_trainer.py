@@ -33,6 +33,7 @@ from launcher.supervisor.launch import LOG_FILE, launch
 from launcher.trainer import assembly, trained_model
 from launcher.trainer.rank import RankOptions, run
 from launcher.trainer.training import Trainer
+from proxies.core import canon
 from proxies.core.spec import Numerics
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model import loss
@@ -231,6 +232,23 @@ def test_a_crash_between_checkpoints_replays_and_supersedes_metrics(alone, corpu
     steps = [line["step"] for line in metrics.read(run_dir) if "event" not in line]
     assert steps == list(range(1, 13))
     assert losses(run_dir) == losses(alone[0])
+
+
+def test_a_forged_index_is_set_aside_and_the_checkpoint_before_it_is_used(alone, corpus, tmp_path):
+    """Its hashes are right: whoever can write the folder can hash it again."""
+    decision = tiny_decision(corpus)
+    train(decision, corpus, tmp_path, stop_after=6)
+    newest, fuse = tmp_path / "run" / "checkpoints" / "step-00000006", tmp_path / "ran"
+    (newest / ".metadata").write_bytes(f"cposix\nmkdir\n(V{fuse}\ntR.".encode())
+    manifest = json.loads((newest / "manifest.json").read_bytes())["manifest"]
+    manifest["files"][".metadata"] = canon.file_sha256(newest / ".metadata")
+    signed = {"manifest": manifest, "sha256": canon.content_id(manifest)}
+    (newest / "manifest.json").write_bytes(canon.pretty(signed))
+    train(decision, corpus, tmp_path)
+    assert not fuse.exists()
+    assert newest.with_suffix(".corrupt").is_dir()
+    assert [line["step"] for line in events(tmp_path / "run", "started")] == [0, 4]
+    assert losses(tmp_path / "run") == losses(alone[0])
 
 
 def test_names_everything_that_does_not_fit_at_once(one_rank, corpus, tmp_path):
