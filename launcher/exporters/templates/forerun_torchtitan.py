@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import forerun_versions  # noqa: F401  (before torchtitan: it refuses other versions)
 import torch
 from forerun_numbers import open_corpus, read_numbers
 from forerun_torch import gradient_norm, initial_value, muon, optimizer_arguments, read_rows, set_value
