@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
+from launcher.base import talk
+
 Body = Mapping[str, Any]
 """What `launcher.report.body.report_body` gives."""
 Tone = Literal["good", "bad", "open"]
@@ -70,9 +72,17 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def percent(value: float | None, spec: str = ".3g") -> str:
-    """A share in percent."""
-    return NONE if value is None else f"{format(100 * value, spec)}\u00a0%"
+def percent(value: float | None, spec: str = "") -> str:
+    """A share in percent; a weight or an error by its own format spec."""
+    if value is None:
+        return NONE
+    return f"{format(100 * value, spec)}\u00a0%" if spec else talk.percent(value)
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """A number to so many digits: plain below a million, `4,800` and not `4.8e+03`; a power of ten from there on."""
+    shown = float(f"{value:.{digits}g}")
+    return f"{shown:,.12g}" if 1e-4 <= abs(shown) < 1e6 or shown == 0 else f"{value:.{digits}g}"
 
 
 def seconds(value: float | None) -> str:

@@ -147,7 +147,7 @@ _JUDGEMENTS: dict[str, Judgement] = {
         "equivalent",
         "selective: torchtitan chooses what it keeps and what it recomputes; the values stay the same",
     ),
-    "checkpointing": ("exact", "torchtitan's own checkpoints of weights and optimizer"),
+    "checkpointing": ("exact", "torchtitan's own asynchronous checkpoints of weights and optimizer"),
     "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
     "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before the next save"),
 }
