@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from launcher.base.talk import counted
+from launcher.base.talk import counted, of_main_run, percent
 from launcher.cli.options import table
 from launcher.views.numbers import count, flops, significant
 
@@ -59,7 +59,7 @@ def _first(body: dict[str, Any], *, gpus: bool, here: bool) -> str:
     share = total["share_of_main_run"]
     return (
         f"{time_text(body['wall_hours'])} on {where} from `forerun run` to its report, "
-        f"{share:.2g} {'times' if share >= 1 else 'of'} the main run's FLOPs, "
+        f"{of_main_run(share)}, "
         f"{bytes_text(total['disk_bytes']['value'])} of disk"
     )
 
@@ -69,7 +69,7 @@ def _short_stages(body: dict[str, Any], *, gpus: bool) -> str:
     num = body["num_workers"]
     rows = [
         (s["stage"], _runs(s), time_text(s["hours"]).removeprefix("about "),
-         f"{s['share_of_main_run']:.2g}",
+         percent(s["share_of_main_run"]),
          *((_span(s["gpu_hours"], 2), "-" if s["usd"] is None else _span(s["usd"], 2)) if gpus else ()))
         for s in [*body["stages"], {**body["total"], "stage": "all runs"}]
     ]  # fmt: skip
@@ -142,7 +142,7 @@ def _size(main: dict[str, Any]) -> str:
 def _stages(body: dict[str, Any]) -> list[str]:
     every = [*body["stages"], {**body["total"], "stage": "all runs"}]
     ran = [
-        (s["stage"], _runs(s), _between(s["flops"]), f"{s['share_of_main_run']:.2g}",
+        (s["stage"], _runs(s), _between(s["flops"]), percent(s["share_of_main_run"]),
          f"{s['disk_bytes']['value'] / 1e6:.2g} MB")
         for s in every
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.answers.law_fits import dropped_lines
-from launcher.base.talk import counted
+from launcher.base.talk import counted, of_main_run
 from launcher.cli.options import table
 from launcher.study.gates import findings, points
 from launcher.views import tables
@@ -108,8 +108,7 @@ def spend_text(body: dict[str, Json]) -> str:
 
 def share_text(share: float) -> str:
     """A share of the main run's FLOPs; before there is a choice, of the main run that `estimate` guesses."""
-    much = f"{share:.3g} times" if share >= 1 else f"{share:.3g} of" if share >= 0.1 else f"{share:.2%} of"
-    return f"{much} the main run's FLOPs"
+    return of_main_run(share)
 
 
 def details_text(body: dict[str, Any]) -> str:

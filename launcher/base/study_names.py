@@ -37,13 +37,17 @@ def configs_in(folder: Path) -> list[Path]:
         return []
 
 
-def frozen_named(text: str | None) -> Path:
-    """The frozen config that `text` names; None: the only one of the default study.
+def frozen_named(text: str | None, study: Path | None = None) -> Path:
+    """The frozen config that `text` names; None: the only one of the study.
+
+    Args:
+        text: A path, digest, or `latest`.
+        study: Where a word is looked up; None: the default study.
 
     Raises:
         StudyNameError: none or several have that name; all that could be meant are named.
     """
-    study = default_study()
+    study = study or default_study()
     if text is None:
         return _only(study, "no FROZEN was given, and")
     path = Path(text)

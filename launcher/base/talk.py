@@ -37,6 +37,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def percent(share: float) -> str:
+    """A share in percent, the same everywhere: `7.83 %`, `85.6 %`, `0.0035 %`. The space breaks no line."""
+    return f"{float(f'{100 * share:.3g}'):.10g}\u00a0%"
+
+
+def of_main_run(share: float) -> str:
+    """FLOPs beside those of the main run: `85.6 % of the main run's FLOPs`, `1.2 times the main run's FLOPs`."""
+    return f"{f'{share:.3g} times' if share >= 1 else f'{percent(share)} of'} the main run's FLOPs"
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them: 42 s, 3 min 05 s, 2 h 10 min."""
     whole = round(seconds)

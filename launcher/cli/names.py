@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -73,27 +74,60 @@ class StudyName(Named):
         return value if isinstance(value, Path) else study_named(str(value))
 
 
-def _frozen_given(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    return value if value is not None or ctx.resilient_parsing else _found(None, param, ctx)
+_STUDY = "launcher.cli.names.study"
+"""Key under which a command line's `--study` is kept in click's context."""
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def study_of_line(ctx: click.Context) -> Path | None:
+    """Return the study that `--study` names on this command line; None if it is not given."""
+    study: Path | None = ctx.meta.get(_STUDY)
+    return study
+
+
+def _keep_study(ctx: click.Context, _: click.Parameter, value: Path | None) -> None:
+    if value is not None:
+        ctx.meta[_STUDY] = value
+
+
+def _frozen_given(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    return None if ctx.resilient_parsing else _found(value, param, ctx)
 
 
 def _found(text: str | None, param: click.Parameter | None, ctx: click.Context | None) -> Path:
     try:
-        return frozen_named(text)
+        return frozen_named(text, None if ctx is None else study_of_line(ctx))
     except StudyNameError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-def _study_given(_: click.Context, __: click.Parameter, value: Path | None) -> Path:
-    return default_study() if value is None else value
+def _study_given(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path:
+    named = study_of_line(ctx)
+    if value is not None and named is not None and value != named:
+        raise click.BadParameter(f"STUDY {value} and --study {named} are two studies: name one", ctx, param)
+    return value or named or default_study()
 
 
-frozen_argument = click.argument(
-    "frozen", metavar="[FROZEN]", required=False, type=FrozenName(), callback=_frozen_given
+lookup_option = click.option(
+    # Eager: an argument that stands before it looks it up.
+    "--study", "study", type=StudyName(), callback=_keep_study, expose_value=False, is_eager=True, metavar="STUDY",
+    help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
 )  # fmt: skip
-study_argument = click.argument(
-    "study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_study_given
-)  # fmt: skip
+"""`--study` of a verb that names the study, or what lies in it, by an argument."""
+
+
+def frozen_argument(command: _Command) -> _Command:
+    """FROZEN by its path, digest, or `latest`, in the study that `--study` names."""
+    argument = click.argument("frozen", metavar="[FROZEN]", required=False, type=AnyName(), callback=_frozen_given)
+    return argument(lookup_option(command))
+
+
+def study_argument(command: _Command) -> _Command:
+    """STUDY, also as `--study`."""
+    argument = click.argument("study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_study_given)
+    return argument(lookup_option(command))
+
+
 study_option = click.option(
     # A path alone: a new study may be called `latest` or `ab`, and must not become the study of such a config.
     "--study", "study_dir", type=click.Path(path_type=Path), callback=_study_given, metavar="STUDY",

@@ -60,9 +60,7 @@ def refuse(
         ExportError: every problem at once.
     """
     checks = {
-        f"version {version!r} is unknown: {', '.join(known)} {'is' if len(known) == 1 else 'are'} known": (
-            version in known
-        ),
+        f"version {version!r} is not supported: this export is written for {' and '.join(known)}": version in known,
         f"precision = {decision.precision}: must be float32 or bfloat16; or use the native trainer": (
             decision.precision != "float64"
         ),

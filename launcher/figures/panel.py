@@ -150,9 +150,11 @@ def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str])
         high: Upper end.
         label: Text of a tick.
     """
-    across = axis.axis_name == "x"
+    across = axis is axis.axes.xaxis
     (axis.axes.set_xscale if across else axis.axes.set_yscale)("log")
-    inches = _AXIS_SHARE * axis.axes.get_figure(root=True).get_size_inches()[0 if across else 1]
+    figure = axis.axes.get_figure(root=True)
+    assert figure is not None
+    inches = _AXIS_SHARE * figure.get_size_inches()[0 if across else 1]
     per_decade = inches / max(math.log10(high / low), 0.1)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     candidates = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base.reference import UnknownNameError, gpu
+from launcher.base.talk import of_main_run
 from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
 from launcher.estimates.layout import layout_problems, microbatches, planned_parallelism
 from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
@@ -96,7 +97,7 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     notes += filter(None, [data_warning(study, tokens)])
     if share > MOST_SHARE:
         notes.append(
-            f"the proxies cost {share:.2g} times the main run's FLOPs, too much for this run alone; "
+            f"the proxies cost {of_main_run(share)}, too much for this run alone; "
             "use a larger target.budget_flops or a smaller preset"
         )
     notes += _undecidable(study)
@@ -333,7 +334,7 @@ def _roomy_layout(study: Study) -> dict[str, object]:
     shards = [count for count in range(launch.data_parallel_shard, ranks + 1) if ranks % count == 0]
     for checkpointing in ("selective", "full"):
         for shard in (count for count in shards if count % launch.data_parallel_shard == 0):
-            changes = {
+            changes: dict[str, object] = {
                 "data_parallel_shard": shard, "data_parallel_replicate": ranks // shard,
                 "activation_checkpointing": checkpointing,
             }  # fmt: skip

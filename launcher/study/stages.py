@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from launcher.base.talk import counted, say
+from launcher.base.talk import counted, of_main_run, say
 from launcher.calibration.procedure import calibrate, calibrated
 from launcher.calibration.study_cost import planned_main_run
 from launcher.experiments.ladder import stage_specs
@@ -384,4 +384,4 @@ class Runner:
     def _share(self, specs: Iterable[RunSpec]) -> str:
         """As `forerun estimate` has it, until the ladder is fitted."""
         share = float(sum(own_flops(specs))) / planned_main_run(self.study).flops["causal"]
-        return f"{share:.2g} of the main run's FLOPs as guessed"
+        return f"{of_main_run(share)} as guessed"

@@ -11,7 +11,7 @@ from typing import cast, get_args
 import click
 
 from launcher.base.study_names import StudyNameError, configs_in, default_study, frozen_named, shown_name
-from launcher.cli.names import AnyName
+from launcher.cli.names import AnyName, lookup_option, study_of_line
 from launcher.cli.options import answer, full_option, json_option, sound_config, typed_options
 from launcher.explanations import parametrizations, plan_keys
 from launcher.plan import sources
@@ -75,6 +75,7 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @click.argument("frozen", metavar="[FROZEN", required=False, type=AnyName())
 @click.argument("field", metavar="[FIELD]]", required=False)
+@lookup_option
 @click.option("--parametrization", "name", is_flag=False, flag_value=_LIST, default=_LIST, metavar="NAME",
               help="Parametrization to explain; without NAME: a list of all, one sentence each.")  # fmt: skip
 @click.option("--shape", "shape_text", metavar="KEY=N,...",
@@ -104,7 +105,7 @@ def explain(
     `groups.*.wd`; a prefix selects everything below it. FIELD alone: of the study's only frozen config. Exit 4 without
     the record that `freeze` writes, 5 if something was edited.
 
-    plan [KEY]: every key of a plan, or those of a name: what it means, its allowed values, its value in ./study and
+    plan [KEY]: every key of a plan, or those of a name: what it means, its allowed values, its value in the study and
     its default.
 
     With neither, a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
@@ -112,8 +113,8 @@ def explain(
     """
     if frozen is not None:
         if frozen == _PLAN and not Path(frozen).exists():
-            return answer(as_json, *plan_keys.explained_keys(field, default_study()))
-        if given := [option for name, option in typed_options(ctx).items() if name not in ("as_json", "full")]:
+            return answer(as_json, *plan_keys.explained_keys(field, study_of_line(ctx) or default_study()))
+        if given := [option for name, option in typed_options(ctx).items() if name not in ("as_json", "full", "study")]:
             raise click.UsageError(f"{', '.join(given)}: for a parametrization, cannot be used with FROZEN")
         return answer(as_json, *explained_fields(*_config_and_field(ctx, frozen, field), full=full))
     if name == _LIST and not (shape_text or base_text or choices):
@@ -134,9 +135,9 @@ def explain(
 def _config_and_field(ctx: click.Context, name: str, field: str | None) -> tuple[Path, str | None]:
     """The config that `name` means; where it means none and stands alone, it is a field of the default study's."""
     try:
-        return frozen_named(name), field
+        return frozen_named(name, study_of_line(ctx)), field
     except StudyNameError as error:
-        configs = configs_in(default_study())
+        configs = configs_in(study_of_line(ctx) or default_study())
         if field is None and "/" not in name and not Path(name).exists():
             if len(configs) == 1:
                 return configs[0], name

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.base.study_names import NUM_SHOWN, shown_name
-from launcher.cli.names import study_argument
+from launcher.cli.names import study_argument, study_of_line
 from launcher.cli.options import answer, full_option, json_option
 from launcher.frozen.launch_file import accepted_lines
 from launcher.study.gates import GateError, forecast_warnings
@@ -234,7 +234,7 @@ def report(
     With --compare A B: compare.html and compare.json, which say what differs between two studies, with intervals.
     """
     if compared is not None:
-        if context.get_parameter_source("study_dir") is ParameterSource.COMMANDLINE:
+        if context.get_parameter_source("study_dir") is ParameterSource.COMMANDLINE or study_of_line(context):
             raise click.UsageError(f"--compare names both studies; leave out STUDY {study_dir}")
         _compare(compared, out or Path(), as_json)
         return

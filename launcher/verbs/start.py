@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.base.talk import of_main_run
 from launcher.cli.options import AMOUNT, answer, json_option, plan_argument, set_option
 from launcher.plan.presets import PRESETS
 from proxies.core import canon
@@ -111,7 +112,7 @@ def _comes_to(found: dict[str, Any]) -> str:
     return (
         f"main run: about {found['params']:.3g} parameters (width {found['width']}, {found['num_layers']} layers), "
         f"{found['tokens']:.3g} tokens of a vocabulary of {found['vocab_size']}; proxies: {found['num_runs']} or more "
-        f"runs, {found['flops']:.2g} FLOPs, {found['share_of_main_run']:.2g} of the main run's"
+        f"runs, {found['flops']:.2g} FLOPs, {of_main_run(found['share_of_main_run'])}"
     )
 
 

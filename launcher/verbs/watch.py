@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.names import frozen_argument
+from launcher.cli.names import frozen_argument, study_of_line
 from launcher.cli.options import answer, json_option, sound_config
 from proxies.core.canon import Json
 
@@ -31,26 +31,26 @@ LEAST_SECONDS, INTERRUPTED = 0.2, 130
 @click.option("--conclude", is_flag=True, help="Score the forecast of a run that has ended, for later forecasts.")
 @click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=30.0, show_default=True,
               help="Seconds between updates, live.")  # fmt: skip
-@click.option("--study", "study_dir", type=click.Path(path_type=Path),
-              help="With --conclude: study whose ledger keeps the run. Default: the config's own.")  # fmt: skip
 @click.option("--step-key", default="", help="Name of the step in the log; default: what common trainers call it.")
 @click.option("--train-loss-key", default="", help="The same for the training loss, nats per token.")
 @click.option("--validation-loss-key", default="", help="The same for the validation loss.")
 @click.option("--grad-norm-key", default="", help="The same for the gradient norm before clipping.")
 @json_option
+@click.pass_context
 def watch(
-    frozen: Path, where: str | None, once: bool, conclude: bool, every_seconds: float, study_dir: Path | None,
+    context: click.Context, /, frozen: Path, where: str | None, once: bool, conclude: bool, every_seconds: float,
     step_key: str, train_loss_key: str, validation_loss_key: str, grad_norm_key: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or --conclude is given."""
+    """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or --conclude is given.
+
+    With --conclude, the ledger of the study that --study names keeps the run; without, that of the config's own.
+    """
     from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, ColumnNames
     from launcher.watch.logs.readings import LogReader
     from launcher.watch.logs.sources import source_of
 
     if once and conclude:
         raise click.UsageError("--once judges a run that still trains, --conclude one that has ended: give one of them")
-    if study_dir is not None and not conclude:
-        raise click.UsageError("--study works only with --conclude")
     if math.isnan(every_seconds):
         raise click.UsageError("--every: must be a number, not nan")
     decision, folder = sound_config(frozen)
@@ -69,7 +69,7 @@ def watch(
     )  # fmt: skip
     run_dir = _run_dir(folder, where)
     if conclude:
-        _conclude(decision, folder, run_dir, readings, study_dir, as_json)
+        _conclude(decision, folder, run_dir, readings, study_of_line(context), as_json)
         return
     from launcher.watch.follower import Follower
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
+from launcher.base import talk
+
 Body = Mapping[str, Any]
 """What `launcher.report.body.report_body` gives."""
 Tone = Literal["good", "bad", "open"]
@@ -81,9 +83,11 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{rounded:,}".removesuffix(".0")
 
 
-def percent(value: float | None, spec: str = ".3g") -> str:
-    """A share in percent."""
-    return NONE if value is None else f"{format(100 * value, spec)}\u00a0%"
+def percent(value: float | None, spec: str = "") -> str:
+    """A share in percent; a weight or an error by its own format spec."""
+    if value is None:
+        return NONE
+    return f"{format(100 * value, spec)}\u00a0%" if spec else talk.percent(value)
 
 
 def seconds(value: float | None) -> str:

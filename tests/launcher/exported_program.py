@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -44,8 +45,14 @@ class _Finder:
         pass
 
 
-def imported(folder: Path, name: str = "forerun_numbers") -> Any:
-    """An exported program as a module, all that it says of trainers made of stand-ins."""
+def imported(folder: Path, name: str = "forerun_numbers", versions: dict[str, str] | None = None) -> Any:
+    """An exported program as a module, all that it says of trainers made of stand-ins.
+
+    `versions`: of the trainers that seem to be installed, if not those that the export needs.
+    """
+    path = folder / "forerun.json"
+    needs = json.loads(path.read_text())["numbers"].get("needs", {}) if path.exists() else {}
+    versions, version = needs if versions is None else versions, importlib.metadata.version
 
     def foreign() -> dict[str, ModuleType]:
         own = {path.stem for path in folder.glob("*.py")}
@@ -57,9 +64,11 @@ def imported(folder: Path, name: str = "forerun_numbers") -> Any:
     sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
+    importlib.metadata.version = lambda package: versions.get(package) or version(package)
     try:
         return importlib.import_module(name)
     finally:
+        importlib.metadata.version = version
         sys.path.remove(str(folder))
         sys.meta_path.remove(_Finder)  # type: ignore[arg-type]
         for key in foreign():

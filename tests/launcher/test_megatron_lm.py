@@ -117,7 +117,7 @@ def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
         shape=dataclasses.replace(decision.shape, vocab_size=257),
     )
     said = (
-        "'0.17.1' is unknown: 0.19.2 is known", "float64", "tensor = 3 does not divide num",
+        "'0.17.1' is not supported: this export is written for 0.19.2", "float64", "tensor = 3 does not divide num",
         "vocab_size = 257", "pipeline = 4", "context = 3", "microbatch_sequences = 3",
     )  # fmt: skip
     assert_refused(megatron_lm.export, decision, tmp_path / "out", *said, version="0.17.1")

@@ -1,6 +1,7 @@
 """Names of studies and frozen configs as people type them; the keys of a plan, explained."""
 
 import json
+from pathlib import Path
 
 import click
 import pytest
@@ -9,6 +10,9 @@ from tiny_study import forerun
 from launcher.base.study_names import StudyNameError, default_study, frozen_named, shown_name, study_named
 from launcher.cli import cli
 from launcher.plan.writing import SHOWN
+from launcher.verbs.exports import verify
+from launcher.verbs.repair import repair
+from launcher.verbs.status import status
 
 ONE, TWO = "ab" + "0" * 62, "ac" + "1" * 62
 
@@ -121,3 +125,37 @@ def test_a_new_study_may_be_called_as_a_digest_begins(here):
     freeze(here / "study", ONE)
     command = cli.cli.get_command(click.Context(cli.cli), "run")
     assert str(command.make_context("run", ["--study", "ab"]).params["study_dir"]) == "ab"
+
+
+def test_every_verb_of_a_study_takes_it_by_option_too():
+    """`status --study x` was refused where `run --study x` works."""
+    context = click.Context(cli.cli)
+    without = {"demo", "init", "validate", "tokenize", "fit", "predict", "allocate", "flops", "completion"}
+    for verb in cli.cli.list_commands(context):
+        command = cli.cli.get_command(context, verb)
+        options = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+        assert ("--study" in options) == (verb not in without), verb
+
+
+def test_a_study_is_the_same_by_position_and_by_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept = []
+    for name, verb in (("status", status), ("repair", repair)):
+        monkeypatch.setattr(verb, "callback", lambda study_dir, **_: kept.append(study_dir))
+        for words in (["x"], ["--study", "x"], ["x", "--study", "x"], []):
+            assert forerun(name, *words)[0] == 0
+        code, _, err = forerun(name, "x", "--study", "y")
+        assert code == 2 and "x and --study y are two studies" in err
+    assert kept == 2 * [Path("x"), Path("x"), Path("x"), Path("study")]
+
+
+def test_a_frozen_config_is_looked_up_in_the_study_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept, config = [], tmp_path / "other" / "frozen" / ("ab" + "0" * 62)
+    config.mkdir(parents=True)
+    (config / "launch.json").write_text("{}")
+    monkeypatch.setattr(verify, "callback", lambda frozen, **_: kept.append(frozen.resolve()))
+    for words in (["--study", "other"], ["latest", "--study", "other"], ["--study", "other", "ab00"], ["other/ab"]):
+        assert forerun("verify", *words)[0] == 0, words
+    assert kept == 4 * [config]
+    assert forerun("verify", "latest")[0] == 2

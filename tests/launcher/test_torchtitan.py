@@ -14,7 +14,7 @@ import torch
 from export_case import SHAPE, wide_decision, wide_spec
 from exported_program import change, frozen_in, imported
 
-from launcher.exporters.fidelity import rank_sequences
+from launcher.exporters.fidelity import ExportError, rank_sequences
 from launcher.exporters.trainers import torchtitan
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision
@@ -59,6 +59,23 @@ def test_every_parameter_has_its_frozen_numbers_in_the_module_and_changed_ones_a
         change(tmp_path, old, new)
         assert disagreements(tmp_path, decision), new
     assert decision.digest in (tmp_path / "run.sh").read_text()
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.4.0.dev20260821", None])
+def test_another_version_is_refused_by_name_before_torchtitan_is_imported(tmp_path, manifest, version, capsys):
+    torchtitan.export(wide_decision(manifest), tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        imported(tmp_path, torchtitan.MODULE, {"torchtitan": version} if version else {})
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert (version or "not installed") in said and "0.3.0" in said and "pip install" in said
+    with pytest.raises(ExportError, match=r"0\.9\.9.*0\.3\.0"):
+        torchtitan.export(wide_decision(manifest), tmp_path, "0.9.9")
+
+
+def test_a_local_version_is_the_release(tmp_path, manifest):
+    torchtitan.export(wide_decision(manifest), tmp_path)
+    assert imported(tmp_path, torchtitan.MODULE, {"torchtitan": "0.3.0+cpu"}).FROZEN
 
 
 def test_patterns_survive_checkpoint_wrappers(tmp_path, manifest):

@@ -57,7 +57,13 @@ def open_corpus(frozen: SimpleNamespace, folder: str | None) -> TokenStore:
 
 def other_versions(wanted: dict[str, str]) -> list[str]:
     """Sentences about the distributions that are not installed at the version that the export was written for."""
-    installed = {name: importlib.metadata.version(name) for name in wanted}
-    return [
-        f"{name} {installed[name]}: must be {version}" for name, version in wanted.items() if installed[name] != version
-    ]
+    problems = []
+    for name, version in wanted.items():
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed = "is not installed"
+        # torch's and others' local versions (0.3.0+cpu) are the release.
+        if installed.partition("+")[0] != version:
+            problems.append(f"{name} {installed}: must be {version}")
+    return problems

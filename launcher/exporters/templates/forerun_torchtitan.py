@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import forerun_versions  # noqa: F401  (before torchtitan: it refuses other versions)
 import torch
 from forerun_numbers import open_corpus, read_numbers
 from forerun_torch import gradient_norm, initial_value, muon, optimizer_arguments, read_rows, set_value
@@ -22,6 +23,7 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.components.validate import Validator
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import (
@@ -41,6 +43,8 @@ from torchtitan.trainer import Trainer
 
 FROZEN = read_numbers()
 SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
+VALIDATION_SEQUENCES = 64
+"""Windows of the validation split that a validation reads, if there are as many."""
 MUON = "forerun's Muon"
 OPTIMIZER = MUON if any(group["momentum"] for group in FROZEN.groups) else "AdamW"
 
@@ -227,6 +231,41 @@ class CorpusLoader(BaseDataLoader):
         self.num_batches = num_read // per_batch
 
 
+class ValidationLoader(BaseDataLoader):
+    """The same windows of the validation split every time, cut across ranks; from the first again where they end."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """With the corpus folder."""
+
+        corpus: str | None
+        infinite: bool = True
+
+    def __init__(
+        self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **unused: Any
+    ) -> None:
+        store = open_corpus(FROZEN, config.corpus)
+        count = min(VALIDATION_SEQUENCES, store.num_windows("validation", SHAPE.seq_len))
+        self.windows = torch.from_numpy(store.validation_batch(num_sequences=count, seq_len=SHAPE.seq_len))
+        self.num_ranks, self.rank, self.num_sequences = dp_world_size, dp_rank, local_batch_size
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """This rank's rows of one batch after another."""
+        first = self.rank * self.num_sequences
+        while True:
+            rows = torch.arange(first, first + self.num_sequences) % len(self.windows)
+            ids = self.windows[rows]
+            first += self.num_ranks * self.num_sequences
+            yield {"input": ids[:, :-1].contiguous()}, ids[:, 1:]
+
+    def state_dict(self) -> dict[str, int]:
+        """Nothing: every validation begins anew."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Take nothing up."""
+
+
 class NoTokenizer(BaseTokenizer):
     """The corpus is tokens already."""
 
@@ -309,6 +348,17 @@ def parallelism() -> ParallelismConfig:
     )
 
 
+def validator() -> Validator.Config:
+    """Validation before every checkpoint, and after the first step."""
+    per_step = FROZEN.rank_microbatch_sequences * MESH.data_parallel_replicate * MESH.data_parallel_shard
+    return Validator.Config(
+        enable=True,
+        freq=FROZEN.checkpointing.every_steps,
+        steps=max(1, math.ceil(VALIDATION_SEQUENCES / per_step)),
+        dataloader=ValidationLoader.Config(corpus=os.environ.get("FORERUN_DATA")),
+    )
+
+
 def log_every_steps() -> int:
     """A log makes a GPU wait. The brake reads it, so one stands before every checkpoint."""
     asked = os.environ.get("FORERUN_LOG_EVERY_STEPS")
@@ -358,9 +408,12 @@ def main_run() -> Trainer.Config:
             interval=FROZEN.checkpointing.every_steps,
             keep_latest_k=FROZEN.checkpointing.keep,
             last_save_model_only=False,
+            async_mode="async",
         ),
+        validator=validator(),
         compile=CompileConfig(enable=FROZEN.compiled),
-        metrics=GuardedMetrics.Config(log_freq=log_every_steps()),
+        # Event files in `tb/` below the dump folder: what `forerun watch --metrics` reads.
+        metrics=GuardedMetrics.Config(log_freq=log_every_steps(), enable_tensorboard=True),
         # Deterministic kernels repeat a run to the bit, and cost speed.
         debug=DebugConfig(seed=FROZEN.seed, deterministic=os.environ.get("FORERUN_DETERMINISTIC") == "1"),
     )

@@ -30,6 +30,8 @@ from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 VERSIONS = ("0.3.0",)
 MODULE = "forerun_torchtitan"
+_MODULES = ("torchtitan.components.dataloader", "torchtitan.components.checkpointer")
+"""Modules of the release that its main of August 2026 has no more."""
 
 
 def _problems(decision: Decision) -> dict[str, bool]:
@@ -72,6 +74,8 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         trainer="torchtitan",
         version=version,
         numbers={
+            "needs": {"torchtitan": version},
+            "needs_modules": list(_MODULES),
             "norm_eps": NORM_EPS,
             "rope_base": ROPE_BASE,
             "groups": groups_of(group_patterns(decision)),
@@ -79,7 +83,11 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             "decay_type": decay_type,
             "rank_microbatch_sequences": rank_sequences(decision)[1],
         },
-        programs={f"{MODULE}.py": f"{MODULE}.py", PROVE_FILE: "prove_torchtitan.py"},
+        programs={
+            f"{MODULE}.py": f"{MODULE}.py",
+            "forerun_versions.py": "forerun_versions.py",
+            PROVE_FILE: "prove_torchtitan.py",
+        },
         files={RUN_FILE: corpus_run_script(decision, f"torchtitan {version}", command=command, notes=notes)},
     )
     return report("torchtitan", version, decision, _JUDGEMENTS)
@@ -139,7 +147,7 @@ _JUDGEMENTS: dict[str, Judgement] = {
         "equivalent",
         "selective: torchtitan chooses what it keeps and what it recomputes; the values stay the same",
     ),
-    "checkpointing": ("exact", "torchtitan's own checkpoints of weights and optimizer"),
+    "checkpointing": ("exact", "torchtitan's own asynchronous checkpoints of weights and optimizer"),
     "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
     "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before the next save"),
 }
