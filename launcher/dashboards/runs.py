@@ -109,11 +109,12 @@ def proxy_runs(study: Study, ledger: Ledger) -> list[RunRecord]:
 def _proxy(study: Study, run: Run, asked_by: str, imported: bool, mine: str) -> RunRecord:
     spec, result = run.spec, run.result
     stage, job = asked_by.split("/")
+    rate = f"lr {spec.hparams.learning_rate:.3g}"
     return RunRecord(
         run_id=canon.content_id([mine, spec.id])[:ID_DIGITS],
-        name=f"{stage} {spec.parametrization.name} w{spec.shape.width} {spec.id[:8]}",
+        name=f"{stage} {spec.parametrization.name} w{spec.shape.width} {rate} {spec.id[:8]}",
         config=_settings(spec, mine) | {"stage": stage, "job": job, "imported": imported},
-        summary=_outcome(spec, result), group=stage, job_type=job,
+        summary=_outcome(spec, result), group=f"{study.study_dir.resolve().name} {stage}", job_type=job,
         rows=lambda: _steps(study.study_dir, spec, result), rows_id=result.curve_id,
     )  # fmt: skip
 

@@ -42,7 +42,10 @@ def test_every_outcome_is_one_run_with_its_settings(runs, study, ledger):
 def test_runs_are_grouped_by_the_stage_that_asked_first(runs, study, ledger):
     groups = {}
     for one in runs:
-        groups.setdefault((one.group, one.job_type), []).append(one)
+        folder, _, stage = one.group.rpartition(" ")
+        assert folder == study.study_dir.resolve().name, "studies of one project are apart"
+        assert f" lr {one.config['learning_rate']:.3g} " in one.name
+        groups.setdefault((stage, one.job_type), []).append(one)
     assert set(groups) >= {("search", "trial"), ("transfer", "valley"), ("transfer", "control"), ("ladder", "rung")}
     assert len(groups["search", "trial"]) == 4
     assert {one.config["arm"] for one in groups["transfer", "control"]} == {"sp"}
