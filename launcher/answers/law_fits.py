@@ -27,7 +27,7 @@ SHAPE_COLUMNS = ("width", "depth")
 """Columns of a table's shapes."""
 
 MAX_RUNS, MAX_RUNS_OF_OPTIMA = 100_000, 10_000
-"""Largest tables: a law is refitted to all runs hundreds of times, and 100,000 take about ten minutes. Published
+"""Largest tables: a law is refitted to all runs hundreds of times, and 5,000 take 40 s. Published
 studies have up to some thousand runs."""
 MAX_DROPPED_SHOWN = 10
 """Dropped rows of a table that people are shown; `--json` has all of them."""
