@@ -180,6 +180,9 @@ class Plan(Section):
             validation_loss_key=proxy.metrics_validation_loss_key,
             grad_norm_key=proxy.metrics_grad_norm_key,
             own=tuple(self.search.own),
+            train_loss_unit=proxy.metrics_train_loss_unit,
+            validation_loss_unit=proxy.metrics_validation_loss_unit,
+            bytes_per_token=proxy.metrics_bytes_per_token,
         )
 
     def reaches(self, name: str) -> bool:

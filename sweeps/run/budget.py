@@ -108,7 +108,7 @@ class StudyBudget:
         self._count()
         there = in_flight()
         if caps.num_runs is not None and self._num_runs + len(there) >= caps.num_runs:
-            return _reached("max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(there)} are in flight")
+            return _reached("max_runs", caps.num_runs, "that many have been started")
         total = self._flops + sum(there) + flops
         if caps.flops is not None and total > caps.flops:
             return _reached(
