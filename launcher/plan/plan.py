@@ -356,6 +356,8 @@ class Plan(Section):
         # Studies that began before there was this key go on.
         for section, name, default in (
             (proxy, "decay_shape", "linear"), (proxy, "decay_branches", False),
+            (proxy, "metrics_train_loss_unit", "nats"), (proxy, "metrics_validation_loss_unit", "nats"),
+            (proxy, "metrics_bytes_per_token", 0.0),
             (search, "warm_start", []), (proxy, "dimensions", {}), (proxy, "describe", ""),
             (ladder, "depths", []), (ladder, "width_per_layer", 0.0),
             (proxy, "optimizer", DEFAULT), (rules, "muon_rate", None), (rules, "muon_width_power", None),
