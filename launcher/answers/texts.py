@@ -53,7 +53,7 @@ def search_text(body: dict[str, Json]) -> str:
     """The best trials as a table, and the notes on the search."""
     search: Any = body
     finished = sum(trial["loss_nats"] is not None for trial in search["trials"])
-    head = f"{len(search['trials'])} trials, {finished} finished; the best:"
+    head = f"{counted(len(search['trials']), 'trial')}, {finished} finished; the best:"
     return "\n".join([head, shown_table(tables.trials_table(search)), *_bullets(sentences(search))])
 
 

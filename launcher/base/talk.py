@@ -33,8 +33,14 @@ def _put(text: str) -> None:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: `1 run`, `2 runs`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """Return a number of things: `1 run`, `2 runs`, `2 batches`."""
+    plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number} {noun}{plural * (number != 1)}"
+
+
+def with_article(noun: str) -> str:
+    """Return a noun behind its indefinite article: `a readout`, `an embedding`."""
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
 
 
 def percent(share: float) -> str:

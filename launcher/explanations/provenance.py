@@ -189,6 +189,8 @@ ORIGINS: dict[str, Origin] = {
     "own.command.metrics_path": _from_key("proxy.metrics_path"),
     "own.command.metrics_format": _from_key("proxy.metrics_format"),
     "own.command.*_key": _from_key("proxy.metrics_{}"),
+    "own.command.*_unit": _from_key("proxy.metrics_{}"),
+    "own.command.bytes_per_token": _from_key("proxy.metrics_bytes_per_token"),
     "own.command.*": _from_key("proxy.command"),
     "own.num_params": _from_key("proxy.describe"),
     "own.resume": _from_key("launch.resume_arguments"),
@@ -396,7 +398,7 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
         return _tuned_by(known, hyperparameter, by=by)
     if field.value or not hyperparameter_named(name).can_be_off or decays(rules, group.kind):
         return _tuned_by(known, hyperparameter, by=_law(rules, group, name), rules=_preset(known))
-    key, text = "proxy.rules.decayed", f"0 for a {words(group.kind)}, whatever its value elsewhere"
+    key, text = "proxy.rules.decayed", f"0 for {words(group.kind)} parameters, whatever its value elsewhere"
     told = (f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",)
     source = ValueSource(kind="rule", text=text, plan_keys=(known.key(key),), rules=told)
     return OriginParts(source=source, strength=_alike(known), keys=[key])

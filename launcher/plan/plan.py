@@ -180,6 +180,9 @@ class Plan(Section):
             validation_loss_key=proxy.metrics_validation_loss_key,
             grad_norm_key=proxy.metrics_grad_norm_key,
             own=tuple(self.search.own),
+            train_loss_unit=proxy.metrics_train_loss_unit,
+            validation_loss_unit=proxy.metrics_validation_loss_unit,
+            bytes_per_token=proxy.metrics_bytes_per_token,
         )
 
     def reaches(self, name: str) -> bool:
@@ -353,6 +356,8 @@ class Plan(Section):
         # Studies that began before there was this key go on.
         for section, name, default in (
             (proxy, "decay_shape", "linear"), (proxy, "decay_branches", False),
+            (proxy, "metrics_train_loss_unit", "nats"), (proxy, "metrics_validation_loss_unit", "nats"),
+            (proxy, "metrics_bytes_per_token", 0.0),
             (search, "warm_start", []), (proxy, "dimensions", {}), (proxy, "describe", ""),
             (ladder, "depths", []), (ladder, "width_per_layer", 0.0),
             (proxy, "optimizer", DEFAULT), (rules, "muon_rate", None), (rules, "muon_width_power", None),

@@ -30,7 +30,7 @@ from launcher.plan.keys import (
 )
 from proxies.core.hyperparameters import HYPERPARAMETERS, SET_BY
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
-from proxies.core.programs import MetricsFormat
+from proxies.core.programs import LossUnit, MetricsFormat
 from proxies.core.rules import Name
 from proxies.core.schedule import DecayShape, ScheduleKind
 from proxies.core.shape import Family
@@ -129,6 +129,11 @@ class _Recipe(Section):
     metrics_train_loss_key: str = Field("train_loss", description="Name of the training loss, nats per token.")
     metrics_validation_loss_key: str = Field(
         "val_loss", description="Name of the validation loss; the last value counts."
+    )
+    metrics_train_loss_unit: LossUnit = Field("nats", description="Unit of the training loss, by token unless by byte.")
+    metrics_validation_loss_unit: LossUnit = Field("nats", description="The same of the validation loss.")
+    metrics_bytes_per_token: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        0.0, description="Bytes of text per token; needed for a loss in bits per byte."
     )
     metrics_grad_norm_key: str = Field("", description="Name of the gradient norm before clipping; empty: not logged.")
     timeout_seconds: Annotated[float, Field(gt=0, le=1e7)] = Field(3600.0, description="Time limit of one command.")

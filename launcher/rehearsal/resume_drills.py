@@ -6,6 +6,7 @@ import math
 from functools import partial
 
 from launcher.base.run_files import CHECKPOINTS
+from launcher.base.talk import counted
 from launcher.rehearsal.faults import Fault, FaultKind
 from launcher.rehearsal.registry import CUTS, PROXY_NATS, DrillResult, judged
 from launcher.rehearsal.stage import RehearsalFolder, checkpoint_folders, flip_a_bit
@@ -110,7 +111,7 @@ def corrupt_all(stage: RehearsalFolder) -> DrillResult:
     refused = (outcome.event, outcome.exit_code) == ("refused", EXIT_CORRUPT)
     return judged(
         "corrupt_all", refused and named and len(kept) == len(folders) and not stage.losses(run),
-        f"one bit flipped in each of {len(folders)} checkpoints: {outcome.event}, exit {outcome.exit_code}, "
+        f"one bit flipped in each of {counted(len(folders), 'checkpoint')}: {outcome.event}, exit {outcome.exit_code}, "
         f"{len(kept)} set aside: {outcome.reason}",
         {"event": outcome.event, "exit_code": outcome.exit_code, "num_kept": len(kept), "all_named": named},
     )  # fmt: skip

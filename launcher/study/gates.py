@@ -267,7 +267,7 @@ def failed_text(ledger: Ledger, study_dir: Path) -> str:
     what = (
         "1 run failed for good, and counts for"
         if len(failed) == 1
-        else f"{len(failed)} runs failed for good, and count for"
+        else f"{counted(len(failed), 'run')} failed for good, and count for"
     )
     return (
         f"{what} nothing: {'; '.join(named)}. `forerun run {study_dir / PLAN_FILE} --study ANOTHER --fork {study_dir}` "

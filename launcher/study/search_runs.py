@@ -63,7 +63,7 @@ def said(record: Json) -> str:
         f"{edge['wider'][1]:.4g}]"
         for edge in body["edges"]
     ]
-    more = f"{body['num_trials']} more trial{'s' * (body['num_trials'] != 1)}"
+    more = f"{counted(body['num_trials'], 'more trial')}"
     return f"the best trials lie at an end, which moves: {' and '.join(moved)}; {more}"
 
 

@@ -37,7 +37,8 @@ from launcher.study.search_runs import run_search
 from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
 from proxies.core.branches import own_flops
-from proxies.core.spec import RunSpec
+from proxies.core.spec import RunResult, RunSpec
+from proxies.external.metric_files import UNIT_KEYS, units_agree
 from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven, spent
 from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.kinds import kinds_of, kinds_text
@@ -146,7 +147,7 @@ class Runner:
         self._pool: Pool | None = None
         self._kinds: tuple[str, ...] = ()  # by worker, that of its device
         self._accounts: Accounts | None = None
-        self._stopping = False
+        self._stopping = self._warned_of_units = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Runner]:
@@ -172,6 +173,18 @@ class Runner:
             raise KeyboardInterrupt
         self._stopping = True
         say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
+
+    def _warn_of_units(self, spec: RunSpec, result: RunResult) -> None:
+        """Warn once where a user's trainer seems to log its two losses in different units."""
+        training, validation = result.last_train_loss_nats, result.loss_nats
+        if self._warned_of_units or spec.command is None or training is None or validation is None:
+            return
+        if not units_agree(training, validation):
+            self._warned_of_units = True
+            say(
+                f"warning: a run ended with a training loss of {training:.4g} and a validation loss of "
+                f"{validation:.4g}: if they are not both in nats per token, declare their units: {UNIT_KEYS}"
+            )
 
     def _interrupted(self) -> InterruptedStudyError:
         done = counted(self.ledger.num_runs, "run")
@@ -219,6 +232,7 @@ class Runner:
                 parts = {r.run_id: work.get(r.run_id, mean_work) * r.step / r.num_steps for r in event.running}
             for outcome in event.outcomes:  # the last look was before it
                 parts.pop(outcome.spec.id, None)
+                self._warn_of_units(outcome.spec, outcome.result)
             last = event
             reporter.ended(event.outcomes, event.running, sum(parts.values()))
 

@@ -202,7 +202,7 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     """Import the parent's runs, and say how many."""
     found = import_runs(ledger, study.study_dir, parent, parent_dir)
     runs = counted(found.num_runs, "finished run")
-    say(f"fork: {runs} imported from {parent_dir}, {found.num_known} were here already")
+    say(f"fork: {runs} imported from {parent_dir}, {found.num_known} here already")
     for sentence in found.damaged:
         say(f"fork: not imported: {sentence}")
     records = parent.records(CALIBRATION)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from launcher.base.talk import with_article
 from launcher.exporters.proof import ProofError
 from launcher.exporters.view import proof_steps
 from launcher.frozen.frozen import Decision
@@ -221,7 +222,7 @@ class _Judged:
             wanted = getattr(frozen, name)
             told = name in self._named or wanted == 0  # what must not decay does not, whoever sets the number
             if name != RATE and told and not math.isclose(value, wanted, rel_tol=SAME):
-                why = f": a {frozen.kind} does not decay" if wanted == 0 else ""
+                why = f": {with_article(frozen.kind)} does not decay" if wanted == 0 else ""
                 self.problem(one, f"{name} is {value!r}, frozen as {wanted!r}{why}")
 
     def _rate(self, one: HookParameter, frozen: ParameterNumbers, peaks: list[float], axes: list[float]) -> bool:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from launcher.base.talk import with_article
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
 from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
@@ -190,7 +191,7 @@ def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> None:
         measured = math.sqrt(max(0.0, square / count - (total / count) ** 2))
         if starts[name] is not None:
             if astray:
-                problems.append(f"{name}: a {assigned[name].kind} does not start at {starts[name]}")
+                problems.append(f"{name}: {with_article(assigned[name].kind)} does not start at {starts[name]}")
         # The standard error of a normal sample's std is std / sqrt(2 n).
         elif not abs(measured - wanted) <= STD_ERRORS * wanted / math.sqrt(2 * count):
             problems.append(f"{name}: init std is {measured:.6g}, frozen as {wanted:.6g}")

@@ -257,7 +257,7 @@ def _told_of(
 
     counts = Counter(entry.verdict for entry in report.entries)
     where = target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target
-    done = "nothing written" if refused else f"{num_files} files in {where}"
+    done = "nothing written" if refused else f"{counted(num_files, 'file')} in {where}"
     first = f"{report.trainer} {report.version}: {done}; fields exact: {counts['exact']}; "
     lines = [f"{first}equivalent: {counts['equivalent']}; not expressible: {counts['not_expressible']}"]
     if full:

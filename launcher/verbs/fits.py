@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.answers.law_fits import HYPERPARAMETER_FORMS, dropped_lines, fit_of
-from launcher.base.talk import Heartbeat
+from launcher.base.talk import Heartbeat, counted
 from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
 from proxies.core.canon import Json
@@ -102,7 +102,7 @@ def body_text(body: Body) -> str:
 
 def fit_text(body: Body) -> str:
     """A fit in words and a table."""
-    head = f"{body['num_runs']} runs, form {body['form']}: {body['status']}"
+    head = f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}"
     first, rest = first_and_rest(body["warnings"])
     parts = [head, *first, _parameter_table(body)]
     rows = [(m["form"], f"{m['weight']:.0%}", m["status"]) for m in body["members"]]
@@ -134,7 +134,7 @@ def isoflop_text(body: Body) -> str:
         for at in body["budgets"]
     ]  # fmt: skip
     head = ("FLOPs", "best params", "interval", "tokens", "interval", "loss", "interval", "status")
-    parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}", table(head, rows)]
+    parts = [f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}", table(head, rows)]
     return "\n".join([*parts, _parameter_table(body), *endnotes(body)])
 
 
@@ -146,7 +146,7 @@ def hyperparameter_text(body: Body) -> str:
          span_text(cell.get(f"{form}_interval")), cell["status"])
         for cell in body["cells"]
     ]  # fmt: skip
-    parts = [f"{body['num_runs']} runs, form {form} (column {body['column']}): {body['status']}"]
+    parts = [f"{counted(body['num_runs'], 'run')}, form {form} (column {body['column']}): {body['status']}"]
     parts += [table(("params", "tokens", f"best {form}", "interval", "status"), rows), _parameter_table(body)]
     return "\n".join([*parts, *endnotes(body)])
 

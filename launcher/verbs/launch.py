@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import say
+from launcher.base.talk import counted, say
 from launcher.base.wandb_calls import Mode
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import OptionProblems, answer, code_of, corpus_of, folder_of, json_option, sound_config
@@ -268,7 +268,7 @@ def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None)
     loss = outcome.validation_loss_nats
     text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
     text += f", validation loss {loss:.4f} nats" if loss is not None else ""
-    text += f" after {outcome.num_restarts} restart{'s' * (outcome.num_restarts > 1)}" if outcome.num_restarts else ""
+    text += f" after {counted(outcome.num_restarts, 'restart')}" if outcome.num_restarts else ""
     text += f": {outcome.reason}" if outcome.reason else ""
     return f"{text}\nwandb: {shown.text}" if shown else text
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.base.study_names import shown_name
+from launcher.base.talk import counted
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import answer, code_of, corpus_of, json_option, sound_config, table
 from launcher.rehearsal.registry import DRILLS, OWN_DRILLS, RehearsalAttestation
@@ -82,7 +83,7 @@ def _record(folder: Path, digest: str, found: RehearsalAttestation) -> None:
     from launcher.logbook.logbook import write_logbook
 
     failed = found.named("failed")
-    text = f"Rehearsed: {found.outcome}, {len(found.drills)} drills"
+    text = f"Rehearsed: {found.outcome}, {counted(len(found.drills), 'drill')}"
     text += f"; failed: {', '.join(failed)}" if failed else ""
     data: dict[str, Json] = {"outcome": found.outcome, "failed": [*failed]}
     study_dir = study_of(folder)

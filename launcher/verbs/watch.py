@@ -58,11 +58,16 @@ def watch(
     if decision.own is not None and where is None:
         metrics = str(decision.own.metrics_at(folder / "run"))
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
+    factors: dict[str, float] = {}
     if decision.own is not None:  # its plan said what the trainer calls them
         own = decision.own.command
         named = (own.step_key, own.train_loss_key, own.validation_loss_key, own.grad_norm_key)
         asked = {column: name or usual for (column, name), usual in zip(asked.items(), named, strict=True)}
-    keys = ColumnNames(asked)
+        factors = {
+            LOSS: own.nats_per_unit(own.train_loss_unit),
+            VALIDATION: own.nats_per_unit(own.validation_loss_unit),
+        }
+    keys = ColumnNames(asked, factors)
     readings = LogReader(
         source_of(metrics, keys), keys, decision.digest, decision.learning_rate.schedule.num_steps,
         decision.parallelism.num_ranks,

@@ -74,7 +74,8 @@ def stopped(columns: LogColumns) -> list[AlertFinding]:
         if missed and len(lines) >= LEAST_MISSED:
             found.append(AlertFinding(
                 first_step=int(at[-1]),
-                seen=f"steps continue, but {counted(len(lines), 'line')} without a {name} loss came (last at step {int(at[-1])})",
+                seen=f"steps continue, but {counted(len(lines), 'line')} without a {name} loss came "
+                f"(last at step {int(at[-1])})",
                 evidence={"loss": name, "num_lines": len(lines)},
             ))  # fmt: skip
     return found
@@ -248,7 +249,8 @@ def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
         yield AlertFinding(
             first_step=back[0].first_step,
             seen=f"{counted(len(back), 'spike')} recovered, the highest of "
-            f"{format_nats(highest.peak_nats - highest.level_nats)} nats at step {highest.first_step}, the last at step {back[-1].first_step}",
+            f"{format_nats(highest.peak_nats - highest.level_nats)} nats at step {highest.first_step}, the last at "
+            f"step {back[-1].first_step}",
             evidence={
                 "num_spikes": len(back), "num_lasted": sum(spike.lasted for spike in back),
                 "first_steps": [spike.first_step for spike in back[-20:]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import shlex
 import string
@@ -95,6 +96,10 @@ NEEDED = {
 """What a template must name (or {run_json}, which holds everything), and why."""
 
 
+LossUnit = Literal["nats", "bits", "bits per byte"]
+"""What a logged loss counts: nats or bits per token, or bits per byte of text."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
     """A trainer's command line, and where it leaves its metrics. No shell runs it.
@@ -115,6 +120,10 @@ class Command:
     """Empty: the trainer logs none."""
     own: tuple[str, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
     """Names that a plan declares beside the placeholders."""
+    train_loss_unit: LossUnit = field(default="nats", metadata=canon.UNLESS_DEFAULT)
+    validation_loss_unit: LossUnit = field(default="nats", metadata=canon.UNLESS_DEFAULT)
+    bytes_per_token: float = field(default=0.0, metadata=canon.UNLESS_DEFAULT)
+    """Bytes of text per token, for a loss in bits per byte; 0: not declared."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -130,7 +139,18 @@ class Command:
         ]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         checks.that(not twice, f"{', '.join(map(repr, twice))}: two metrics must not share one key")
+        checks.number("bytes_per_token", least=0)
+        for name in ("train_loss_unit", "validation_loss_unit"):
+            checks.one_of(name, get_args(LossUnit))
+            checks.that(
+                getattr(self, name) != "bits per byte" or self.bytes_per_token > 0,
+                f"{name} is bits per byte: set metrics_bytes_per_token to the bytes of the text over its tokens",
+            )
         checks.done()
+
+    def nats_per_unit(self, unit: LossUnit) -> float:
+        """Return what a loss in this unit is multiplied by to be in nats per token."""
+        return {"nats": 1.0, "bits": math.log(2), "bits per byte": math.log(2) * self.bytes_per_token}[unit]
 
     @property
     def named(self) -> set[str]:

@@ -325,6 +325,10 @@ class MetricFiles:
         if command.step_key in row:
             self._steps[path] = _step(row[command.step_key], command.step_key, max_step)
         losses = {command.train_loss_key: logged.train_loss, command.validation_loss_key: logged.validation_loss}
+        units = {
+            command.train_loss_key: command.train_loss_unit,
+            command.validation_loss_key: command.validation_loss_unit,
+        }
         if not {*losses, command.grad_norm_key} & row.keys():
             return
         if path not in self._steps:
@@ -338,12 +342,24 @@ class MetricFiles:
             if not math.isfinite(value):
                 logged.bad = logged.bad or (step, f"{key} is {'NaN' if math.isnan(value) else value} at step {step}")
             elif value < 0:
-                raise MetricsError(f"{key} is {value:g} at step {step}: a loss in nats per token must be at least 0")
+                raise MetricsError(f"{key} is {value:g} at step {step}: a loss must be at least 0")
             else:
-                series[step] = value
+                series[step] = value * command.nats_per_unit(units[key])
         norm = _number(row.get(command.grad_norm_key), command.grad_norm_key, step)
         if norm is not None and math.isfinite(norm):
             logged.grad_norm[step] = norm
+
+
+MAX_LOSS_RATIO = 1.33
+"""Upper limit for a validation loss over the training loss beside it, and the other way; in bits, 1.44 times."""
+UNIT_KEYS = "proxy.metrics_train_loss_unit, proxy.metrics_validation_loss_unit (nats, bits, bits per byte)"
+"""Keys of a plan that declare the units of logged losses, for messages."""
+
+
+def units_agree(training: float, validation: float) -> bool:
+    """Return whether two losses of one run may be in one unit: neither is much above the other."""
+    low, high = sorted((training, validation))
+    return high <= MAX_LOSS_RATIO * low or high - low < 0.3  # near zero a ratio says nothing
 
 
 def parse_number(value: object) -> float | None:

@@ -107,8 +107,11 @@ class StudyBudget:
             return ""
         self._count()
         there = in_flight()
-        if caps.num_runs is not None and self._num_runs + len(there) >= caps.num_runs:
-            return _reached("max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(there)} are in flight")
+        num_begun = self._num_runs + len(there)
+        if caps.num_runs is not None and num_begun >= caps.num_runs:
+            # What is in flight now has ended when somebody reads this.
+            begun = "1 run was begun" if num_begun == 1 else f"{num_begun} runs were begun"
+            return _reached("max_runs", caps.num_runs, begun)
         total = self._flops + sum(there) + flops
         if caps.flops is not None and total > caps.flops:
             return _reached(

@@ -12,8 +12,10 @@ import time
 import pytest
 from command_cases import command
 
+from proxies.core import canon
+from proxies.core.checks import SpecError
 from proxies.external.growing_file import MetricsError
-from proxies.external.metric_files import MetricFiles, parse_number
+from proxies.external.metric_files import MetricFiles, parse_number, units_agree
 from proxies.external.wandb_run import WandbRun
 
 LOSSES = {step: 3.0 - step / 70 for step in range(1, 31)}
@@ -228,3 +230,22 @@ def test_a_pipe_in_place_of_a_log_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "log.jsonl")
     with pytest.raises(OSError, match="it is a pipe: must be a plain file"):
         read("jsonl", tmp_path / "log.jsonl")
+
+
+def test_losses_are_taken_in_their_declared_units(tmp_path):
+    units = {"train_loss_unit": "bits", "validation_loss_unit": "bits per byte", "bytes_per_token": 4.0}
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"iter": 1, "train/loss": 6.0, "eval": {"loss": 1.25}}\n')
+    metrics = MetricFiles(command(metrics_format="jsonl", **KEYS, **units), path)
+    metrics.read(100)
+    logged = metrics.logged()
+    assert logged.train_loss == {1: pytest.approx(6.0 * math.log(2))}
+    assert logged.validation_loss == {1: pytest.approx(5.0 * math.log(2))}
+    with pytest.raises(SpecError, match="set metrics_bytes_per_token"):
+        command(**{**units, "bytes_per_token": 0.0})
+    assert not units_agree(6.2, 3.7) and not units_agree(3.0, 3.0 / math.log(2)) and units_agree(3.0, 3.3)
+
+
+def test_the_declared_units_change_no_id_of_a_command_without_them():
+    plain = canon.canonical(command(metrics_format="jsonl", **KEYS))
+    assert "unit" not in plain and "bytes_per_token" not in plain

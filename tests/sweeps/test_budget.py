@@ -34,11 +34,12 @@ def test_runs_are_counted_with_those_in_flight(ledger):
     assert mine.refusal(specs[0].flops, flops_of([])) == ""
     assert mine.refusal(specs[2].flops, flops_of(specs[:2])) == ""
     assert mine.refusal(specs[3].flops, flops_of(specs[:3])).startswith(
-        "cluster.max_runs = 3 is reached: 0 runs have ended, 3 are"
+        "cluster.max_runs = 3 is reached: 3 runs were begun"
     )
     ledger.commit(specs[0], outcome(specs[0])[0])
     assert mine.refusal(specs[3].flops, flops_of(specs[1:2])) == ""
-    assert "1 runs have ended" in mine.refusal(specs[3].flops, flops_of(specs[1:3]))
+    assert "3 runs were begun" in mine.refusal(specs[3].flops, flops_of(specs[1:3]))
+    assert "is reached: 1 run was begun." in budget(ledger, num_runs=1).refusal(specs[3].flops, flops_of([]))
 
 
 def test_no_run_starts_that_would_pass_the_flops(ledger):

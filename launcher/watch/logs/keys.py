@@ -53,8 +53,12 @@ PER_DEVICE = frozenset({"throughput(tps)", "throughput/device/TPS"})
 class ColumnNames:
     """Which name of a source is which column."""
 
-    def __init__(self, asked: Mapping[str, str]) -> None:
-        """`asked`: column -> the one name it has there; empty ones are not asked for."""
+    def __init__(self, asked: Mapping[str, str], factors: Mapping[str, float] | None = None) -> None:
+        """`asked`: column -> the one name it has there; empty ones are not asked for.
+
+        `factors`: column -> what its values are multiplied by to be in our units; 1 for others.
+        """
+        self.factors = {**(factors or {})}
         self._asked = {column: name for column, name in asked.items() if name}
         self._names = {**NAMES, **{column: (name,) for column, name in self._asked.items()}}
 

@@ -28,7 +28,7 @@ from launcher.watch.logs.keys import (
 )
 from launcher.watch.logs.sources import Log, Row, RowSource
 from proxies.core import canon
-from proxies.external.metric_files import counts_from_zero, parse_number
+from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, parse_number, units_agree
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #
@@ -64,7 +64,7 @@ class _Steps:
         self.cells: dict[int, dict[str, float]] = defaultdict(dict)
         self.ranks: dict[int, list[float]] = {}
 
-    def add(self, step: int, row: Row, names: Mapping[str, str]) -> int:
+    def add(self, step: int, row: Row, names: Mapping[str, str], factors: Mapping[str, float]) -> int:
         """Take in a row of that step; return how many of its values are impossible, and left out."""
         num_impossible = 0
         cells = self.cells[step]
@@ -78,7 +78,7 @@ class _Steps:
                 if -math.inf < value < 0 or (column == "mfu" and value > 1):
                     num_impossible += 1
                 elif value or column not in ("mfu", TOKENS_PER_SECOND):  # 0: it was not measured
-                    cells[column] = value
+                    cells[column] = value * factors.get(column, 1.0)
         if isinstance(times := row.get("rank_seconds"), list) and times:
             found = [None if isinstance(each, str) else parse_number(each) for each in times]
             self.ranks[step] = [math.nan if each is None else each for each in found]
@@ -141,7 +141,7 @@ def gather(
             if from_zero and done == num_steps + 1 and loss not in row:
                 done = num_steps  # what is logged after the last step
             if 1 <= done <= num_steps:
-                odd["impossible"] += made.add(done, row, names)
+                odd["impossible"] += made.add(done, row, names, keys.factors)
             elif done:  # what is logged at step 0 was measured before the first
                 odd["beyond"] += 1
     odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_BAD)
@@ -298,6 +298,7 @@ class LogReader:
             for what, texts in _SENTENCES.items() if odd[what]
         ]  # fmt: skip
         said += [_missing(column, self._keys, there) for column in (STEP, LOSS) if there and column not in names]
+        said += _compare_units(found.columns)
         absent = [column for column in ("grad_norm", TOKENS_PER_SECOND) if column not in names]
         if absent and LOSS in names:
             said.append(f"the log has no {' and no '.join(absent)}: alerts that need it are off")
@@ -305,6 +306,22 @@ class LogReader:
         if speed in PER_DEVICE and num_ranks > 1:
             said.append(f"the log's {speed!r} is per device: multiplied by {num_ranks}, the ranks of the frozen config")
         return said
+
+
+def _compare_units(columns: LogColumns) -> list[str]:
+    """Return a warning where the last validation loss and the training loss near it can hardly be in one unit."""
+    if not len(columns.validation_steps) or not len(columns):
+        return []
+    step, validation = columns.validation_steps[-1], float(columns.validation_loss_nats[-1])
+    near = columns.train_loss_nats[np.abs(columns.steps - step) <= 0.1 * step + 1]
+    near = near[np.isfinite(near)]
+    if not len(near) or units_agree(float(np.median(near)), validation):
+        return []
+    warning = (
+        f"the validation loss at step {step:.0f} is {validation:.4g} and the training loss near it "
+        f"{float(np.median(near)):.4g}: are both in nats per token? A plan declares other units: {UNIT_KEYS}"
+    )
+    return [warning]
 
 
 def _why_empty(log: Log) -> str:

@@ -20,6 +20,7 @@ from watched_case import (
 from launcher.base import metrics
 from launcher.watch.logs import sources
 from launcher.watch.logs.keys import ColumnNames
+from launcher.watch.logs.readings import LogReader
 from launcher.watch.logs.sources import source_of
 
 
@@ -198,3 +199,13 @@ def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
     (tmp_path / "me" / "forerun").mkdir(parents=True)
     for where in ("me/forerun/run.jsonl", "run", "frozen/run/", "../a/b/c"):
         assert isinstance(source_of(where, keys), Files), where
+
+
+def test_losses_in_different_units_are_warned_of_and_declared_ones_converted(tmp_path):
+    lines = [{"step": s, "loss": 6.2} for s in range(1, 101)] + [{"step": 100, "val_loss": 3.7}]
+    path = write_lines(tmp_path / "log.jsonl", lines)
+    told(read(path), "are both in nats per token?")
+    keys = ColumnNames({}, {"validation_loss_nats": 1.7})
+    reading = LogReader(source_of(str(path), keys), keys, "ab" * 32, 100).read(last=True)
+    assert reading.columns.validation_loss_nats.tolist() == [pytest.approx(3.7 * 1.7)]
+    assert not any("nats per token" in note for note in reading.notes)
