@@ -63,7 +63,7 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
         attest(folder_of(path), "estimate", str(body["digest"]), body)
     after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(shown_name(path) if frozen else str(path))}"
     gpus = full or num_gpus is not None or _asks_for_gpus(study, typed, found)
-    here = study is None or not study.plan.cluster.address
+    here = study is None or not (study.plan.cluster.address or study.plan.cluster.slurm_options)
     answer(as_json, body, f"{estimate_text(body, gpus=gpus, full=full, here=here)}\n\n{after}")
 
 
@@ -136,6 +136,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         dollars,
         kind_costs,
         num_workers,
+        own_seconds,
         stages_of,
         total_of,
         wall_hours,
@@ -178,7 +179,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
-        "wall_hours": wall_hours(each, workers).told(),
+        "wall_hours": wall_hours(each, workers, own_seconds(study)).told(),
         "warnings": [
             *filter(None, [data_warning(study, main.run.num_tokens)]),
             *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),

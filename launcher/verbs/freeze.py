@@ -185,8 +185,9 @@ def _refuse(
     lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir, closed)]
     lines += [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
     accept = " ".join(f"--accept {gate.name}" for gate in closed)
-    lines.append(f"fix it, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
     failed = any(gate.outcome == "failed" for gate in closed)
+    first = "fix what failed" if failed else "decide what cannot tell"
+    lines.append(f"{first}, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
     raise (GateError if failed else CannotTellError)("\n".join(filter(None, lines)))
 
 
