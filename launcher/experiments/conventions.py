@@ -157,7 +157,8 @@ def because(finding: ConventionFinding, margin_nats: float) -> str:
         whys = {
             "margin": f"under the margin of {margin_nats:g}",
             "noise": f"no more than the noise of one run, {noise}",
-            "undetermined": f"which does not decide (one run's noise is {noise}), so the conventional value is used; more seeds would decide",
+            "undetermined": f"which does not decide (one run's noise is {noise}), so the conventional value "
+            "is used; more seeds would decide",
             "searched": f"clearly more than the noise, and not under the margin of {margin_nats:g}",
         }
         return (

@@ -148,7 +148,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     from proxies.core.flops import count_params
 
     machine, gpus, caps = main.machine, study.plan.cluster.worker_gpus, study.plan.cluster.caps
-    measured_gpus = gpus if speeds.measured else 0.0
+    measured_gpus = gpus * bool(speeds.measured)
     if not speeds.measured and gpus:
         speeds = worker_speed(study, machine.name, machine.peak_flops)
     workers = num_workers(study, speeds.num_workers)
@@ -173,8 +173,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     share, params = PROXY_MFU, count_params(main.run.shape).total
     if measured_gpus:
         share = replace(speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source)
-    total = total_of(each)
-    on_gpu = total.gpu_hours(machine.peak_flops, measured_gpus)
+    on_gpu = (total := total_of(each)).gpu_hours(machine.peak_flops, measured_gpus)
     costs = kind_costs(on_gpu, kinds, price)
     spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {

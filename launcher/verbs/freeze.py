@@ -14,7 +14,6 @@ from launcher.cli.names import study_argument
 from launcher.cli.options import answer, full_option, json_option
 from launcher.frozen.launch_file import accepted_lines
 from launcher.study.gates import GateError, forecast_warnings
-from launcher.views.numbers import listed
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
 
@@ -69,7 +68,6 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         _check_accepts(found.gates, accepts, ended=found.choice is not None)
         if accepts and found.choice is None:  # what `run` stopped for: it goes on once that is accepted
             _record(ledger, study_dir, found.gates, accepts, reason.strip())
-            say(f"recorded: gate {listed(accepts)} accepted")
         decision = decision_of(study, found)
         _check_layout(decision)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
