@@ -113,6 +113,11 @@ RUN_SECONDS = Span(
     value=0.5, low=0.1, high=3.0,
     source="assumed, a run of one worker: the model is built, validated, saved, its outcome recorded",
 )  # fmt: skip
+COMMAND_SECONDS = Span(
+    value=10.0, low=3.0, high=60.0,
+    source="assumed, a run of your own trainer: its process starts, imports its framework, compiles, validates, saves",
+)  # fmt: skip
+"""A process that imports torch takes about 6 CPU-seconds to start, and another 15 where its workers share cores."""
 
 STEP_BYTES, RUN_BYTES = 20, 4500
 """On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""
@@ -202,22 +207,33 @@ def total_of(stages: Iterable[StageCost]) -> StageCost:
     )  # fmt: skip
 
 
-def wall_hours(stages: Iterable[StageCost], num_workers: int) -> Span:
+def own_seconds(study: Study) -> Span:
+    """Return the seconds that each run of the study takes beside its training."""
+    return RUN_SECONDS if study.plan.command is None else COMMAND_SECONDS
+
+
+def wall_hours(stages: Iterable[StageCost], num_workers: int, run_seconds: Span = RUN_SECONDS) -> Span:
     """From the command to the report: the runs, and Ray's start, checks, fits and reports; ends with ends.
 
     Checks are counted as on one worker: their sizes follow one another, and seeds alone run side by side.
+
+    Args:
+        stages: what is run.
+        num_workers: that run it.
+        run_seconds: each run's own, beside its training; `COMMAND_SECONDS` for a user's trainer.
     """
     every = list(stages)
     trained = added(stage.hours(1 if stage.name == "check" else num_workers) for stage in every)
     runs = [stage.num_runs for stage in every if stage.name != "check"]
     least, most = (sum(ends) / num_workers for ends in zip(*runs, strict=True))
-    each = Span(value=RUN_SECONDS.value * least, low=RUN_SECONDS.low * least, high=RUN_SECONDS.high * most)
+    each = Span(value=run_seconds.value * least, low=run_seconds.low * least, high=run_seconds.high * most)
     more = added([START_SECONDS, each, AFTER_SECONDS]).scaled(1 / 3600.0)
     total = added([trained, more])
     return Span(
         value=total.value, low=total.low, high=total.high,
         source=f"the hours of the runs on {num_workers} worker{'s' * (num_workers != 1)}, those of checks on one, and "
-        f"{RUN_SECONDS.value:g} s a run, {START_SECONDS.value:g} s for Ray's start, {AFTER_SECONDS.value:g} s for fits "
+        f"{run_seconds.value:g} s a run ({run_seconds.source}), "
+        f"{START_SECONDS.value:g} s for Ray's start, {AFTER_SECONDS.value:g} s for fits "
         "and the report; the upper end: all extensions, on a machine that does other work too",
     )  # fmt: skip
 

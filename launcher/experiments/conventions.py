@@ -157,7 +157,8 @@ def because(finding: ConventionFinding, margin_nats: float) -> str:
         whys = {
             "margin": f"under the margin of {margin_nats:g}",
             "noise": f"no more than the noise of one run, {noise}",
-            "undetermined": f"not determined, conventional: one run's noise is {noise}, more seeds would decide",
+            "undetermined": f"which does not decide (one run's noise is {noise}), so the conventional value "
+            "is used; more seeds would decide",
             "searched": f"clearly more than the noise, and not under the margin of {margin_nats:g}",
         }
         return (
@@ -165,7 +166,7 @@ def because(finding: ConventionFinding, margin_nats: float) -> str:
         )
     if finding.basis == "searched":
         return f"it diverged with {finding.num_diverged} of {finding.num_seeds} seeds"
-    return "not determined, conventional: too few runs finished to tell"
+    return "too few runs finished to tell, so the conventional value is used"
 
 
 SAME = ConventionFinding(basis="same", loses_nats=None, noise_nats=None, octaves=0.0, num_seeds=0)
@@ -356,9 +357,9 @@ class WarmupRule:
         """The rule and what it rests on."""
         if self.rule == "share" and self.finding is None:
             return "the same share of the steps"
-        kept = "the same number of tokens, and in long runs the conventional share at least"
+        kept = f"as many warmup tokens as at the base, at least {CONVENTIONAL_WARMUP:g} of the steps in long runs"
         if self.finding is None:
-            return f"{kept}: not determined, conventional (GPT-3, Llama): no runs over duration compare it with a share"
+            return f"{kept} (conventional: GPT-3, Llama). Not tested for long runs"
         sentence = f"beside the same share, at {self.num_tokens:,} tokens, {because(self.finding, margin_nats)}"
         return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {sentence}"
 

@@ -61,7 +61,7 @@ def refuse(
     """
     checks = {
         f"version {version!r} is not supported: this export is written for {' and '.join(known)}": version in known,
-        f"precision = {decision.precision}: must be float32 or bfloat16; or use the native trainer": (
+        f"launch.precision = {decision.precision}: must be float32 or bfloat16; or use the native trainer": (
             decision.precision != "float64"
         ),
         f"optimizer = {decision.optimizer!r}: this export writes {' and '.join(optimizers)}; use another trainer": (
@@ -108,6 +108,22 @@ def any_layer(name: str) -> tuple[str, str]:
     """The parts before and after the layer's number in a name; the name and nothing where there is none."""
     match = re.fullmatch(r"(\w+\.)\d+(\..+)", name)
     return (match[1], match[2]) if match else (name, "")
+
+
+PLAN_REMEDIES: dict[str, str] = {
+    "groups.eps": 'proxy.rules = { eps = "hidden" }',
+    "groups.weight_decay": 'proxy.rules = { weight_decay = "unscaled", decayed = "two_dimensional" }',
+    "groups.learning_rate": 'proxy.rules = { embedding_rate = "constant" }',
+    "learning_rate": "search.warmup_fraction such that a warmup has no step or at least 100",
+    "data.order": "data.path with a corpus of at least the main run's tokens, or a smaller target.budget_flops",
+}
+"""By field, or its beginning: the plan key and value that Megatron-LM, which has one of each number, can express."""
+
+
+def plan_remedies(fields: Sequence[str]) -> list[str]:
+    """Return what to set in the plan so that these fields become expressible, each once."""
+    known = {field: said for field in fields for start, said in PLAN_REMEDIES.items() if field.startswith(start)}
+    return list(dict.fromkeys(known.values()))
 
 
 Verdict = Literal["exact", "equivalent", "not_expressible"]

@@ -99,6 +99,16 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     return Gate(name="coordinates", outcome=worst(found), reason="; ".join(notes))
 
 
+def check_advice(outcome: str) -> str:
+    """Return what to do after a coordinate check that did not pass.
+
+    One that cannot tell names no mistake: its layers are undecided, or the control passes too.
+    """
+    if outcome == "failed":
+        return "fix the layers named above in the model or in proxy.rules"
+    return "give the check more widths, steps or seeds (transfer.check_widths, check_num_steps, check_num_seeds)"
+
+
 def failed_check(study: Study, checks: Mapping[str, Any]) -> tuple[Gate, ...]:
     """Return the coordinate check's gate if it failed, else nothing.
 

@@ -63,7 +63,7 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
         attest(folder_of(path), "estimate", str(body["digest"]), body)
     after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(shown_name(path) if frozen else str(path))}"
     gpus = full or num_gpus is not None or _asks_for_gpus(study, typed, found)
-    here = study is None or not study.plan.cluster.address
+    here = study is None or not (study.plan.cluster.address or study.plan.cluster.slurm_options)
     answer(as_json, body, f"{estimate_text(body, gpus=gpus, full=full, here=here)}\n\n{after}")
 
 
@@ -136,6 +136,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         dollars,
         kind_costs,
         num_workers,
+        own_seconds,
         stages_of,
         total_of,
         wall_hours,
@@ -147,7 +148,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     from proxies.core.flops import count_params
 
     machine, gpus, caps = main.machine, study.plan.cluster.worker_gpus, study.plan.cluster.caps
-    measured_gpus = gpus if speeds.measured else 0.0
+    measured_gpus = gpus * bool(speeds.measured)
     if not speeds.measured and gpus:
         speeds = worker_speed(study, machine.name, machine.peak_flops)
     workers = num_workers(study, speeds.num_workers)
@@ -172,13 +173,12 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     share, params = PROXY_MFU, count_params(main.run.shape).total
     if measured_gpus:
         share = replace(speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source)
-    total = total_of(each)
-    on_gpu = total.gpu_hours(machine.peak_flops, measured_gpus)
+    on_gpu = (total := total_of(each)).gpu_hours(machine.peak_flops, measured_gpus)
     costs = kind_costs(on_gpu, kinds, price)
     spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
-        "wall_hours": wall_hours(each, workers).told(),
+        "wall_hours": wall_hours(each, workers, own_seconds(study)).told(),
         "warnings": [
             *filter(None, [data_warning(study, main.run.num_tokens)]),
             *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),

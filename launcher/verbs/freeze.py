@@ -14,7 +14,6 @@ from launcher.cli.names import study_argument, study_of_line
 from launcher.cli.options import answer, full_option, json_option
 from launcher.frozen.launch_file import accepted_lines
 from launcher.study.gates import GateError, forecast_warnings
-from launcher.views.numbers import listed
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
 
@@ -69,7 +68,6 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         _check_accepts(found.gates, accepts, ended=found.choice is not None)
         if accepts and found.choice is None:  # what `run` stopped for: it goes on once that is accepted
             _record(ledger, study_dir, found.gates, accepts, reason.strip())
-            say(f"recorded: gate {listed(accepts)} accepted")
         decision = decision_of(study, found)
         _check_layout(decision)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
@@ -185,8 +183,9 @@ def _refuse(
     lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir, closed)]
     lines += [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
     accept = " ".join(f"--accept {gate.name}" for gate in closed)
-    lines.append(f"fix it, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
     failed = any(gate.outcome == "failed" for gate in closed)
+    first = "fix what failed" if failed else "decide what cannot tell"
+    lines.append(f"{first}, or freeze anyway: forerun freeze {study_dir} {accept} --reason TEXT")
     raise (GateError if failed else CannotTellError)("\n".join(filter(None, lines)))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Run the coordinate check: do updates keep their size as width grows? Exit 3 if not, 4 if it cannot tell."""
     from launcher.answers.texts import coordinate_text, model_text
-    from launcher.study.gates import coordinate_gate
+    from launcher.study.gates import check_advice, coordinate_gate
 
     def work(runner: Runner) -> tuple[Json, str]:
         found = runner.check()
@@ -37,8 +37,10 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 
     body, text = with_runner(plan_path, study_dir, overrides, work, verb="check")
     assert isinstance(body, dict)
-    after = "forerun sweep" if body["outcome"] == "passed" else "fix what is named above, then forerun check"
-    answer(as_json, body, f"{text}\n\nnext: {after} {plan_path} --study {study_dir}")
+    after = f"forerun sweep {plan_path} --study {study_dir}"
+    if body["outcome"] != "passed":
+        after = f"{check_advice(str(body['outcome']))}, then forerun check {plan_path} --study ANOTHER"
+    answer(as_json, body, f"{text}\n\nnext: {after}")
     exit_by(str(body["outcome"]))
 
 

@@ -79,8 +79,7 @@ def drive(
     Raises:
         BudgetSpent: a run was refused, and those in flight then have ended.
         SourceStuck: the source waits for what is not running.
-        RunsFail: before any run had ended well, one failed for good, or two attempts failed in the same way; or a run
-            cannot be run at all. It is not recorded.
+        RunsFail: none ended well and one failed for good, or twice in the same way; or one cannot be run. Not recorded.
         PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
     """
     crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise, kinds=kinds)

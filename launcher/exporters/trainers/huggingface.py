@@ -152,9 +152,10 @@ def _problems(decision: Decision) -> dict[str, bool]:
     return {
         "shape.qk_norm = true: Granite's attention has none; use the native trainer": not decision.shape.qk_norm,
         "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,
-        f"tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is data parallel "
-        "only, so all three must be 1; torchtitan and Megatron-LM support them": mesh.num_ranks == mesh.num_data_ranks,
-        f"microbatch_sequences = {microbatch} does not split a rank's {share} sequences evenly"
+        f"launch.tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is "
+        "data parallel only, so all three must be 1; torchtitan and Megatron-LM support them": mesh.num_ranks
+        == mesh.num_data_ranks,
+        f"launch.microbatch_sequences = {microbatch} does not split a rank's {share} sequences evenly"
         + (f", {share // stages} of them while the batch is smallest" if stages > 1 else ""): even,
     }
 

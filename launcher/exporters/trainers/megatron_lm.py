@@ -223,21 +223,21 @@ def _problems(decision: Decision) -> dict[str, bool]:
         f"warmup_steps = num_steps = {schedule.num_steps}: Megatron's warmup must end before its decay": (
             schedule.warmup_steps < schedule.num_steps
         ),
-        f"tensor = {tensor} does not divide " + ", ".join(f"{name} = {n}" for name, n in cut.items() if n % tensor): (
+        f"launch.tensor = {tensor} does not divide "
+        + ", ".join(f"{name} = {n}" for name, n in cut.items() if n % tensor): (
             all(n % tensor == 0 for n in cut.values())
         ),
-        f"tensor = {tensor} does not divide vocab_size = {shape.vocab_size}: Megatron would pad the vocabulary, "
+        f"launch.tensor = {tensor} does not divide vocab_size = {shape.vocab_size}: Megatron would pad the vocabulary, "
         "and the softmax would include the padding": shape.vocab_size % tensor == 0,
-        f"pipeline = {mesh.pipeline} does not divide num_layers = {shape.num_layers}": (
+        f"launch.pipeline = {mesh.pipeline} does not divide num_layers = {shape.num_layers}": (
             shape.num_layers % mesh.pipeline == 0
         ),
-        f"context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of {2 * mesh.context} in Megatron": (
-            mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0
-        ),
-        f"microbatch_sequences = {micro} does not divide a rank's share of {share} sequences": share % micro == 0,
-        f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1, this export's batch size is fixed": (
-            schedule.batch_warmup_stages == 1
-        ),
+        f"launch.context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of "
+        f"{2 * mesh.context} in Megatron": (mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0),
+        f"launch.microbatch_sequences = {micro} does not divide a rank's share of {share} sequences": share % micro
+        == 0,
+        f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1 "
+        "(proxy.batch_warmup_fraction = 0), this export's batch size is fixed": (schedule.batch_warmup_stages == 1),
     }
 
 

@@ -90,7 +90,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
         "proxy.decay_shape = 'sqrt': must be 'linear', OLMo-core has no such decay": (
             decision.learning_rate.schedule.decay_shape == "linear"
         ),
-        f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": (
+        f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": (
             share % microbatch == 0
         ),
     } | {

@@ -42,22 +42,25 @@ def _problems(decision: Decision) -> dict[str, bool]:
         "abort.on_non_finite = false: must be true, torchtitan always stops at a loss that is not finite": (
             decision.abort.on_non_finite
         ),
-        f"batch_warmup_stages = {stages}: must be 1, torchtitan's batch size is fixed": stages == 1,
-        f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": share % microbatch
+        f"batch_warmup_stages = {stages}: must be 1 (proxy.batch_warmup_fraction = 0), "
+        "torchtitan's batch size is fixed": stages == 1,
+        f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": share
+        % microbatch
         == 0,
-        f"pipeline = {mesh.pipeline}: must be 1, torch up to 2.13 accepts no microbatches split by torchtitan; or "
-        "export to Megatron-LM": mesh.pipeline == 1,
-        f"tensor = {mesh.tensor} does not divide num_kv_heads = {shape.num_kv_heads}": shape.num_kv_heads % mesh.tensor
+        f"launch.pipeline = {mesh.pipeline}: must be 1, torch up to 2.13 accepts no microbatches split by "
+        "torchtitan; or export to Megatron-LM": mesh.pipeline == 1,
+        f"launch.tensor = {mesh.tensor} does not divide num_kv_heads = {shape.num_kv_heads}": shape.num_kv_heads
+        % mesh.tensor
         == 0,
-        f"tensor = {mesh.tensor} with optimizer = {decision.optimizer!r}: must be 1, its matrices must be whole or in "
-        "shards of rows": mesh.tensor == 1 or not OPTIMIZERS[decision.optimizer].rates_by_shape,
-        f"tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout does not cover the "
+        f"launch.tensor = {mesh.tensor} with optimizer = {decision.optimizer!r}: must be 1, its matrices must be "
+        "whole or in shards of rows": mesh.tensor == 1 or not OPTIMIZERS[decision.optimizer].rates_by_shape,
+        f"launch.tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout does not cover the "
         "norms over heads": mesh.tensor == 1 or not shape.qk_norm,
         f"seq_len = {shape.seq_len} must be a multiple of tensor = {mesh.tensor}, which splits it": shape.seq_len
         % mesh.tensor
         == 0,
-        f"context = {mesh.context}: must be 1, this export is not proven under context parallelism (its attention "
-        "needs a GPU)": mesh.context == 1,
+        f"launch.context = {mesh.context}: must be 1, this export is not proven under context parallelism (its "
+        "attention needs a GPU)": mesh.context == 1,
     }
 
 
