@@ -17,6 +17,7 @@ from pathlib import Path
 from launcher.plan.file import TODO
 from launcher.study.first_plan import FirstPlan
 from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, WARMUP
+from proxies.core.plain_files import read_plain
 from proxies.core.programs import NEEDED
 
 
@@ -163,7 +164,7 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
         ScriptError: it is no readable Python, or options that a trainer must have are not found; all at once.
     """
     try:
-        text = script.read_text(encoding="utf-8")
+        text = read_plain(script).decode()
         options = options_of(text)
     except (OSError, SyntaxError, ValueError) as error:
         raise ScriptError(script, [f"it cannot be read as Python: {error}"]) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import say
+from launcher.base.talk import counted, say
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import answer, code_of, folder_of, full_option, json_option, sound_config
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
