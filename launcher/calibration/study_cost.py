@@ -117,7 +117,7 @@ COMMAND_SECONDS = Span(
     value=10.0, low=3.0, high=60.0,
     source="assumed, a run of your own trainer: its process starts, imports its framework, compiles, validates, saves",
 )  # fmt: skip
-"""A process that imports torch takes about 6 CPU-seconds to start, and another 15 where its workers share cores."""
+"""Not measured on users' trainers; a process that imports torch takes about 6 CPU-seconds to start."""
 
 STEP_BYTES, RUN_BYTES = 20, 4500
 """On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""

@@ -248,7 +248,7 @@ class _Running:
     def advance(self, seconds: float) -> tuple[RunResult, Curve] | None:
         """See `CommandEngine.advance`."""
         if self._seconds is None and self.kept.wait(seconds):
-            self._seconds = time.monotonic() - self._began
+            self._seconds = (self.kept.end_time or time.monotonic()) - self._began
         try:
             more = self._read()
             if self._seconds is None or more:

@@ -24,8 +24,10 @@ CODES_BY_CLASS = {
     1: {"DuplicateRecord", "SourceStuck"},
     2: {
         "CanonError", "CheckpointError", "ClusterUnfit", "CommandError", "ConcludedOtherwiseError", "DashboardError",
-        "DataError", "DescribeError", "DiskFull", "ExportError", "FactoryChangedError", "FactoryError",
-        "FitFileError", "ForkRefused", "FormatError", "FrozenError", "LawError", "LayoutError", "LedgerTooNew",
+        "DataError", "DelimitedError", "DescribeError", "DiskFull", "ExportError", "FactoryChangedError",
+        "FactoryError", "FitFileError", "FolderRemoved", "ForkRefused", "FormatError", "FrozenError", "LawError",
+        "LayoutError",
+        "LedgerRefused", "LedgerTooNew",
         "LedgerTooOld", "LinksOutError", "MetricsError", "MissingError", "NamesError", "NoGpuError",
         "NoRunError", "NotAReportError", "OptimaError", "OptionProblems",
         "OptunaStorageError", "OtherRunError", "OwnLaunchError", "PlanChanged", "PlanError", "PoolDead",
@@ -46,8 +48,8 @@ CODES_BY_CLASS = {
     75: {"StaleDriver", "StudyHeld"},
     130: {"InterruptedStudyError"},
 }  # fmt: skip
-CONTROL_FLOW = {"_CarriedError", "DemoError"}
-"""Carry an exit code or another error."""
+CONTROL_FLOW = {"_CarriedError", "_NoAnswerError", "DemoError"}
+"""Carry an exit code or another error, or are caught where they are raised."""
 
 
 def error_classes():

@@ -167,7 +167,6 @@ def test_srun_is_asked_to_end_for_it_alone_reaches_the_other_machines(tmp_path):
     srun.chmod(0o755)
     course = attempt.AttemptSpec(
         command=[str(srun)], run_dir=tmp_path, log=tmp_path / "log", limits=Limits(start_seconds=0.5), num_steps=12,
-        num_tokens=9,
     )  # fmt: skip
     for remote in (False, True):
         with pytest.MonkeyPatch.context() as patch:

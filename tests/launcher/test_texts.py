@@ -51,6 +51,6 @@ def test_shares_and_amounts_read_the_same_everywhere():
         assert talk.percent(share) == numbers.percent(share) == f"{text}\u00a0%"
     assert talk.of_main_run(0.856) == "85.6\u00a0% of the main run's FLOPs" == texts.share_text(0.856)
     assert talk.of_main_run(1.25) == "1.25 times the main run's FLOPs"
-    assert [numbers.rounded(value, 2) for value in (368.0, 92.1, 4812.0, 0.0, 2.3e-5, 1.23e9)] == [
-        "370", "92", "4,800", "0", "2.3e-05", "1.2e+09",
+    assert [numbers.significant(value, 2) for value in (368.0, 92.1, 4812.0, 0.0, 2.3e-5, 1.23e9)] == [
+        "370", "92", "4,800", "0", "2.3e-05", "1.2\u00a0B",
     ]  # fmt: skip

@@ -118,7 +118,7 @@ def test_verify_catches_what_is_hidden_or_added(frozen):
     hidden = (attestations / "export-native.json").rename(attestations / "aside")
     assert ask("verify", frozen)[1]["problems"] == ["no attestation names it: `forerun export` writes it again"]
     shutil.copy(attestations / "evidence.json", attestations / "export-native.json")
-    assert ask("verify", frozen)[1]["problems"][0].startswith("its kind is 'evidence'")
+    assert ask("verify", frozen)[1]["problems"][0].startswith("attestations/export-native.json: its kind is 'evidence'")
     hidden.rename(attestations / "export-native.json")
     assert ask("verify", frozen)[0] == 0
 
