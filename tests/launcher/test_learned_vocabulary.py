@@ -14,6 +14,7 @@ durations = []
 hyperparameters = {}
 max_extensions = 0
 control_widths = []
+check_num_seeds = 5
 [ladder]
 num_steps = [6, 12, 24]
 check_offsets_octaves = []
