@@ -164,7 +164,7 @@ class Predictions(Sequence[Prediction]):
 
     @property
     def warnings(self) -> list[str]:
-        """What to know before the numbers are used, each once."""
+        """Warnings that apply to the numbers, each once."""
         return list(dict.fromkeys(warning for prediction in self.each for warning in prediction.warnings))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 # Processes that die with their parent: none may write on where a new attempt writes, or be left alone on a machine.
 
 JOB_VARIABLE = "FORERUN_ATTEMPT"
-"""In the environment of every process of a job: a token of that attempt."""
+"""Environment variable of every process of a job; it holds the token of the attempt."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

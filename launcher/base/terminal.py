@@ -25,7 +25,7 @@ _LEAD = re.compile(r"\s*(?:[-*] )?")
 _COMMAND = re.compile(r"\s*(?:[a-z ]+: )?(?:forerun|python3?|torchrun|srun|sbatch) ")
 _HANGING_COLUMNS = 2
 _GAP = "  "
-"""Between the columns of a table."""
+"""Separator of the columns of a table."""
 
 
 def open_standard_streams() -> None:

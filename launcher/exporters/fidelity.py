@@ -117,7 +117,7 @@ PLAN_REMEDIES: dict[str, str] = {
     "learning_rate": "search.warmup_fraction such that a warmup has no step or at least 100",
     "data.order": "data.path with a corpus of at least the main run's tokens, or a smaller target.budget_flops",
 }
-"""By field, or its beginning: the plan key and value that Megatron-LM, which has one of each number, can express."""
+"""Plan key and value that Megatron-LM can express, by field or its prefix; Megatron-LM has one of each number."""
 
 
 def plan_remedies(fields: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ _STYLE: Any = {
 }  # fmt: skip
 INCHES = (4.8, 3.5)
 _AXIS_SHARE = 0.8
-"""Of the figure's width, what its axes take."""
+"""Share of the figure's width that its axes take."""
 _LETTER_INCHES = 0.085
 """Width of a tick's digit, rounded up."""
 MARKERS = "osD^vP"

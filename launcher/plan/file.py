@@ -25,7 +25,7 @@ MOST_BYTES = 2**20
 MAX_DEPTH = 10
 """Tables and lists within each other: the deepest key of a plan, a point of search.warm_start, is four levels down."""
 TODO = "TODO"
-"""What `forerun init --from` writes where it does not understand a script."""
+"""Placeholder that `forerun init --from` writes where it does not understand a script."""
 _MOST_SHOWN = 80
 """Characters of a value that is wrong."""
 _LINE = re.compile(r"\s*(?:\[\s*(?P<section>[\w.]+)\s*\]|(?P<key>\w+)\s*=).*")

@@ -24,7 +24,7 @@ class RunFolder:
         self.removed = False
         """Whether the folder was removed or emptied."""
         self.taken = ""
-        """Who holds the folder instead of this supervisor; empty while it does."""
+        """Holder of the folder in place of this supervisor; empty while this one holds it."""
 
     def look(self) -> None:
         """Check the folder: two system calls while nothing has happened."""

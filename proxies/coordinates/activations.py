@@ -1,4 +1,4 @@
-"""What the coordinate check records of a model: every layer's output on a batch that it was trained on, as sizes.
+"""Sizes that the coordinate check records of a model: every layer's output on a batch that it was trained on.
 
 `read_run` trains a run and reads it on the way, on this process's device: a worker's, as training is.
 

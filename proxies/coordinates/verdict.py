@@ -91,11 +91,11 @@ class LayerVerdict:
     start: Slope | None
     """Of the size at step 0; None where a size is zero."""
     update: Slope | None
-    """Of its own first update's effect on the batch it was made from (a hidden matrix's over the size of its input).
-    None for roles without a rate rule, and where nothing moved."""
+    """Slope of the effect of its own first update on the batch it was made from (a hidden matrix's over the size of its
+    input). None for roles without a rate rule, and where nothing moved."""
     rate: Slope | None
-    """Of its own first update's size against the rate rule, before mistakes elsewhere reach it through the gradients;
-    None where `update` is, and where the size is not known."""
+    """Slope of the size of its own first update against the rate rule, before mistakes elsewhere reach it through the
+    gradients; None where `update` is, and where the size is not known."""
     outcome: Outcome
     cause: str
     """In words; empty for a layer that passes."""

@@ -97,7 +97,7 @@ NEEDED = {
 
 
 LossUnit = Literal["nats", "bits", "bits per byte"]
-"""What a logged loss counts: nats or bits per token, or bits per byte of text."""
+"""Unit of a logged loss: nats or bits per token, or bits per byte of text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

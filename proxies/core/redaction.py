@@ -182,7 +182,7 @@ class LineRedactor:
         return _encode("".join(_named_hidden(_marked_hidden(piece, self._values)) for piece in pieces))
 
     def _lines_with_clues(self, raw: bytes) -> list[tuple[int, int]]:
-        """Where the lines begin and end that may hold a secret."""
+        """Return start and end of each line that may hold a secret."""
         lines: dict[int, int] = {}
         lower = raw.lower()
         for clue in _NAME_CLUES:
@@ -313,7 +313,7 @@ def _value_parts(values: frozenset[str]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _pattern(values: frozenset[str]) -> re.Pattern[str] | None:
-    """What finds one of these values; None where there are none."""
+    """Return a pattern that finds one of these values; None without values."""
     parts = [
         re.escape(value) if len(value) >= _WHOLE_WORD_CHARS else rf"(?<!\w){re.escape(value)}(?!\w)"
         for value in _value_parts(values)

@@ -51,11 +51,11 @@ class SourceFile:
     compression: str | None
     num_bytes: int
     ids_dtype: str | None
-    """What the ids of a pre-tokenized file are stored as; `RAW` where it does not say; None for text."""
+    """Stored type of the ids of a pre-tokenized file; `RAW` if the file does not say it; None for text."""
     uri: str = ""
     """Where it lies, if that is no file system of this machine."""
     relative_name: str = ""
-    """Its path below the folder that was named as a source, or its own name."""
+    """Path below the folder that was named as a source, or the file's own name."""
     from_folder: bool = False
     """Whether it was found in a folder, and not named itself."""
     split: Split | None = None

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from proxies.data.tokens import DataError
 
 START_SECONDS = 120.0
-"""To start Python, and to load a tokenizer: half a second for 250,000 entries on a quiet machine."""
+"""Time limit for starting Python and loading a tokenizer: half a second for 250,000 entries on a quiet machine."""
 BATCH_SECONDS, BYTES_PER_SECOND = 30.0, 50_000
-"""For a batch: a constant, and a speed. BPE of ordinary text does one to five million bytes a second on one core."""
+"""Time limit for a batch: a constant, and a speed. BPE of ordinary text reads 1 to 5 MB a second on one core."""
 _HEAD = struct.Struct("<qq")
 _ANSWER, _PROBLEM = 0, 1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -20,7 +20,7 @@ _START_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _TOKEN_VARIABLE = "FORERUN_COMMAND"
-"""In the environment of the keeper and of all that it keeps: a token of this command."""
+"""Environment variable of the keeper and of all that it keeps; it holds the token of this command."""
 
 
 class SupervisedCommand:

@@ -24,7 +24,7 @@ within the noise it may; `no_valley`: not even a minimum."""
 ComputeStatus = Literal["converged", "unidentified"]
 
 FlopsSource = Literal["flops", "budget", "6nd"]
-"""What a run's FLOPs are: the column `flops`, the column `budget`, or 6 * N * D."""
+"""Source of a run's FLOPs: the column `flops`, the column `budget`, or 6 * N * D."""
 
 _FAR = 30.0  # times the largest budget
 

@@ -1,4 +1,4 @@
-"""How training loss runs down to its predicted end: the band that a main run is compared with.
+"""Forecast of the training-loss curve down to its predicted end: the band that a main run is compared with.
 
 One law is fitted to the training curves of all of the ladder's runs at once,
 

@@ -31,8 +31,10 @@ WINDOW_SHARE = 0.1
 LEAST_CHANCE = 0.01
 """A run that ends near the best or below it with less than this chance is given up."""
 MARGIN_SHARE = 0.0023
-"""How near, as a share of the best loss: another seed may turn such a pair round, so that repeats want both. 0.005 nats
-on bytes, where it costs one step saved in fifty; noise is this share at every vocabulary (benchmarks/vocabularies.py).
+"""Distance, as a share of the best loss, within which another seed may reverse a pair, so that both are repeated.
+
+0.005 nats on bytes, where it costs one step saved in fifty; noise is this share at every vocabulary
+(benchmarks/vocabularies.py).
 """
 MOST_SEEN = 256
 """Trials that it looks at, the latest; the best is that of all. So a verdict costs the same at any length."""

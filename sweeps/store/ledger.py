@@ -278,7 +278,7 @@ class Ledger:
 
     @property
     def plan(self) -> Json:
-        """What the study was started with; or the newest plan, where it changed before any run was recorded."""
+        """The plan that the study was started with, or the newest one if it changed before any run was recorded."""
         *_, record = self.stream(PLAN)
         return record.body
 

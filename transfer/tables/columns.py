@@ -33,7 +33,7 @@ class TableColumns:
     seed: str | None
     state: str | None
     notes: tuple[str, ...] = ()
-    """What was chosen where several columns have a name of one thing."""
+    """Choices among several columns whose names mean the same thing."""
 
     @property
     def judgeable(self) -> dict[str, str]:

@@ -196,7 +196,7 @@ class CorpusLoader(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """With the corpus folder."""
+        """Store the corpus folder."""
 
         corpus: str | None
 
@@ -259,7 +259,7 @@ class ValidationLoader(BaseDataLoader):
             yield {"input": ids[:, :-1].contiguous()}, ids[:, 1:]
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing: every validation begins anew."""
+        """Return no state: every validation begins anew."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

@@ -49,7 +49,7 @@ class Log:
     notes: list[str] = field(default_factory=list)
     """What of it could not be read."""
     unknown: str = ""
-    """Why a file that is there is no log, in a sentence."""
+    """One sentence that says why an existing file is not a log."""
     newest_at: float | None = None
     """When the last row came, in seconds since 1970, where that is known."""
 

@@ -156,7 +156,7 @@ class CsvLines(_Lines):
 
 
 class TextLines(_Lines):
-    """What trainers print; lines that report no step are passed over."""
+    """Lines that trainers print; those that report no step are passed over."""
 
     def _parse(self, line: str) -> dict[str, object]:
         if spaced := _SPACED.fullmatch(line.strip()):

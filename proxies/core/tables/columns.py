@@ -143,7 +143,7 @@ class ColumnChoice:
     columns: dict[str, str]
     """Theirs by ours; a column that is not there is not in the mapping."""
     notes: list[str] = field(default_factory=list)
-    """What was chosen where several columns have a name of one thing."""
+    """Choices among several columns whose names mean the same thing."""
     problems: list[str] = field(default_factory=list)
 
 

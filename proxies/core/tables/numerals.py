@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Literal
 
 NumberKind = Literal["amount", "whole", "real"]
-"""How a column's numbers may be written: an amount with a suffix or with thousands separators, a whole number with
+"""Spelling that a column's numbers may have: an amount with a suffix or with thousands separators, a whole number with
 thousands separators, and any other number with neither."""
 SUFFIX_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
 """Powers of ten of the suffixes of counts, in either case."""

@@ -30,7 +30,7 @@ SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv")
 MAX_BAD_CELLS_SHOWN = 3
 """Bad cells in a message for people; `TableError.problems` has all of them."""
 _PIPE_FOLDERS = ("/dev/fd", "/proc/self/fd")
-"""Where a shell keeps the pipe of `<(command)`."""
+"""Folders in which a shell keeps the pipe of `<(command)`."""
 
 
 class TableError(ValueError):
@@ -80,7 +80,7 @@ class Cells:
 
 
 Source = Path | Cells
-"""Where a table comes from: a file, a pipe (`-`, `/dev/fd/63`), or cells already read."""
+"""Source of a table: a file, a pipe (`-`, `/dev/fd/63`), or cells already read."""
 
 
 def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> Cells:
