@@ -12,6 +12,7 @@ from launcher.answers.law_fits import HYPERPARAMETER_FORMS, dropped_lines, fit_o
 from launcher.base.talk import Heartbeat, counted
 from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
+from launcher.views.numbers import percent
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
@@ -109,17 +110,20 @@ def fit_text(body: Body) -> str:
     if len(rows) > 1:
         parts.append(table(("law", "weight", "status"), rows))
     if backtest := body["backtest"]:
+        num_covered = backtest["num_covered"]
+        covered = "coverage unknown without refits" if num_covered is None else f"covered {num_covered}"
         parts.append(
-            f"back-test: {backtest['num_held_out']} runs held out at {backtest['extrapolation']:.3g}x, "
-            f"mean error {backtest['mean_error']:+.2%}, largest {backtest['largest_error']:.2%}, covered "
-            f"{backtest['num_covered']}"
+            f"back-test: {counted(backtest['num_held_out'], 'run')} held out at {backtest['extrapolation']:.3g}x, "
+            f"mean error {percent(backtest['mean_error'], '+.2f')}, "
+            f"largest {percent(backtest['largest_error'], '.2f')}, {covered}"
         )
     drift = body["drift"]
     if drift and drift["interval"]:
         low, high = drift["interval"]
         parts.append(
-            f"drift: at ten times the FLOPs predictions are high by {drift['value']:+.2%} [{low:+.2%}, {high:+.2%}], "
-            f"of which {drift['subtracted']:.2%} is subtracted"
+            f"drift: at ten times the FLOPs predictions are high by "
+            f"{percent(drift['value'], '+.2f')} [{percent(low, '+.2f')}, {percent(high, '+.2f')}], "
+            f"of which {percent(drift['subtracted'], '.2f')} is subtracted"
         )
     if "aspect" in body:
         parts.append(term_text(body["aspect"]))
