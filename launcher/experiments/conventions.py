@@ -147,26 +147,26 @@ def num_runs(num_offsets: int, num_seeds: int) -> int:
     return num_seeds + scouts
 
 
-def because(finding: ConventionFinding, margin_nats: float) -> str:
-    """Why a convention is used, or not, as one says it."""
+def describe_finding(finding: ConventionFinding, margin_nats: float, rival: str) -> str:
+    """Return how the convention did against its rival, as the predicate of a sentence."""
     if finding.basis == "same":
-        return "the search found it too"
+        return f"is {rival} too"
     if finding.loses_nats is not None and finding.noise_nats is not None:
         value, low, high = finding.loses_nats
         noise = f"{finding.noise_nats:.4f}"
-        whys = {
-            "margin": f"under the margin of {margin_nats:g}",
+        reasons = {
+            "margin": f"less than the margin of {margin_nats:g}",
             "noise": f"no more than the noise of one run, {noise}",
-            "undetermined": f"which does not decide (one run's noise is {noise}), so the conventional value "
-            "is used; more seeds would decide",
-            "searched": f"clearly more than the noise, and not under the margin of {margin_nats:g}",
+            "undetermined": f"which does not decide (noise of one run: {noise}); more seeds would",
+            "searched": f"more than the noise of one run, and not surely less than the margin of {margin_nats:g}",
         }
         return (
-            f"it loses {value:.4f} [{low:.4f}, {high:.4f}] nats over {finding.num_seeds} seeds, {whys[finding.basis]}"
+            f"loses {value:.4f} [{low:.4f}, {high:.4f}] nats to {rival} over {finding.num_seeds} seeds, "
+            f"{reasons[finding.basis]}"
         )
     if finding.basis == "searched":
-        return f"it diverged with {finding.num_diverged} of {finding.num_seeds} seeds"
-    return "too few runs finished to tell, so the conventional value is used"
+        return f"diverged with {finding.num_diverged} of {finding.num_seeds} seeds, and {rival} with fewer"
+    return f"could not be compared with {rival}: too few runs finished"
 
 
 SAME = ConventionFinding(basis="same", loses_nats=None, noise_nats=None, octaves=0.0, num_seeds=0)
@@ -192,18 +192,20 @@ class Tie:
         return self.conventional if self.finding.conventional else self.searched
 
     def words(self, margin_nats: float) -> str:
-        """What was decided, and why."""
+        """Return the value that is used, its source, and the evidence."""
         with_others = [HYPERPARAMETERS[name].label for name in self.together if name != self.hyperparameter]
-        told = because(self.finding, margin_nats)
-        if with_others and self.finding.basis != "same":
-            told += f"; run with the conventional {' and '.join(with_others)}"
+        is_same = self.finding.basis == "same"
+        rival = "the searched value" if is_same else f"the searched {self.searched:.3g}"
+        evidence = describe_finding(self.finding, margin_nats, rival)
+        if with_others and not is_same:
+            evidence += f"; run with the conventional {' and '.join(with_others)}"
         if self.finding.octaves:
-            told += f", at {2.0**self.finding.octaves:g} times the rate"
-        conventional = f"the conventional {self.conventional:.3g} ({self.source})"
-        if not self.finding.conventional:
-            return f"the search's {self.searched:.3g}, not {conventional}: {told}"
-        searched = "" if self.finding.basis == "same" else f" in place of the search's {self.searched:.3g}"
-        return f"{conventional}{searched}: {told}"
+            evidence += f", at {2.0**self.finding.octaves:g} times the rate"
+        origin = "conventional" if self.finding.conventional else "searched"
+        return (
+            f"{self.value:.3g} used ({origin}). At the base, the conventional {self.conventional:.3g} ({self.source}) "
+            f"{evidence}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,8 +362,10 @@ class WarmupRule:
         kept = f"as many warmup tokens as at the base, at least {CONVENTIONAL_WARMUP:g} of the steps in long runs"
         if self.finding is None:
             return f"{kept} (conventional: GPT-3, Llama). Not tested for long runs"
-        sentence = f"beside the same share, at {self.num_tokens:,} tokens, {because(self.finding, margin_nats)}"
-        return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {sentence}"
+        evidence = describe_finding(self.finding, margin_nats, "the same share of the steps")
+        if self.rule == "tokens":
+            return f"{kept}. At {self.num_tokens:,} tokens this rule {evidence}"
+        return f"the same share of the steps. At {self.num_tokens:,} tokens a fixed number of warmup tokens {evidence}"
 
 
 def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:

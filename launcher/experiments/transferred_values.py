@@ -360,7 +360,7 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
         "hyperparameter": name,
         "base_value": _at_base(study, found, name),
         "target_value": value,
-        "rule": "; ".join([rule, *(tie.words(margin) for tie in ties)]),
+        "rule": ". ".join([rule, *(tie.words(margin) for tie in ties)]),
         "tested": list(axes),
         "untested": [a for a in _AXES if a not in over and differs(target.along(a), base.along(a))],
         "outcome": outcome,
