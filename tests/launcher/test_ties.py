@@ -79,6 +79,11 @@ def test_a_clear_advantage_is_kept_and_only_that(folder):
     assert ties["warmup_fraction"].finding.basis == "searched"
     assert found.best["warmup_fraction"] == ties["warmup_fraction"].searched > 0.2
     assert ties["warmup_fraction"].finding.loses_nats[1] > 0
+    for tie, origin in ((ties["clip_norm"], "conventional"), (ties["warmup_fraction"], "searched")):
+        value, low, high = tie.finding.loses_nats
+        words = tie.words(study.plan.transfer.margin_nats)
+        assert words.startswith(f"{tie.value:.3g} used ({origin}). At the base, ") and tie.source in words
+        assert f"{value:.4f} [{low:.4f}, {high:.4f}] nats to the searched {tie.searched:.3g}" in words
     study, ledger = search_of(folder, "clip", planted(clip=0.05))
     ties = by_name(searched(study, ledger))
     assert [name for name, tie in ties.items() if not tie.finding.conventional] == ["clip_norm"]
