@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from launcher.answers.texts import shown_table
 from launcher.base.talk import duration
-from launcher.frozen.launch_file import accepted_failures, accepted_lines
+from launcher.frozen.launch_file import format_accepted_gates, list_accepted_failures
 from launcher.study.gates import forecast_warnings, needs_text, open_gates
 from launcher.study.next_runs import deciding_command
 from launcher.study.own_model import own_text
@@ -41,7 +41,7 @@ def outcome_line(body: Any, after: Any) -> str:
         names, are = listed([gate["name"] for gate in closed]), "are" if len(closed) > 1 else "is"
         return f"cannot tell yet whether to launch: {names} {are} undecided{why}"
     lead = "ready to launch"
-    if failures := accepted_failures(body["gates"], body["accepted"]):
+    if failures := list_accepted_failures(body["gates"], body["accepted"]):
         lead = f"accepted failure: gate{'s' * (len(failures) > 1)} {listed(failures)} failed"
     elif body["accepted"]:
         lead += f", at the accepted risk of {listed(sorted(body['accepted']))}"
@@ -102,7 +102,7 @@ def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
         if gate["outcome"] == "passed" or gate in lacking:
             continue
         if gate["name"] in accepted:
-            lines += accepted_lines([gate], {gate["name"]: accepted[gate["name"]]})
+            lines += format_accepted_gates([gate], {gate["name"]: accepted[gate["name"]]})
         else:
             lines.append(f"gate {gate['name']}: {words(gate['outcome'])}: {gate['reason']}")
     return lines

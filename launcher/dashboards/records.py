@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from launcher.frozen.launch_file import accepted_failures
+from launcher.frozen.launch_file import list_accepted_failures
 from launcher.plan.plan import Plan
 from launcher.views.numbers import Body
 from proxies.core import canon
@@ -122,7 +122,7 @@ def _is_free(kind: Any) -> bool:
 
 
 def _summary(body: Body) -> dict[str, Json]:
-    failures = accepted_failures(body["gates"], body["accepted"])
+    failures = list_accepted_failures(body["gates"], body["accepted"])
     outcomes = {gate["name"]: gate["outcome"] for gate in body["gates"]}
     found: dict[str, Any] = {
         "gates": outcomes | dict.fromkeys(failures, "accepted failure"),

@@ -21,13 +21,13 @@ CHECKS = ("evidence", "attestations")
 """Checks of a frozen config, besides its digest; `forerun launch --accept` can pass over them."""
 
 
-def accepted_failures(gates: Iterable[Any], accepted: Container[str]) -> list[str]:
+def list_accepted_failures(gates: Iterable[Any], accepted: Container[str]) -> list[str]:
     """Return the names of the gates that failed and that somebody accepted; of gates as records or as JSON."""
     told = (_plain(gate) for gate in gates)
     return [gate["name"] for gate in told if gate["outcome"] == "failed" and gate["name"] in accepted]
 
 
-def accepted_lines(gates: Iterable[Any], accepted: Mapping[str, Any]) -> list[str]:
+def format_accepted_gates(gates: Iterable[Any], accepted: Mapping[str, Any]) -> list[str]:
     """Return one line for each gate that somebody accepted, with the reason; an accepted failure is called one."""
     outcomes = {gate["name"]: gate["outcome"] for gate in map(_plain, gates)}
     return [
@@ -42,15 +42,15 @@ def _plain(gate: Any) -> dict[str, str]:
     return cast(dict[str, str], canon.to_json(gate))
 
 
-def failure_lines(folder: Path, digest: str) -> list[str]:
+def format_accepted_failures(folder: Path, digest: str) -> list[str]:
     """Return one line for each gate that had failed and was accepted when the config was frozen."""
     try:
         body: dict[str, Any] = read_attestation(path_of(folder, "evidence"), digest)
     except TamperedError as error:  # `verify` and `launch` refuse it, unless somebody accepts that
         return [f"which gates failed and were accepted is not known: {error}"]
     gates, accepted = body.get("gates", []), body.get("accepted", {})
-    names = accepted_failures(gates, accepted)
-    return accepted_lines(gates, {name: accepted[name] for name in names})
+    names = list_accepted_failures(gates, accepted)
+    return format_accepted_gates(gates, {name: accepted[name] for name in names})
 
 
 def path_of(folder: Path, kind: str) -> Path:

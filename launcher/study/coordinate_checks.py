@@ -9,7 +9,7 @@ from typing import cast
 
 from launcher.base.talk import say
 from launcher.plan.study import DEPTH, Study
-from launcher.study.gates import ACCEPTED, GateError, failed_check, is_acceptance
+from launcher.study.gates import ACCEPTED, GateError, find_failed_check, is_acceptance
 from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, RunReadings, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
@@ -122,7 +122,7 @@ def _read(
 
 def refuse_failed(study: Study, checks: dict[str, canon.Json], ledger: Ledger) -> None:
     """Raise GateError if the study's own parametrization fails its check and nobody accepted that."""
-    for gate in failed_check(study, checks):
+    for gate in find_failed_check(study, checks):
         if any(is_acceptance(record.body, gate) for record in ledger.records(ACCEPTED)):
             say(f"accepted failure: gate {gate.name} failed, the study goes on")
             continue

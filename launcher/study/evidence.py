@@ -21,7 +21,7 @@ from launcher.frozen.frozen import Decision
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
-from launcher.study.gates import Gate, failed_check, failed_gates, gates
+from launcher.study.gates import Gate, failed_gates, find_failed_check, gates
 from launcher.study.ladder_checks import LadderChecks, ladder_checks
 from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json
@@ -61,7 +61,7 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
     from scaling_fits.laws.law import CannotTellError
 
     coordinates = {record.key: record.body for record in ledger.records("coordinates")}
-    failed = failed_check(study, coordinates)
+    failed = find_failed_check(study, coordinates)
     found = StudyFindings(coordinates=coordinates, gates=failed)
     try:
         won = searched(study, ledger)

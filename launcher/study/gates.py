@@ -109,7 +109,7 @@ def check_advice(outcome: str) -> str:
     return "give the check more widths, steps or seeds (transfer.check_widths, check_num_steps, check_num_seeds)"
 
 
-def failed_check(study: Study, checks: Mapping[str, Any]) -> tuple[Gate, ...]:
+def find_failed_check(study: Study, checks: Mapping[str, Any]) -> tuple[Gate, ...]:
     """Return the coordinate check's gate if it failed, else nothing.
 
     A study that asks for the standard parametrization knows that it does not keep its size.
@@ -152,7 +152,7 @@ def _fit_gate(study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequenc
         diverged = any(rung.status == "diverged" for rung in lost_rungs)
         message = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
         return Gate(name="fit", outcome="failed" if diverged else "cannot_tell", reason=message)
-    narrower = narrower_than_proxies(study, choice.shape.width)
+    narrower = describe_narrow_target(study, choice.shape.width)
     if fit.status != "converged" or fit.backtest is None:
         reasons = filter(None, [*fit_doubts(fit), narrower])
         return Gate(name="fit", outcome="cannot_tell", reason="; ".join(reasons))
@@ -186,7 +186,7 @@ def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
     return inconclusive(tuple(f"the fit gate {g['outcome'].replace('_', ' ')}: {g['reason']}" for g in closed))
 
 
-def narrower_than_proxies(study: Study, width: int) -> str:
+def describe_narrow_target(study: Study, width: int) -> str:
     """Return what is wrong with a main run that is narrower than every proxy; empty for a wider one."""
     plan = study.plan
     narrowest = min(plan.proxy.base_width, *plan.transfer.widths, *plan.ladder.widths)

@@ -41,7 +41,7 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
     """
     from launcher.exporters.trainers import native
     from launcher.frozen.frozen_folder import look_through
-    from launcher.frozen.launch_file import failure_lines, read_launch
+    from launcher.frozen.launch_file import format_accepted_failures, read_launch
     from launcher.rehearsal.status import rehearsal_of
 
     decision = read_launch(frozen)
@@ -63,7 +63,7 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
     standing = rehearsal_of(folder, decision.digest)
     after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {shown_name(folder)}"
     lines = [_held(done, open_), *(f"ok  {line}" for line in done if full)]
-    lines += [*(f"not proven  {line}" for line in open_), *failure_lines(folder, decision.digest)]
+    lines += [*(f"not proven  {line}" for line in open_), *format_accepted_failures(folder, decision.digest)]
     lines += [standing.sentence, after]
     body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
     answer(as_json, body, "\n".join(lines))

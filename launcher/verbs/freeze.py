@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from launcher.base.study_names import NUM_SHOWN, shown_name
 from launcher.cli.names import study_argument, study_of_line
 from launcher.cli.options import answer, full_option, json_option
-from launcher.frozen.launch_file import accepted_lines
+from launcher.frozen.launch_file import format_accepted_gates
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
@@ -85,7 +85,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         write_report(study_dir, body, about(study, ledger, body, after, read_live(study_dir)))
     doubts = forecast_warnings(found.gates)
     lines = _decision_lines(decision, path, doubts, full=full)
-    lines += [f"  {line}" for line in accepted_lines(found.gates, given)]
+    lines += [f"  {line}" for line in format_accepted_gates(found.gates, given)]
     standing = rehearsal_of(path.parent, decision.digest)
     after_this = next_line(body, after, study_dir)
     if decision.own is None and decision.model is None and unfit(decision):  # our trainer cannot run it

@@ -64,7 +64,7 @@ def launch(
     """
     from launcher.dashboards.log_sink import LogSink
     from launcher.frozen.config_checks import require_sound
-    from launcher.frozen.launch_file import failure_lines
+    from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
     from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.launch import Nodes, launch_line
@@ -90,7 +90,7 @@ def launch(
         _write_script(sbatch_file, frozen, given, num_nodes, as_json)
         return
     line = launch_line(frozen, corpus, out, stop_after, nodes, code_dir)
-    standing, failures = rehearsal_of(folder, decision.digest), failure_lines(folder, decision.digest)
+    standing, failures = rehearsal_of(folder, decision.digest), format_accepted_failures(folder, decision.digest)
     for sentence in (standing.sentence, *failures):
         say(f"forerun: {sentence}")
     if dry_run:
@@ -150,7 +150,7 @@ _OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_sec
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
     """Start the user's own trainer."""
     from launcher.frozen.config_checks import require_sound
-    from launcher.frozen.launch_file import failure_lines
+    from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
     from launcher.supervisor.attempt import Signals, hearing
@@ -174,7 +174,7 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
     require_sound(folder, decision.digest, complete=True)
-    for sentence in (failures := failure_lines(folder, decision.digest)):
+    for sentence in (failures := format_accepted_failures(folder, decision.digest)):
         say(f"forerun: {sentence}")
     signals = Signals()
     with hearing(signals.hear):

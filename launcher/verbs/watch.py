@@ -128,7 +128,7 @@ def _conclude(
     decision: Decision, folder: Path, run_dir: Path, readings: LogReader, study_dir: Path | None, as_json: bool
 ) -> None:  # fmt: skip
     from launcher.frozen.frozen_folder import study_of
-    from launcher.frozen.launch_file import failure_lines
+    from launcher.frozen.launch_file import format_accepted_failures
     from launcher.watch.conclusion import conclude, next_lines, sentence
 
     reading = readings.read(last=True)
@@ -136,7 +136,7 @@ def _conclude(
     notes: list[Json] = [*reading.notes]
     lines = [
         sentence(found),
-        *failure_lines(folder, decision.digest),
+        *format_accepted_failures(folder, decision.digest),
         *next_lines(found),
         *(f"log: {note}" for note in reading.notes),
     ]
