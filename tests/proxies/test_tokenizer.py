@@ -158,3 +158,15 @@ def test_a_corpus_says_which_end_token_was_taken(tmp_path):
     said = []
     tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), say=said.append)
     assert any("<|endoftext|> (id 10), a usual name that the file marks as special" in line for line in said)
+
+
+def test_a_tokenizer_is_not_trained_on_files_named_validation(tmp_path):
+    data = tmp_path / "dataset" / "data"
+    data.mkdir(parents=True)
+    for split, word in (("train", "def"), ("validation", "zzzz")):
+        lines = [json.dumps({"text": f"{word} f{i}(value): return value * {i}"}) for i in range(100)]
+        (data / f"{split}-00000.jsonl").write_text("\n".join(lines) + "\n")
+    tokenize([tmp_path / "dataset"], tmp_path / "out", bpe_vocab_size=280)
+    vocabulary = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).get_vocab()
+    assert "value" in vocabulary or "al" in vocabulary
+    assert "zz" not in vocabulary
