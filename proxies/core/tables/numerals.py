@@ -1,6 +1,6 @@
 """Numbers as people write them: plain, with a suffix, with thousands separators, with a decimal comma.
 
-A spelling with two readings is never guessed. A comma is read only where the column, or the dialect of the file, leaves
+A number with two readings is never guessed: a comma is read only where the column, or the delimiter of the file, leaves
 one reading.
 """
 
@@ -14,10 +14,10 @@ from decimal import Decimal
 from typing import Literal
 
 NumberKind = Literal["amount", "whole", "real"]
-"""Spelling that a column's numbers may have: an amount with a suffix or with thousands separators, a whole number with
-thousands separators, and any other number with neither."""
+"""Kind of a column's numbers: an amount may have a suffix and thousands separators, a whole number thousands
+separators, and a real number neither."""
 SUFFIX_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
-"""Powers of ten of the suffixes of counts, in either case."""
+"""Power of ten by suffix, in lower case."""
 
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
@@ -25,9 +25,9 @@ _GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}\.[0-9]{3}")
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number that a text spells; NaN and infinity by name; None for anything else.
+    """Return the number that a text spells, NaN and infinity included; None if it spells none.
 
-    1_000 is a number to Python alone, and 1e400 is a finite number that no float holds: both are None.
+    1_000, which only Python reads, and 1e400, which is finite and too large for a float, are None.
     """
     try:
         number = float(text)
@@ -39,20 +39,20 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_amount(text: str) -> float | None:
-    """Return the number that a text spells, also with K, M, B or T behind it: `53.3M` is 5.33e7."""
+    """Return the number that a text spells, with or without a suffix K, M, B, or T: `53.3M` is 5.33e7."""
     stripped = text.strip()
     power = SUFFIX_POWERS.get(stripped[-1:].lower())
     if power is None:
         return parse_number(stripped)
-    # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9.
+    # 1.1e9 is the nearest float; 1.1 times 1e9 is another one.
     return parse_number(f"{stripped[:-1].rstrip()}e{power}")
 
 
 def to_number(cell: object) -> float | None:
-    """Return a cell as a float; None for what is missing or no number.
+    """Return a cell as a float; None if it is missing or not a number.
 
-    Booleans, lists and objects are no numbers, and a text is one only if it spells one. Sums of whole numbers come out
-    of a database as decimals in Parquet.
+    Booleans, lists and objects are not numbers, and a text is one only if it spells one. A Decimal is one: databases
+    export sums of integers to Parquet as such.
     """
     if isinstance(cell, str):
         return parse_number(cell)
@@ -71,9 +71,9 @@ class NumberColumn:
     """A column of cells as numbers."""
 
     values: Sequence[float | None]
-    """None where a cell is missing or no number."""
+    """Value of each cell; None if the cell is missing or not a number."""
     doubt: str = ""
-    """Both readings of the column's commas, where nothing in it decides between them; empty if there is no doubt."""
+    """Message with both readings of the column's commas, if the column does not decide between them; else empty."""
     has_decimal_comma: bool = False
     """Whether the column proves that its commas are decimal commas."""
 
@@ -83,9 +83,12 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
 
     Args:
         cells: The column.
-        kind: How its numbers may be written.
+        kind: Kind of its numbers.
         splits_at_commas: Whether the table's cells are separated by commas, so that a comma inside a cell was quoted.
             Such a comma can only separate thousands. In other tables the column must prove what its commas are.
+
+    Returns:
+        The numbers, and any doubt about them.
     """
     parse = parse_amount if kind == "amount" else parse_number
     values = [to_number(cell) for cell in cells]
@@ -105,7 +108,7 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
             values[place] = parse(text)
         elif pattern is not None and pattern.fullmatch(mantissas[place]):
             values[place] = parse(text.replace(",", "." if is_decimal else ""))
-    if is_decimal:  # a dot beside decimal commas may separate thousands
+    if is_decimal:  # in such a column a dot may separate thousands
         for place, cell in enumerate(cells):
             if isinstance(cell, str) and "." in cell and "," not in cell:
                 values[place] = None
@@ -113,7 +116,7 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
 
 
 def has_grouped_dot(cell: object) -> bool:
-    """Return whether a dot in a cell separates thousands in a table whose commas are decimal: `53.300`."""
+    """Return whether a dot in a cell may separate thousands, as in `53.300`."""
     return isinstance(cell, str) and _GROUPED_DOT.fullmatch(_strip_suffix(cell.strip())) is not None
 
 
@@ -122,7 +125,7 @@ def _strip_suffix(text: str) -> str:
 
 
 def _judge_commas(texts: list[str], kind: NumberKind, *, splits_at_commas: bool) -> tuple[str, bool, bool]:
-    """Return the doubt about a column's commas, whether they are decimal, and whether they separate thousands."""
+    """Return (doubt about a column's commas, whether they are decimal, whether they separate thousands)."""
     decimal = {text for text in texts if _DECIMAL_COMMA.fullmatch(text)}
     thousands = {text for text in texts if _THOUSANDS.fullmatch(text)}
     if not decimal and not thousands:
