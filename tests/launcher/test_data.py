@@ -8,6 +8,7 @@ from tiny_study import forerun, write_plan
 
 from launcher.verbs import data
 from proxies.data.documents import TEXT_SUFFIXES
+from proxies.data.raw_ids import RAW_DTYPES
 
 
 def ask(*arguments):
@@ -99,9 +100,10 @@ def test_bad_input_is_two_and_says_what_to_do(folder, monkeypatch, arguments, sa
     assert not (folder / "out").exists()
 
 
-def test_the_suffixes_are_those_of_the_readers():
-    """Written out in the verb, which must load nothing."""
+def test_suffixes_and_dtypes_are_those_of_the_readers():
+    """The verb repeats them, because it must not import the readers."""
     assert data._SUFFIXES == TEXT_SUFFIXES
+    assert data._RAW_DTYPES == RAW_DTYPES
 
 
 @pytest.fixture

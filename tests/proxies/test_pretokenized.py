@@ -163,7 +163,7 @@ def documents_read(path, vocab_size, raw_dtype=None):
 @pytest.mark.parametrize("vocab_size", [200, 30_000, 50_257, 65_536, 151_936, 262_144])
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_raw_ids_of_any_width_are_read_as_what_they_are(tmp_path, dtype, vocab_size):
-    """Of uint32 ids below 65,536 every second uint16 is 0: 20,050 ids were 40,101 tokens."""
+    """Every second uint16 of uint32 ids below 65,536 is 0: 20,050 ids were read as 40,101 tokens."""
     high = min(vocab_size, np.iinfo(dtype).max + 1)
     for num_ids in (20_050, 400_003):  # the second is looked at in samples
         ids = np.random.default_rng(0).integers(0, high, num_ids)
@@ -172,6 +172,15 @@ def test_raw_ids_of_any_width_are_read_as_what_they_are(tmp_path, dtype, vocab_s
             assert "holds uint16 ids" in refusal(vocabulary, [path], vocab_size)
         else:
             assert documents_read(path, vocab_size) == ids.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+def test_a_damaged_wide_id_does_not_make_all_ids_narrow(tmp_path, dtype):
+    """Any uint16 is inside a vocabulary of 65,536: 20,050 ids were read as 40,100 tokens without an error."""
+    ids = np.random.default_rng(0).integers(0, 65_536, 20_050)
+    ids[77] = 70_000
+    refused = refusal(documents_read, raw(tmp_path / "a.bin", ids, dtype), 65_536)
+    assert "token 77 is the id 70000, outside the vocabulary" in refused
 
 
 def test_ids_without_a_header_may_be_named_npy_and_those_with_one_are_read_by_it(tmp_path):
