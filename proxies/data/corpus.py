@@ -69,10 +69,10 @@ def tokenize(
         text_key: key of jsonl objects, or column of parquet files.
         tokenizer: `bytes`, or the path of a `tokenizer.json`.
         end_token: the token of that file that ends a document; None: found among the usual names.
-        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None: train none.
+        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None to train none.
         vocab_size: of pre-tokenized files that do not imply it; else at least the tokenizer's.
         end_id: of pre-tokenized files, the id that ends a document.
-        raw_dtype: of raw ids, one of `RAW_DTYPES`; None: recognized file by file.
+        raw_dtype: dtype of raw ids, one of `RAW_DTYPES`; None to recognize it file by file.
         validation_fraction: share of the documents that is held out.
         weights: share of each source in training; None: its share of the training tokens.
         progress: called now and then with the work done so far.
@@ -81,10 +81,10 @@ def tokenize(
     Raises:
         DataError: nothing readable, another corpus in `out`, a source of fewer than two documents, or a full disk.
     """
-    named = _named(sources)
+    named = _name_sources(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
-    found = {name: _sort_out(find_files(paths, suffixes, excluded, out)) for name, paths in named.items()}
-    files = {name: _checked(name, each, suffixes, say) for name, each in found.items()}
+    listings = {name: _sort_out(find_files(paths, suffixes, excluded, out)) for name, paths in named.items()}
+    files = {name: _check_files(name, listing, suffixes, say) for name, listing in listings.items()}
     every = [file for each in files.values() for file in each]
     options = ReaderOptions(text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype)
     with unfinished(out) as folder:
@@ -97,21 +97,24 @@ def tokenize(
         )  # fmt: skip
         stem = "{}-" if isinstance(sources, Mapping) else ""
         written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]
-        manifest = _manifest(job, written, weights, found)
+        manifest = _manifest(job, written, weights, listings)
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest
 
 
-def _named(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]]) -> dict[str, list[Path | str]]:
+def _name_sources(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]]) -> dict[str, list[Path | str]]:
     by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
     return {name: list(paths) for name, paths in by_name.items()}
 
 
-def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]) -> list[SourceFile]:
-    files, num_bytes = found.files, sum(file.num_bytes for file in found.files)
+def _check_files(
+    name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]
+) -> list[SourceFile]:
+    """Say which files of a source are read and which are not, and return the former."""
+    files, num_bytes = listing.files, sum(file.num_bytes for file in listing.files)
     say(f"{name}: {told(files)}; {num_bytes:,} bytes")
-    if found.not_read:
-        say(f"{name}: not read: {'; '.join(map(_describe, found.not_read))}; --suffix adds suffixes to read")
+    if listing.not_read:
+        say(f"{name}: not read: {'; '.join(map(_describe, listing.not_read))}; --suffix adds suffixes to read")
     if sentence := describe_splits(files):
         say(f"{name}: {sentence}")
     if not files:
@@ -123,19 +126,19 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
 
 
 def _describe(kind: NotRead) -> str:
-    """Return how many files of a kind there are, and the names of the first."""
+    """Describe the files of a kind: how many there are, and the names of the first."""
     more = ", ..." if kind.num_files > len(kind.examples) else ""
     names = f" ({', '.join(kind.examples)}{more})" if kind.examples else ""
     return f"{kind.num_files} {kind.suffix or 'without suffix'}{names}"
 
 
-def _sort_out(found: FoundFiles) -> FoundFiles:
-    """Honor names of splits, and count cards and test splits among what is not read."""
-    sorted_files, left = split_by_name(found.files), Leftovers()
+def _sort_out(listing: FoundFiles) -> FoundFiles:
+    """Assign files to splits by their names, and move cards and test splits to the files that are not read."""
+    sorted_files, left = split_by_name(listing.files), Leftovers()
     for kind, files in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
         for file in files:
             left.add(kind, file.relative_name, file.num_bytes)
-    return FoundFiles(sorted_files.files, (*left.to_records(), *found.not_read))
+    return FoundFiles(sorted_files.files, (*left.to_records(), *listing.not_read))
 
 
 def _check(
@@ -240,7 +243,7 @@ def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Calla
 
 
 def _manifest(
-    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, found: Mapping[str, FoundFiles]
+    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, listings: Mapping[str, FoundFiles]
 ) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
@@ -251,5 +254,5 @@ def _manifest(
         end_id=job.reading.end_id,
         sources=tuple(sources),
     )
-    not_read = tuple(kind for files in found.values() for kind in files.not_read)
+    not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
     return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)

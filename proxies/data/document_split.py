@@ -116,7 +116,7 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
         raise DataError(f"{where}: the key `{text_key}` appears twice, so its text is not known: keep one of them")
     text = value.get(text_key, 0)
     if text is not None and not isinstance(text, str):
-        strings = [name for name, other in value.items() if isinstance(other, str)]
+        strings = [name for name, content in value.items() if isinstance(content, str)]
         choice = f"strings are under {', '.join(strings)}" if strings else "no key of this line holds a string"
         raise DataError(
             f"{where}: must be an object with a string `{text_key}` ({choice}; --text-key names another key)"
@@ -277,6 +277,11 @@ class SplitJob:
         return "uint16" if self.reading.vocab_size <= 2**16 else "uint32"
 
 
+def is_held_out(digest: bytes, validation_fraction: float) -> bool:
+    """Return whether a document is held out for validation, by the SHA-256 digest of its text."""
+    return digest[0] / 256 + digest[1] / 65536 < validation_fraction
+
+
 def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: str) -> Source:
     """Write the shards of one source; its weight is left at one.
 
@@ -293,11 +298,7 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         DataError: a file cannot be read, fewer than two documents are found, or the disk is full.
     """
     by_name = any(file.split for file in files)
-
-    def by_hash(digest: bytes) -> bool:
-        return digest[0] / 256 + digest[1] / 65536 < job.validation_fraction
-
-    with _Pass(job, stem, by_hash) as taken:
+    with _Pass(job, stem, lambda digest: is_held_out(digest, job.validation_fraction)) as taken:
         taken.take_all(files)
         if len(taken.fresh) < 2:
             raise DataError(

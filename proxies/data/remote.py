@@ -100,11 +100,11 @@ def find_remote(uri: str) -> RemoteFiles:
     records = [
         NotRead(
             suffix=suffix,
-            num_files=len(others),
-            num_bytes=sum(int(each.size or 0) for each in others),
-            examples=tuple(Path(each.path).name for each in others[:MAX_EXAMPLES]),
+            num_files=len(entries),
+            num_bytes=sum(int(each.size or 0) for each in entries),
+            examples=tuple(Path(each.path).name for each in entries[:MAX_EXAMPLES]),
         )
-        for suffix, others in left.items()
+        for suffix, entries in left.items()
     ]
     return RemoteFiles(files, records)
 
