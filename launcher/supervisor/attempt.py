@@ -86,9 +86,7 @@ class AttemptSpec:
         return self.command[0] == "srun"
 
 
-def attempt(
-    spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None
-) -> metrics.AttemptEnd | Crash:  # fmt: skip
+def attempt(spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None) -> metrics.AttemptEnd | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
 
     A job whose `run_folder` is removed is asked to save and end; one whose folder somebody else holds ends at once.
@@ -156,10 +154,10 @@ def _follow(
         now = time.monotonic()
         hung = watchdog.look(now)
         if run_folder is not None:
-            run_folder.look()
-            if run_folder.taken:
+            run_folder.check()
+            if run_folder.new_holder:
                 return ""
-            if run_folder.removed and not passed_on:
+            if run_folder.is_removed and not passed_on:
                 say(f"warning: {run_folder.folder} was removed or emptied: saving the run there again, then ending")
                 job.tell_to_save()
                 passed_on = True

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from launcher.base import metrics
 from launcher.base.wandb_calls import fetch_history
 from launcher.watch.logs.keys import UNASKED_STEP, ColumnNames
-from launcher.watch.logs.text_logs import describe_unknown, first_line, open_log
+from launcher.watch.logs.text_logs import describe_unknown, open_log, read_first_line
 from proxies.core.plain_files import require_plain
 from proxies.external.growing_file import MetricsError
 
@@ -112,7 +112,7 @@ class Files:
             rows += reader.end()
             if reader.complaint != complaint:
                 log.notes.append(f"{name}: its last line is cut short (it is being written, or its writer was killed)")
-        if not rows and not reader.names and (line := first_line(path)):
+        if not rows and not reader.names and (line := read_first_line(path)):
             log.unknown = describe_unknown(path, line)
 
     def _name(self, path: Path) -> str:
