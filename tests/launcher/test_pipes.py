@@ -7,11 +7,16 @@ import pytest
 from tiny_study import ask, forerun
 
 PLACES = {
-    "ledger.db": ("status", "STUDY"), "ledger.db-journal": ("note", "--study", "STUDY", "hi"),
-    "ledger.db-wal": ("status", "STUDY"), "logbook.md": ("note", "--study", "STUDY", "hi"),
-    "plan.toml": ("status", "STUDY"), "report.html": ("report", "STUDY"), "report.json": ("report", "STUDY"),
-    "chronicle.jsonl": ("note", "--study", "STUDY", "hi"), "driver.lock": ("freeze", "STUDY"),
-}  # fmt: skip
+    "ledger.db": ("status", "STUDY"),
+    "ledger.db-journal": ("note", "--study", "STUDY", "hi"),
+    "ledger.db-wal": ("status", "STUDY"),
+    "logbook.md": ("note", "--study", "STUDY", "hi"),
+    "plan.toml": ("status", "STUDY"),
+    "report.html": ("report", "STUDY"),
+    "report.json": ("report", "STUDY"),
+    "chronicle.jsonl": ("note", "--study", "STUDY", "hi"),
+    "driver.lock": ("freeze", "STUDY"),
+}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -1,4 +1,4 @@
-"""One reader of tables: every dialect gives the same numbers, and what has two readings is refused with both."""
+"""One reader of tables: every dialect gives the same numbers, and a number with two readings is refused with both."""
 
 import json
 import math
@@ -38,17 +38,28 @@ def _spell(value, *, thousands="", decimal=".", suffix=False):
 @pytest.mark.parametrize(
     ("delimiter", "spelling"),
     [
-        (",", {}), ("\t", {}), (";", {}), (",", {"suffix": True}), (";", {"suffix": True, "decimal": ","}),
-        (",", {"thousands": ","}), (";", {"thousands": ","}), ("\t", {"thousands": ","}), (";", {"decimal": ","}),
+        (",", {}),
+        ("\t", {}),
+        (";", {}),
+        (",", {"suffix": True}),
+        (";", {"suffix": True, "decimal": ","}),
+        (",", {"thousands": ","}),
+        (";", {"thousands": ","}),
+        ("\t", {"thousands": ","}),
+        (";", {"decimal": ","}),
         ("\t", {"decimal": ","}),
     ],
-)  # fmt: skip
+)
 def test_every_dialect_reads_back_the_same_values(tmp_path, delimiter, spelling, line_end, seed):
     rng = np.random.default_rng(seed)
     runs = RUNS + [
-        {"params": int(rng.integers(10**6, 10**10)) * 100, "tokens": int(rng.integers(10**6, 10**10)) * 100,
-         "loss": round(float(rng.uniform(0.1, 9)), 5)} for _ in range(4)
-    ]  # fmt: skip
+        {
+            "params": int(rng.integers(10**6, 10**10)) * 100,
+            "tokens": int(rng.integers(10**6, 10**10)) * 100,
+            "loss": round(float(rng.uniform(0.1, 9)), 5),
+        }
+        for _ in range(4)
+    ]
     encoding = ("utf-8", "utf-8-sig", "utf-16")[seed % 3]
     rows = [list(runs[0])] + [[_spell(value, **spelling) for value in run.values()] for run in runs]
     quoted = [[f'"{cell}"' if delimiter in cell or seed % 2 else cell for cell in row] for row in rows]
@@ -77,9 +88,23 @@ def test_a_comma_with_two_readings_is_refused_with_both(tmp_path, text, readings
     assert all(reading in str(caught.value) for reading in readings)
 
 
-@pytest.mark.parametrize("cell", [
-    "1_000", "0x1F", "1e400", "5%", "1 000", "1'000", "True", "true", "5Mi", "--5", "1.000.000", "1,00,000",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "1_000",
+        "0x1F",
+        "1e400",
+        "5%",
+        "1 000",
+        "1'000",
+        "True",
+        "true",
+        "5Mi",
+        "--5",
+        "1.000.000",
+        "1,00,000",
+    ],
+)
 def test_what_spells_no_number_is_a_bad_cell(tmp_path, cell):
     (tmp_path / "runs.csv").write_text(f"params;tokens;loss\n{cell};2e7;3.1\n2e6;4e7;3.0\n")
     with pytest.raises(TableError, match="row 2, column 'params'"):
@@ -108,8 +133,14 @@ def test_a_text_is_a_number_if_it_spells_one():
     texts = ("3.5", " NaN", "-Infinity", "1e-3", Decimal("2.5"))
     assert list(map(to_number, texts)) == pytest.approx([3.5, math.nan, -math.inf, 1e-3, 2.5], nan_ok=True)
     assert [parse_amount(text) for text in ("1.1B", "53.3M", "10k", "2 T", "5", "nanb", "1e3k")] == [
-        1.1e9, 53.3e6, 1e4, 2e12, 5.0, None, None,
-    ]  # fmt: skip
+        1.1e9,
+        53.3e6,
+        1e4,
+        2e12,
+        5.0,
+        None,
+        None,
+    ]
     assert read_numbers(["1.1B", "2"], "real", splits_at_commas=True).values == [None, 2.0]
 
 
@@ -149,20 +180,41 @@ def _choose(names, given=None):
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("num_params", "params"), ("parameter_count", "params"), ("total_tokens", "tokens"), ("Val Loss", "loss"),
-        ("val/loss", "loss"), ("summary.eval/loss", "loss"), ("config/lr", "learning_rate"),
-        ("params_lr", "learning_rate"), ("optimizer.lr", "learning_rate"), ("model.n_embd", "width"),
-        ("params_seed", "seed"), ("State", "state"), ("achieved_flops", "flops"), ("params_planned", "params"),
+        ("num_params", "params"),
+        ("parameter_count", "params"),
+        ("total_tokens", "tokens"),
+        ("Val Loss", "loss"),
+        ("val/loss", "loss"),
+        ("summary.eval/loss", "loss"),
+        ("config/lr", "learning_rate"),
+        ("params_lr", "learning_rate"),
+        ("optimizer.lr", "learning_rate"),
+        ("model.n_embd", "width"),
+        ("params_seed", "seed"),
+        ("State", "state"),
+        ("achieved_flops", "flops"),
+        ("params_planned", "params"),
     ],
-)  # fmt: skip
+)
 def test_columns_are_known_by_the_names_that_people_give(name, role):
     assert _choose([name]).columns == {role: name}
 
 
-@pytest.mark.parametrize("name", [
-    "train/loss", "train_loss", "model.loss", "run - val/loss", "Duration", "head.width", "total_gflops", "n",
-    "target_loss", "params_wte",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/loss",
+        "train_loss",
+        "model.loss",
+        "run - val/loss",
+        "Duration",
+        "head.width",
+        "total_gflops",
+        "n",
+        "target_loss",
+        "params_wte",
+    ],
+)
 def test_other_names_are_not_taken(name):
     assert _choose([name]).columns == {}
 
@@ -177,8 +229,10 @@ def test_actual_counts_are_preferred_to_planned_ones_and_the_choice_is_said():
 
 def test_a_user_may_name_columns():
     assert _choose(["a", "lr", "loss"], {"lr": "a", "params": "loss"}).columns == {
-        "learning_rate": "a", "params": "loss", "loss": "loss",
-    }  # fmt: skip
+        "learning_rate": "a",
+        "params": "loss",
+        "loss": "loss",
+    }
     problems = _choose(["a", "a"], {"params": "b", "nonsense": "a", "tokens": "a"}).problems
     assert ["b" in problems[0], "nonsense" in problems[1], "twice" in problems[2]] == [True] * 3
     assert find_hyperparameter("optimizer.lr", ["learning_rate", "mine"]) == "learning_rate"
@@ -218,9 +272,11 @@ def test_a_table_may_come_from_a_pipe_and_ends_with_its_writer(tmp_path, kind, n
     if kind == "parquet":
         pq.write_table(pa.table(columns), tmp_path / "runs")
     elif kind == "jsonl":
-        (tmp_path / "runs").write_text("".join(
-            json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in zip(*columns.values(), strict=True)
-        ))  # fmt: skip
+        (tmp_path / "runs").write_text(
+            "".join(
+                json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in zip(*columns.values(), strict=True)
+            )
+        )
     else:
         (tmp_path / "runs").write_text("params,tokens,loss\n1e6,2e7,3.1\n2e6,4e7,3.0\n")
     reader, writer = os.pipe()
@@ -229,9 +285,14 @@ def test_a_table_may_come_from_a_pipe_and_ends_with_its_writer(tmp_path, kind, n
     script = "import sys; from scaling_fits.laws.table import read_runs; print(read_runs(sys.argv[1]).loss.tolist())"
     source = name.format(reader)
     done = subprocess.run(
-        [sys.executable, "-c", script, source], stdin=reader, pass_fds=[reader], capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", script, source],
+        stdin=reader,
+        pass_fds=[reader],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     os.close(reader)
     assert done.stdout.strip() == "[3.1, 3.0]", done.stderr
 

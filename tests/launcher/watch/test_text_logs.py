@@ -1,4 +1,4 @@
-"""Logs of text, CSV and trainer_state.json as trainers write them, and files that are no logs."""
+"""Logs of text, CSV and trainer_state.json as trainers write them, and files that are not logs."""
 
 import gzip
 import json
@@ -100,8 +100,8 @@ def test_a_folder_with_the_log_and_a_half_written_end(frozen, tmp_path, trainer)
         (folder / name).write_text(text if name.endswith("json") else text[: int(size * len(text))])
     code, body = ask("watch", frozen, "--once", "--metrics", tmp_path / "out")
     assert (code, body["figures"]["step"]) == (0, NUM_STEPS), body
-    whole = tmp_path / "out" / ("checkpoint-400" if name.endswith("json") else "") / name
-    (tmp_path / name).write_text(whole.read_text()[:-7])
+    complete = tmp_path / "out" / ("checkpoint-400" if name.endswith("json") else "") / name
+    (tmp_path / name).write_text(complete.read_text()[:-7])
     torn = ask("watch", frozen, "--once", "--metrics", tmp_path / name)[1]
     assert torn["figures"]["step"] in (0, NUM_STEPS) and torn["notes"]
 
@@ -116,11 +116,11 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("what", UNKNOWN)
-def test_what_is_no_log_is_called_so_with_its_first_line(frozen, tmp_path, what):
-    name, content, said = UNKNOWN[what]
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_file_that_is_not_a_log_is_refused_with_its_first_line(frozen, tmp_path, kind):
+    name, content, message = UNKNOWN[kind]
     (tmp_path / name).write_bytes(content)
     code, body = ask("watch", frozen, "--once", "--metrics", tmp_path / name)
-    assert code == 4 and said in body["why"], body["why"]
+    assert code == 4 and message in body["why"], body["why"]
     text = forerun("watch", frozen, "--once", "--metrics", tmp_path / name)[1]
     assert "nothing is logged yet" not in text and "\x01" not in text
