@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 SHAPE_COLUMNS = ("width", "depth")
-"""Columns of a table's shapes."""
+"""Columns that describe the shape of a model."""
 
 MAX_RUNS, MAX_RUNS_OF_OPTIMA = 100_000, 10_000
-"""Largest tables: a law is refitted to all runs hundreds of times, and 5,000 take 40 s. Published
-studies have up to some thousand runs."""
+"""Maximum number of runs for most forms, and for isoflop and hyperparameter laws. A law is refitted to
+all runs hundreds of times: 5,000 runs take 40 s. Published studies have up to some thousand."""
 MAX_DROPPED_SHOWN = 10
-"""Dropped rows of a table that people are shown; `--json` has all of them."""
+"""Maximum number of dropped rows in text; `--json` has all of them."""
 
 Body = dict[str, Json]
 

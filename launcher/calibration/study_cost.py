@@ -208,7 +208,7 @@ def total_of(stages: Iterable[StageCost]) -> StageCost:
 
 
 def own_seconds(study: Study) -> Span:
-    """Return the seconds that each run of the study takes beside its training."""
+    """Return the seconds that each run of the study takes in addition to its training."""
     return RUN_SECONDS if study.plan.command is None else COMMAND_SECONDS
 
 

@@ -148,7 +148,7 @@ def num_runs(num_offsets: int, num_seeds: int) -> int:
 
 
 def describe_finding(finding: ConventionFinding, margin_nats: float, rival: str) -> str:
-    """Return how the convention did against its rival, as the predicate of a sentence."""
+    """Describe the result of the convention against its rival, as the predicate of a sentence."""
     if finding.basis == "same":
         return f"is {rival} too"
     if finding.loses_nats is not None and finding.noise_nats is not None:

@@ -188,7 +188,7 @@ def export(
     """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can be expressed."""
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
-    from launcher.exporters.fidelity import plan_remedies
+    from launcher.exporters.fidelity import list_plan_remedies
     from launcher.frozen.launch_file import attest
 
     name, _, version = trainer.partition("@")
@@ -223,7 +223,7 @@ def export(
     answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, verified, full)))
     if refused:
         lost = [entry.field for entry in report.lost]
-        remedies = "; ".join(plan_remedies(lost))
+        remedies = "; ".join(list_plan_remedies(lost))
         say(
             f"forerun: {name} cannot express {_some(lost)}. Set in the plan of a new study (--fork keeps what it can): "
             f"{remedies}; or add --allow-lossy to train with {name}'s own numbers"

@@ -11,7 +11,7 @@ from exported_program import imported
 from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for
 
 from launcher.base.policy import Monitoring
-from launcher.exporters.fidelity import plan_remedies
+from launcher.exporters.fidelity import list_plan_remedies
 from launcher.exporters.trainers import megatron_lm
 from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of
 from launcher.frozen.frozen import Decision, Parallelism
@@ -67,7 +67,7 @@ def test_numbers_that_flags_cannot_give_are_named_with_megatrons_own(tmp_path, m
     assert "embedding: frozen 0, Megatron 0.2; readout: frozen 0.1, Megatron 0.2" in said["groups.weight_decay"]
     assert "block_gain: frozen 1e-08, Megatron 2e-08" in said["groups.eps"]
     assert "hidden" not in said["groups.weight_decay"] + said["groups.eps"]  # most weights: exact
-    remedies = plan_remedies(list(said))
+    remedies = list_plan_remedies(list(said))
     assert all(remedy.startswith("proxy.rules = ") for remedy in remedies)
     rules = {}
     for remedy in remedies:
