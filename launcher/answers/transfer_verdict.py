@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -13,6 +13,9 @@ from proxies.core.canon import Json
 from proxies.core.tables.table_files import Source
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
 from transfer.tables.columns import VALUE_COLUMNS
+
+if TYPE_CHECKING:
+    from transfer.tables.table import RunTable
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -125,13 +128,13 @@ def judge_table(
         with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
             judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
             notes: list[Json] = [*table.notes, *_assumed(question, target_size, base_size)]
-            return {
-                **verdict_summary(judged),
-                "notes": notes,
-                "dropped": [{"row": row, "reason": reason} for row, reason in table.dropped],
-            }
+            return {**verdict_summary(judged), "notes": notes, "dropped": _list_dropped(table)}
     except (ArithmeticError, np.linalg.LinAlgError) as error:
         raise TransferError([f"numbers too far apart, or too close, to fit a loss basin: {error}"]) from error
+
+
+def _list_dropped(table: RunTable) -> list[Json]:
+    return [{"row": row, "reason": reason} for row, reason in table.dropped]
 
 
 def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:

@@ -23,7 +23,7 @@ from proxies.core.redaction import redacted, secret_in
 MOST_BYTES = 2**20
 """The largest plan file that is read."""
 MAX_DEPTH = 10
-"""Tables and lists within each other: the deepest key of a plan, a point of search.warm_start, is four levels down."""
+"""Maximum depth of nested tables and lists; the deepest key of a plan, a point of search.warm_start, has depth four."""
 TODO = "TODO"
 """Placeholder that `forerun init --from` writes where it does not understand a script."""
 _MOST_SHOWN = 80
@@ -143,7 +143,7 @@ def _is_too_deep(value: object) -> bool:
 
 
 def todo_problems(plan: Plan) -> list[str]:
-    """Return every key whose text still has a `TODO`."""
+    """Return a problem for each key whose text still has a `TODO`."""
     return [
         f"{key} has a {TODO}: write what your script needs there"
         for key, text in _texts(plan.model_dump(), "")

@@ -45,11 +45,11 @@ _VOCAB_SIZE = 50304
 """GPT-2's, padded."""
 _RATE = re.compile(r"(^|_)(lr|learning_rate)($|_)")
 _EACH_RUN = re.compile(r"(^|_)decay_(iters|steps)$|^(eval|val|validate)_(interval|every|steps|freq)$")
-"""Numbers of steps that follow the run's: its learning rate decays to the end, and it is validated there."""
+"""Options that are set to the run's number of steps, so that it decays to the end and validates there."""
 _ACCUMULATION = re.compile(r"(^|_)(grad|gradient)_accum|^accum(ulation)?_steps$|^accumulate_grad_batches$")
 _DASHBOARD = re.compile(r"^(use_|log_)?wandb(_log|_enabled)?$")
 _STATE_KEYS = {"model", "optimizer", "state_dict", "model_state_dict", "model_args"}
-"""Keys of a checkpoint: what is beside them is saved, not logged."""
+"""Keys of a checkpoint; a dictionary that has one of them is saved, not logged."""
 _STEP_KEYS = ("step", "iter", "iteration", "global_step", "iter_num")
 
 
@@ -63,7 +63,7 @@ class ScriptOption:
     """As it is given: `--max-iters`, or `train.lr=` in Hydra."""
     default: object
     is_rate: bool = False
-    """Whether it is a number with a fraction, and its name says learning rate."""
+    """Whether the default is a float and the name is that of a learning rate."""
 
 
 def placeholder_of(name: str) -> str | None:
@@ -230,7 +230,7 @@ def _range(default: object) -> tuple[float, float]:
 
 
 def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
-    """Return where the script logs, and the keys of its step and losses; `TODO` for those that are not certain."""
+    """Return the script's log, and the keys of its step and losses; keys that are not certain are `TODO`."""
     kinds = {"wandb": "wandb.init", "tensorboard": "SummaryWriter", "jsonl": "json.dumps"}
     kind = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
     keys = _logged_keys(ast.parse(text))
@@ -244,18 +244,18 @@ def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
     values: dict[str, object] = {
         "metrics_format": kind,
         "metrics_path": "{run_dir}/metrics.jsonl" if kind == "jsonl" else "{run_dir}",
-        **{name: found[0] if len(found) == 1 else f"{TODO}: {name}" for name, found in candidates.items()},
+        **{name: keys[0] if len(keys) == 1 else f"{TODO}: {name}" for name, keys in candidates.items()},
     }
     notes = [
-        f"proxy.{name} is left as {TODO}: the script logs {', '.join(found) or 'none that is found'}"
-        for name, found in candidates.items()
-        if len(found) != 1
+        f"proxy.{name} is left as {TODO}: the script logs {', '.join(keys) or 'none that is found'}"
+        for name, keys in candidates.items()
+        if len(keys) != 1
     ]
     return values, notes
 
 
 def _logged_keys(tree: ast.Module) -> list[str]:
-    """Return the keys of every dictionary but checkpoints, of items that are set, and of TensorBoard's scalars."""
+    """Return the keys of dictionaries except checkpoints, of items that are assigned, and of TensorBoard's scalars."""
     keys: list[str] = []
     for node in ast.walk(tree):
         found: list[ast.expr | None] = []

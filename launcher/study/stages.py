@@ -123,10 +123,10 @@ def bank_key(spec: RunSpec) -> str:
 
 
 def _require_there(ledger: FileIdentity) -> None:
-    """See that the ledger is where it was opened.
+    """Check that the ledger file is still at the path where it was opened.
 
     Raises:
-        FolderRemoved: It is not.
+        FolderRemoved: The file was removed or replaced.
     """
     if not ledger.is_there():
         raise FolderRemoved(
@@ -175,7 +175,7 @@ class Runner:
         say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
 
     def _warn_of_units(self, spec: RunSpec, result: RunResult) -> None:
-        """Warn once where a user's trainer seems to log its two losses in different units."""
+        """Warn once if a user's trainer seems to log its two losses in different units."""
         training, validation = result.last_train_loss_nats, result.loss_nats
         if self._warned_of_units or spec.command is None or training is None or validation is None:
             return

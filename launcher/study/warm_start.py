@@ -37,7 +37,7 @@ def with_warm_start(plan: FirstPlan, text: str, space: SearchSpace) -> tuple[Fir
 
 
 def warm_start(text: str, space: SearchSpace) -> WarmStart:
-    """Return the points that a search begins with.
+    """Return the points with which a search begins.
 
     Args:
         text: FILE or FILE:STUDY. Both may hold colons: the longest path that exists is the file.
@@ -51,10 +51,10 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
     found = best_trials(Path(file), study, most=MOST_POINTS)
     by_name = {axis.name: axis for axis in space.axes}
     axes = {
-        name: by_name[ours]
+        name: by_name[role]
         for params in found.params
         for name in params
-        if (ours := find_hyperparameter(name, by_name)) is not None
+        if (role := find_hyperparameter(name, by_name)) is not None
     }
     points: list[Params] = []
     unused, moved = set[str](), set[str]()
@@ -84,7 +84,7 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
 
 
 def _split_study(text: str) -> tuple[str, str]:
-    """Return the file and the name of the study in FILE[:STUDY]."""
+    """Split FILE[:STUDY] into the file and the name of the study."""
     places = [place for place, character in enumerate(text) if character == ":"]
     splits = [(text, ""), *((text[:place], text[place + 1 :]) for place in reversed(places))]
     return next((split for split in splits if Path(split[0]).exists()), splits[min(1, len(splits) - 1)])

@@ -256,17 +256,18 @@ class ProcessSession:
         return [pid for pid in in_rank if (parent := _parent(pid)) in members and parent not in in_rank]
 
     def _members(self) -> dict[int, bytes]:
-        """Every process of the job on this machine that still runs, with its environment; elsewhere than on Linux none.
+        """Return the environment of each running process of the job on this machine; on systems other than Linux none.
 
-        The memory of a process that is being taken down reads as empty, and it writes no more.
+        A process that is ending has an empty environment; it writes no more.
         """
-        wanted, found = f"{JOB_VARIABLE}={self._token}".encode(), {}
+        token = f"{JOB_VARIABLE}={self._token}".encode()
+        environments = {}
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 environment = b"\0" + path.read_bytes()
-                if b"\0" + wanted + b"\0" in environment:
-                    found[int(path.parent.name)] = environment
-        return found
+                if b"\0" + token + b"\0" in environment:
+                    environments[int(path.parent.name)] = environment
+        return environments
 
 
 def _send(pid: int, number: signal.Signals) -> None:

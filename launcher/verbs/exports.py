@@ -76,7 +76,7 @@ def _held(done: list[Json], open_: list[Json]) -> str:
 
 
 def _ledger_around(folder: Path, digest: str) -> list[Json]:
-    """Check that the ledger of the study around the config, if there is one, holds the config's evidence.
+    """Check that the ledger of the config's study, if there is one, holds the config's evidence.
 
     Raises:
         TamperedError: It does not.

@@ -114,7 +114,7 @@ def launch(
 
 
 def _limits(hang_seconds: int) -> Limits:
-    """Return how long the job may be silent; 0: for ever."""
+    """Return the limits for the silence of a job; 0 for no limit."""
     from launcher.base.watchdog import START_SECONDS, Limits
 
     if not hang_seconds:
@@ -123,7 +123,7 @@ def _limits(hang_seconds: int) -> Limits:
 
 
 def _accept(frozen: Path, accepts: tuple[str, ...], reason: str) -> None:
-    """Put on record that somebody uses a config although some of its checks refuse it."""
+    """Record that a person uses a config although some of its checks refuse it."""
     from launcher.base import chronicle
     from launcher.frozen.config_checks import accept_problems
     from launcher.frozen.frozen_folder import study_of

@@ -254,7 +254,7 @@ class Follower:
         return self._standing(reading, found, new, commands, over=over)
 
     def _is_through(self, reading: LogReading) -> bool:
-        """Return whether a run whose log has no events is at its end: nobody else will say so.
+        """Return whether a run whose log has no events has reached its end, which no event will tell.
 
         A final validation may come after the last step, so without one the log must also have been silent.
         """

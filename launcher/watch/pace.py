@@ -39,7 +39,7 @@ class Liveness:
     ended: str = ""
     """What the supervisor printed when it gave up, or ended in order."""
     paused_seconds: float = 0.0
-    """Time between stops that somebody asked for and the launches after them: it is no time that the run lost."""
+    """Time between requested stops and the launches after them, which does not count as lost."""
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
@@ -114,11 +114,11 @@ def measured(columns: LogColumns) -> Floats:
 
 
 def goodput(columns: LogColumns, paused_seconds: float = 0.0) -> float | None:
-    """Return the share of the run's time that went into steps that are still part of it; None where nobody says.
+    """Return the share of the run's time that was spent on steps that still count; None if it is unknown.
 
     Args:
         columns: The run so far.
-        paused_seconds: Time since its first start in which it was stopped on purpose, which does not count.
+        paused_seconds: Time since the first start in which the run was stopped on request; it does not count.
     """
     begun = headers(columns.events)
     typical = step_seconds(columns)
@@ -132,7 +132,7 @@ def goodput(columns: LogColumns, paused_seconds: float = 0.0) -> float | None:
 
 
 def projection(columns: LogColumns, num_steps: int, num_ranks: int, paused_seconds: float = 0.0) -> Projection | None:
-    """Estimate when the run ends, from the recorded step times; None where there are none."""
+    """Estimate the time until the run ends from its step times; None if no step was timed."""
     seconds, usual = measured(columns), usual_seconds(columns)
     seconds = seconds[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
@@ -153,7 +153,7 @@ def projection(columns: LogColumns, num_steps: int, num_ranks: int, paused_secon
 
 
 def usual_seconds(columns: LogColumns) -> float | None:
-    """Estimate the seconds of the steps to come, as `launch` does; None where no step was timed."""
+    """Estimate the seconds of a coming step, as `launch` does; None if no step was timed."""
     seconds = measured(columns)
     is_settling = np.zeros(len(seconds), dtype=bool)
     for step in [header.step for header in headers(columns.events)] or [0]:
@@ -186,7 +186,7 @@ def still_since(columns: LogColumns, num_steps: int, now: float | None, found: L
 
 
 def why_no_end(columns: LogColumns, num_steps: int, since: float | None, paused_seconds: float = 0.0) -> str | None:
-    """Return why the end of a run cannot be projected, `since` of `still_since`; None where it can."""
+    """Return the reason why the end of a run cannot be projected; None if it can. `since` is from `still_since`."""
     if done(columns, num_steps):
         return None
     if since is not None:

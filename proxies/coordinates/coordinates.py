@@ -208,7 +208,7 @@ def recorded_steps(num_steps: int) -> tuple[int, ...]:
 
 
 def _judge_layers(measured: Sequence[Measured], setting: CheckSettings) -> list[LayerVerdict]:
-    """Judge the layers in the order of the calls: a change carries the fading of all updates before it."""
+    """Judge the layers in the order of the calls, because a change contains the fading of all earlier updates."""
     fading, variances, layers = 0.0, pool_variances(measured, setting.points), []
     for layer in measured:
         own = alignment_slope(layer, setting)

@@ -155,7 +155,7 @@ def _with_interval(slopes_K: NDArray[np.float64], level: float, pooled: float | 
     return Slope(slope=slope, interval=(slope - half, slope + half))
 
 
-def fitted(
+def fit_slope(
     size_PK: NDArray[np.float64], points: Sequence[int], level: float, pooled: float | None = None
 ) -> Slope | None:
     """Slope over the points with its t-interval over seeds; None where a size is not a positive number."""
@@ -196,7 +196,7 @@ def pool_variances(layers: Sequence[Measured], points: Sequence[int]) -> SeedVar
     )
 
 
-def ruled(found: Slope | None, expected: tuple[float, float], share: float = 1.0) -> Outcome:
+def judge_slope(found: Slope | None, expected: tuple[float, float], share: float = 1.0) -> Outcome:
     """What a slope says, against the least and the largest that are expected; the thresholds taken times `share`."""
     if found is None:
         return "cannot_tell"
@@ -318,16 +318,16 @@ def judge_layer(
     variances = variances or SeedVariances()
     slopes_K = _typical_slopes(measured.change, points)
     final = None if slopes_K is None else _with_interval(slopes_K, level, variances.change)
-    start = fitted(measured.size[0], points, level, variances.start)
+    start = fit_slope(measured.size[0], points, level, variances.start)
     expected = expected_change(measured.layer, role, setting, fading)
     share = setting.head_dim_power or 1.0 if role == "attention_logits" else 1.0
     start_outcome: Outcome = (
-        "passes" if start is None else ruled(start, expected_size(measured.layer, role, setting), share)
+        "passes" if start is None else judge_slope(start, expected_size(measured.layer, role, setting), share)
     )
     rate, rate_outcomes = _judge_rate(measured, setting)
     # The readout's change is its own update's: of a known size, and its alignment is no mistake
     explained = role == "readout" and rate is not None and final is not None
-    change_outcome: Outcome = "passes" if explained else ruled(final, expected)
+    change_outcome: Outcome = "passes" if explained else judge_slope(final, expected)
     worst = min((change_outcome, start_outcome, *rate_outcomes), key=ORDER.index)
     cause = _cause(measured, setting, start_outcome, rate_outcomes[0] if rate_outcomes else "passes")
     if final is None:
@@ -376,13 +376,13 @@ def _judge_rate(measured: Measured, setting: CheckSettings) -> tuple[Slope | Non
     rate = _first_slope(size_SPK, setting)
     if rate is None:
         size_SPK, expected = effect_SPK, (wanted + NOISE_SLOPE, wanted)
-    first, last = _first_slope(size_SPK, setting), fitted(size_SPK[-1], setting.points, setting.level)
-    return rate, [ruled(slope, expected) for slope in (first, last) if slope is not None]
+    first, last = _first_slope(size_SPK, setting), fit_slope(size_SPK[-1], setting.points, setting.level)
+    return rate, [judge_slope(slope, expected) for slope in (first, last) if slope is not None]
 
 
 def _first_slope(size_SPK: NDArray[np.float64], setting: CheckSettings) -> Slope | None:
     """Return the slope at the first recorded step at which the layer moved everywhere."""
-    slopes = (fitted(size_PK, setting.points, setting.level) for size_PK in size_SPK[1:])
+    slopes = (fit_slope(size_PK, setting.points, setting.level) for size_PK in size_SPK[1:])
     return next((slope for slope in slopes if slope is not None), None)
 
 
@@ -390,7 +390,7 @@ def _cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Out
     """What the layer's own weights do wrong, at the start or by their own first update; empty if nothing."""
     role, along = measured.role, setting.axis
     if role == "hidden":
-        gain = ruled(fitted(measured.gain[0], setting.points, setting.level), (0.0, 0.0))
+        gain = judge_slope(fit_slope(measured.gain[0], setting.points, setting.level), (0.0, 0.0))
         said = [f"{INITIAL_STD} {_FALSE_SCALING[gain]} with fan-in"] if start in FLAGGED and gain in FLAGGED else []
         grows = setting.parametrization.by_muon and rate == "blows_up"  # Muon's must stay, and not shrink
         word = "grows" if grows else _FALSE_SCALING.get(rate, "")

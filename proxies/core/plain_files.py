@@ -59,7 +59,7 @@ def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file for writing at its end, unbuffered; a pipe or socket is refused, a device takes what it is given.
+    """Open a file for appending, unbuffered. Devices are allowed, pipes and sockets are not.
 
     Raises:
         OSError: The file cannot be opened, or is a pipe or socket.
@@ -69,10 +69,10 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def refuse_pipe(path: Path) -> None:
-    """Refuse a pipe or socket where a file is to be written; what is not there yet is fine.
+    """Check that a path to write to is not a pipe or a socket; it may not exist yet.
 
     Raises:
-        OSError: It is one, or it cannot be told.
+        OSError: It is a pipe or a socket, or its kind cannot be determined.
     """
     try:
         mode = path.stat().st_mode

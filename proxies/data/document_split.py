@@ -91,7 +91,7 @@ def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
 
 
 class _Object(dict[str, object]):
-    """An object of JSON that remembers whether it names the text twice."""
+    """A JSON object that knows whether it has the key of the text twice."""
 
     def __init__(self, pairs: list[tuple[str, object]], text_key: str) -> None:
         super().__init__(pairs)
@@ -163,7 +163,7 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
 
 
 def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
-    """Refuse a column that is not there once, or holds no texts; name those that do.
+    """Check that the column exists once and holds texts; the error names the columns that do.
 
     Raises:
         DataError: the column and its type, and the columns of texts.

@@ -24,7 +24,7 @@ _HEADER_BYTES = 1024
 _CHUNK_TOKENS = 2**20
 _GPT2_END_ID = 50256
 _GPT2_VOCAB_SIZES = range(50257, 50433)
-"""GPT-2's, also padded to a multiple of up to 256. In other vocabularies the id 50256 is a word."""
+"""Sizes of GPT-2's vocabulary, also padded to a multiple of up to 256. In others the id 50256 is a word."""
 # What llm.c's magic numbers stand for: vocabulary, and the id it puts between documents.
 _IMPLIED = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_000)}
 
@@ -81,7 +81,7 @@ def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None
 
 
 def dtype_of(file: SourceFile, vocab_size: int, raw_dtype: str | None) -> str:
-    """Return the dtype of a pre-tokenized file's ids; raw ones are looked at.
+    """Return the dtype of a pre-tokenized file's ids, which raw files are read for.
 
     Raises:
         DataError: see `find_dtype`.
@@ -92,7 +92,7 @@ def dtype_of(file: SourceFile, vocab_size: int, raw_dtype: str | None) -> str:
 
 
 def read_raw(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """Documents of a file of nothing but ids, each with its end id.
+    """Yield the documents of a raw file of ids, each with its end id.
 
     Raises:
         DataError: see `find_dtype`; or an id outside the vocabulary.
@@ -102,7 +102,7 @@ def read_raw(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
 
 
 def read_npy(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """Documents of a `.npy` file, each with its end id.
+    """Yield the documents of a `.npy` file, each with its end id.
 
     Raises:
         DataError: see `read_npy_header`; or an id outside the vocabulary.

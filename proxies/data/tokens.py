@@ -29,7 +29,7 @@ TOKENIZER_FILE = "tokenizer.json"
 SCHEMA_VERSION = 3
 MAX_EXAMPLES = 3
 MAX_MANIFEST_BYTES = 2**28
-"""Upper limit for a manifest; a million shards take as much."""
+"""Maximum size of a manifest, which a million shards take."""
 Split = Literal["train", "validation"]
 Dtype = Literal["uint16", "uint32"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -90,7 +90,7 @@ class NotRead:
     num_files: int
     num_bytes: int
     examples: tuple[str, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Names of the first of them."""
+    """Names of the first files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +194,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Shards that are missing or of another size than the manifest says, and another tokenizer; no shard is read."""
+    """Return problems of shards (missing, or of another size than recorded) and of the tokenizer. Reads no shard."""
     shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
     return [
         f"{folder / shard.file}: it {wrong}; run `forerun tokenize` again"

@@ -199,9 +199,9 @@ class LoggedMetrics:
     bad: tuple[int, str] | None = None
     """The first loss that is NaN or infinite: its step, and a sentence."""
     nulls: dict[str, int] = field(default_factory=dict)
-    """Step of the first null of each loss that was logged as null, without any loss beside it, after its last number.
+    """Step of the first null of each loss after its last number, from rows in which every loss is null.
 
-    Alone it says nothing: many loggers write null for a column without a value.
+    A null alone proves nothing: many loggers write null for a column without a value.
     """
 
     @property
@@ -351,13 +351,13 @@ class MetricFiles:
 
 
 MAX_LOSS_RATIO = 1.33
-"""Upper limit for a validation loss over the training loss beside it, and the other way; in bits, 1.44 times."""
+"""Maximum ratio of a validation loss and the training loss near it, either way; bits are 1.44 times nats."""
 UNIT_KEYS = "proxy.metrics_train_loss_unit, proxy.metrics_validation_loss_unit (nats, bits, bits per byte)"
 """Keys of a plan that declare the units of logged losses, for messages."""
 
 
 def units_agree(training: float, validation: float) -> bool:
-    """Return whether two losses of one run may be in one unit: neither is much above the other."""
+    """Return whether two losses of one run may have the same unit: neither is much larger than the other."""
     low, high = sorted((training, validation))
     return high <= MAX_LOSS_RATIO * low or high - low < 0.3  # near zero a ratio says nothing
 

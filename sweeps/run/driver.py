@@ -324,7 +324,7 @@ class Driver:
             self._backlog.put_back(attempt)
 
     def _is_broken(self, attempt: Attempt, loss: Loss) -> bool:
-        """Return whether no run can be expected to end well: none has, and the same failure came twice.
+        """Return whether no run is likely to finish: none has, and the same failure occurred twice.
 
         Our own runs that ran out of memory are tried with smaller microbatches first.
         """
@@ -332,7 +332,7 @@ class Driver:
         return not halves_microbatch and not self._has_finished() and self._losses.has_repeated(loss)
 
     def _has_finished(self) -> bool:
-        """Return whether a run of this study has ended well, pruned and diverged ones included."""
+        """Return whether a run of this study has finished; pruned and diverged runs count."""
         own = (result.status != "failed" for result in self._ledger.own_results())
         self._finished = self._finished or any(own) or any(r.status != "failed" for _, r, _ in self._ended)
         return self._finished
@@ -359,7 +359,7 @@ class Driver:
         self._refuse(f"run {attempt.run_id[:12]} was {reason}")
 
     def _refuse(self, problem: str) -> NoReturn:
-        """End the study's work before any run has ended well; the losses so far count no more. Raises RunsFail."""
+        """Raise RunsFail before any run has finished, and stop counting the lost attempts so far."""
         self._losses.pardon(problem)
         raise RunsFail(
             f"{problem}. No run of this study has finished yet, so it was not recorded as failed: fix the cause, then "

@@ -98,7 +98,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def _refuse_other_kinds(path: Path) -> None:
-    """See that what SQLite will open is plain files: it would wait for ever for a pipe's writer.
+    """Check that SQLite will open plain files only: it would wait forever for the writer of a pipe.
 
     Raises:
         LedgerRefused: One is not.

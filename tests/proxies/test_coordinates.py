@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from proxies.coordinates.activations import ActivationProbe, attention_logits
 from proxies.coordinates.coordinates import CoordinateCheck
-from proxies.coordinates.verdict import CheckSettings, Measured, alignment_slope, fitted, judge_layer
+from proxies.coordinates.verdict import CheckSettings, Measured, alignment_slope, fit_slope, judge_layer
 from proxies.core import canon
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
@@ -60,10 +60,10 @@ def test_mup_passes(right):
 
 def test_the_interval_is_a_t_interval_over_seeds():
     """Slopes 1 and 2 per doubling: their mean, and 6.314 standard errors at 90 % with one degree of freedom."""
-    found = fitted(np.array([[1.0, 1.0], [2.0, 4.0], [4.0, 16.0]]), (16, 32, 64), 0.9)
+    found = fit_slope(np.array([[1.0, 1.0], [2.0, 4.0], [4.0, 16.0]]), (16, 32, 64), 0.9)
     assert found.slope == pytest.approx(1.5)
     assert found.interval == pytest.approx((1.5 - 6.3138 * 0.5, 1.5 + 6.3138 * 0.5), rel=1e-4)
-    assert fitted(np.zeros((3, 2)), (16, 32, 64), 0.9) is None
+    assert fit_slope(np.zeros((3, 2)), (16, 32, 64), 0.9) is None
 
 
 def test_the_standard_parametrization_blows_up_and_so_does_each_model_its_own_base(store):

@@ -40,10 +40,10 @@ _EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
 _TO = {"started": STEP, "rolled_back": "to_step"}
 """Events after which the steps beyond the one in this field are made anew."""
 _MAX_UNIX_SECONDS = 1e11
-"""A later time (the year 5138) counts something else than seconds since 1970."""
+"""Maximum time in seconds since 1970 (the year 5138); a larger number is in another unit."""
 _AGAIN, _NULL, _BAD = "again", "null", "bad"
-"""Counts in addition to a step's columns: its losses after the first, those that are null, and those that are no
-numbers, null included."""
+"""Counts that are kept with a step's columns: losses after the first, null losses, and losses that are not numbers,
+null included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ class _Steps:
         self.ranks: dict[int, list[float]] = {}
 
     def add(self, step: int, row: Row, names: Mapping[str, str], factors: Mapping[str, float]) -> int:
-        """Take in a row of that step; return how many of its values are impossible, and left out."""
+        """Add a row of a step, and return the number of its values that are impossible and left out."""
         num_impossible = 0
         cells = self.cells[step]
         if (loss := names.get(LOSS)) in row:
@@ -225,7 +225,7 @@ _SENTENCES = {
     ),
     "no number": ("1 training loss is not a number", "{n} training losses are not numbers"),
 }
-"""Notes by what is odd: of one, and of several."""
+"""Notes by oddity, for one and for several."""
 
 
 class OtherRunError(ValueError):
@@ -244,7 +244,7 @@ class LogReading:
     ending: AttemptEnd | None
     """How the newest attempt ended, if it could write that down."""
     why_empty: str = "nothing is logged yet"
-    """The reason that there is no training loss, where there is none."""
+    """Reason why the log has no training loss, if it has none."""
 
 
 class LogReader:
@@ -309,7 +309,7 @@ class LogReader:
 
 
 def _compare_units(columns: LogColumns) -> list[str]:
-    """Return a warning where the last validation loss and the training loss near it can hardly be in one unit."""
+    """Return a warning if the last validation loss and the training loss near it seem to have different units."""
     if not len(columns.validation_steps) or not len(columns):
         return []
     step, validation = columns.validation_steps[-1], float(columns.validation_loss_nats[-1])
@@ -325,7 +325,7 @@ def _compare_units(columns: LogColumns) -> list[str]:
 
 
 def _why_empty(log: Log) -> str:
-    """Return why a log shows no training loss."""
+    """Return the reason why a log has no training loss."""
     if log.unknown:
         return log.unknown
     if any(log.files.values()):
