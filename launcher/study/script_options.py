@@ -233,7 +233,7 @@ def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
     """Return the script's log, and the keys of its step and losses; keys that are not certain are `TODO`."""
     kinds = {"wandb": "wandb.init", "tensorboard": "SummaryWriter", "jsonl": "json.dumps"}
     kind = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
-    keys = _logged_keys(ast.parse(text))
+    keys = _find_logged_keys(ast.parse(text))
     losses = [key for key in keys if "loss" in key and "best" not in key]
     held_out = [key for key in losses if re.search(r"val|eval|test|dev", key)]
     trained = [key for key in losses if key not in held_out]
@@ -254,19 +254,19 @@ def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
     return values, notes
 
 
-def _logged_keys(tree: ast.Module) -> list[str]:
+def _find_logged_keys(tree: ast.Module) -> list[str]:
     """Return the keys of dictionaries except checkpoints, of items that are assigned, and of TensorBoard's scalars."""
     keys: list[str] = []
     for node in ast.walk(tree):
-        found: list[ast.expr | None] = []
+        nodes: list[ast.expr | None] = []
         if isinstance(node, ast.Dict):
-            found = list(node.keys)
+            nodes = list(node.keys)
         elif isinstance(node, ast.Assign):
-            found = [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
+            nodes = [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_scalar":
-            found = list(node.args[:1])
+            nodes = list(node.args[:1])
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
             keys += [word.arg for word in node.keywords if word.arg]
-        names = [key.value for key in found if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        names = [key.value for key in nodes if isinstance(key, ast.Constant) and isinstance(key.value, str)]
         keys += [] if _STATE_KEYS & set(names) else names
     return list(dict.fromkeys(keys))

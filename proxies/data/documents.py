@@ -109,7 +109,7 @@ def find_files(
         DataError: every path that is not a file or folder, and every file that cannot be read or is not what its name
             says.
     """
-    found: list[SourceFile] = []
+    recognised_files: list[SourceFile] = []
     left = Leftovers()
     problems: list[str] = []
     elsewhere: list[NotRead] = []
@@ -117,7 +117,7 @@ def find_files(
         try:
             if isinstance(given, str) and is_uri(given):
                 remote, left_there = _remote(given)
-                found += remote
+                recognised_files += remote
                 elsewhere += left_there
                 continue
             path = Path(given)
@@ -136,11 +136,12 @@ def find_files(
                 continue
             if recognised is not None:
                 name = str(file.relative_to(path)) if file != path else file.name
-                found.append(replace(recognised, relative_name=name, from_folder=file != path))
+                recognised_files.append(replace(recognised, relative_name=name, from_folder=file != path))
     if problems:
         raise DataError(*problems)
     return FoundFiles(
-        found, tuple(sorted([*left.to_records(), *elsewhere], key=lambda kind: (-kind.num_bytes, kind.suffix)))
+        recognised_files,
+        tuple(sorted([*left.to_records(), *elsewhere], key=lambda kind: (-kind.num_bytes, kind.suffix))),
     )
 
 

@@ -110,7 +110,7 @@ def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, 
     manifest = tmp_path / "corpus" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"vocab_size": 256', f'"vocab_size": {vocab_size}'))
     code, body = ask("init", "--out", tmp_path / "plan.toml")
-    assert code == 0 and not any("hardly anything to transfer" in said for said in body["warnings"])
+    assert code == 0 and not any("hardly anything to transfer" in warning for warning in body["warnings"])
     plan, preset = load_plan(tmp_path / "plan.toml"), load_plan(write_plan(tmp_path / "bytes", ""))
     assert body["comes_to"]["width"] >= 2 * plan.proxy.base_width
     assert plan.search.learning_rate == tuple(2**octaves * end for end in preset.search.learning_rate)
@@ -170,10 +170,10 @@ def test_a_large_budget_gets_the_depth_sequences_and_layout_of_published_models(
     """It was 32 layers of width 8,192, sequences of 2,048, and full recomputation."""
     path = corpora / "large.toml"
     code, body = ask("init", "--gpu", "H100", "--gpus", 256, "--budget-flops", "1e23", "--out", path)
-    plan, found = load_plan(path), body["comes_to"]
+    plan, size = load_plan(path), body["comes_to"]
     assert (code, body["preset"], plan.model.seq_len) == (0, "slurm", 4096)
-    assert 52 <= found["num_layers"] == plan.model.num_layers <= 64  # Llama 33B: 60 x 6656; OLMo 2 32B: 64 x 5120
-    assert 5120 <= found["width"] <= 6656
+    assert 52 <= size["num_layers"] == plan.model.num_layers <= 64  # Llama 33B: 60 x 6656; OLMo 2 32B: 64 x 5120
+    assert 5120 <= size["width"] <= 6656
     assert plan.launch.activation_checkpointing == "selective"
     assert plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate == 256
     code, estimate = ask("estimate", path)

@@ -157,7 +157,7 @@ def test_the_gates_have_the_names_that_freeze_knows(found):
 
 
 def test_a_check_whose_control_passes_too_names_nothing_to_fix():
-    """What is named there is the control, and it is right."""
+    """The control names a mistake in its own model, which is right."""
     gate = gates.coordinate_gate(PASSING | {"sp": PASSING["mup"]}, "mup")
     assert gate.outcome == "cannot_tell"
     assert "fix" not in gates.check_advice(gate.outcome) and "check_widths" in gates.check_advice(gate.outcome)

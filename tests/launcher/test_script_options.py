@@ -130,5 +130,5 @@ def test_what_is_not_understood_is_to_do_and_refused(tmp_path):
     for verb in (("validate",), ("sweep", "--study", tmp_path / "study")):
         code, body = ask(verb[0], tmp_path / "plan.toml", *verb[1:])
         assert (code, body["error"]) == (2, "PlanError")
-        assert any(said.startswith("proxy.metrics_validation_loss_key has a TODO") for said in body["problems"])
+        assert any(problem.startswith("proxy.metrics_validation_loss_key has a TODO") for problem in body["problems"])
     assert not (tmp_path / "study").exists()

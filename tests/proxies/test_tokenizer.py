@@ -66,7 +66,7 @@ def end_of(path, **options):
 
 
 def test_a_word_that_looks_like_an_end_token_is_not_taken_for_it(tmp_path):
-    """In Gemma's vocabulary `</s>` is an HTML tag, and `<eos>` the special token."""
+    """Gemma's vocabulary has `</s>` as an HTML tag, and `<eos>` as the special token."""
     value = json.loads(word_tokenizer(tmp_path / "t.json", ("<eos>", "</s>", "<b>")).read_text())
     value["added_tokens"][1]["special"] = False
     (tmp_path / "t.json").write_text(json.dumps(value))
@@ -155,9 +155,9 @@ def is_alive(pid):
 def test_a_corpus_says_which_end_token_was_taken(tmp_path):
     path = word_tokenizer(tmp_path / "t.json")
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    said = []
-    tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), say=said.append)
-    assert any("<|endoftext|> (id 10), a usual name that the file marks as special" in line for line in said)
+    lines = []
+    tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), say=lines.append)
+    assert any("<|endoftext|> (id 10), a usual name that the file marks as special" in line for line in lines)
 
 
 def test_a_tokenizer_is_not_trained_on_files_named_validation(tmp_path):

@@ -114,8 +114,8 @@ def test_a_stop_on_purpose_is_no_lost_pace_and_a_crash_is(tmp_path):
     begun = BEGAN.timestamp()
     columns = run(100, noise=0.0, events=(started(), started(step=60, after_seconds=3600.0)), newest_at=begun + 3650.0)
     assert pace.goodput(columns, 3590.0) == pytest.approx(50 / 60)
-    found = pace.projection(columns, 300, 2, 3590.0)
-    assert found.remaining_seconds == pytest.approx((100.0, 100.0, 120.0))
+    projection = pace.projection(columns, 300, 2, 3590.0)
+    assert projection.remaining_seconds == pytest.approx((100.0, 100.0, 120.0))
     for event, expected in (("stopped", 3590.0), ("interrupted", 3590.0), ("failed", 0.0)):
         folder = tmp_path / event
         for kind, seconds in (("launched", 0), ("ended", 10), ("launched", 3600)):
