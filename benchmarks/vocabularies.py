@@ -340,10 +340,7 @@ def write_tables(content: dict[str, Any], stem: Path) -> None:
         wanted = [case for case in cases if name == case.parametrization or case.width == TABLE_BASE_WIDTH]
         rows = [content["runs"][case.key] for case in wanted if case.key in content["runs"]]
         rows.sort(key=lambda run: (run["width"], run["log2_rate"], run["seed"]))
-        lines = [
-            f"{run['width']},{2.0 ** run['log2_rate']},{run['seed']},{run['loss_nats']}"
-            for run in rows
-        ]
+        lines = [f"{run['width']},{2.0 ** run['log2_rate']},{run['seed']},{run['loss_nats']}" for run in rows]
         Path(f"{stem}-{name}.csv").write_text("\n".join(["width,lr,seed,loss", *lines]) + "\n")
 
 
