@@ -64,7 +64,7 @@ def launch(
     """
     from launcher.dashboards.log_sink import LogSink
     from launcher.frozen.config_checks import require_sound
-    from launcher.frozen.launch_file import format_accepted_failures
+    from launcher.frozen.launch_file import format_accepted_failures, name_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
     from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.launch import Nodes, launch_line
@@ -97,7 +97,9 @@ def launch(
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
     require_sound(folder, decision.digest, complete=True)
-    mirror = LogSink(out, decision, wandb) if wandb and not node_rank else None  # the first machine shows it for all
+    mirror = None
+    if wandb and not node_rank:  # the first machine shows it for all
+        mirror = LogSink(out, decision, wandb, name_accepted_failures(folder, decision.digest))
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
