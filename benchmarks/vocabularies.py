@@ -6,7 +6,7 @@ Decoders of the demo (2 layers, heads of 16, 512 tokens a batch, cosine, muP fro
 source of Python's standard library: bytes, and byte-level BPE of 1,000, 4,096 and 16,384 entries
 that `forerun tokenize --train-bpe` makes. One thread. FOLDER keeps the corpora and the validation
 losses by window. The script resumes: runs that the JSON file has are not run again. All runs take
-some 15 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file it
+some 25 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file it
 writes the runs of 4,096 entries over width as tables for `forerun transfer --runs`.
 """
 
@@ -313,6 +313,8 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
             row["windows_noise_nats"] = round(paired / math.sqrt(base[0]["num_windows"]), 5)
         rates = [run["step_flops"] * (run["num_steps"] - 1) / run["cpu_seconds"] for run in runs]
         row["flops_per_second"] = [float(f"{rate:.3g}") for rate in np.quantile(rates, (0.1, 0.5, 0.9))]
+        num_tokens = content["num_tokens"]
+        row["bytes_per_token"] = round(num_tokens["256"] / num_tokens[str(vocab_size)], 2)
         row["unigram_nats"] = round(content["unigram_nats"][str(vocab_size)], 3)
         for width in (32, 64):
             row[f"loss_by_steps_{width}"] = {
@@ -350,7 +352,7 @@ def main() -> None:
     from proxies.data.tokens import TokenStore
 
     asked.work.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"runs": {}, "memory": [], "unigram_nats": {}}
+    content: dict[str, Any] = {"runs": {}, "memory": [], "unigram_nats": {}, "num_tokens": {}}
     if asked.json.exists():
         content |= json.loads(asked.json.read_text())
 
@@ -362,6 +364,7 @@ def main() -> None:
     for vocab_size in VOCABULARIES:
         corpus = corpus_of(asked.work, vocab_size)
         stores[vocab_size] = TokenStore(corpus)
+        content["num_tokens"][str(vocab_size)] = stores[vocab_size].manifest.num_tokens("train")
         if str(vocab_size) not in content["unigram_nats"]:
             content["unigram_nats"][str(vocab_size)] = unigram_nats(corpus)
             content["memory"] += [memory_row(vocab_size, width, corpus) for width in (32, 128)]
