@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +53,11 @@ class LogSink:
     entered by the one supervisor that has the folder.
     """
 
-    def __init__(self, run_dir: Path, decision: Decision, mode: Mode) -> None:
+    def __init__(self, run_dir: Path, decision: Decision, mode: Mode, failures: Sequence[str] = ()) -> None:
+        """Store what to show; `failures` are gates that failed and were accepted."""
         self.outcome: SinkOutcome | None = None
         self._run_dir, self._decision, self._mode = run_dir.absolute(), decision, mode
-        self._over = threading.Event()
+        self._failures, self._over = failures, threading.Event()
         self._job: WandbProcess | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -80,7 +82,12 @@ class LogSink:
 
     def _work(self) -> None:
         try:
-            run = main_run(self._decision, self._run_dir, is_over=lambda: self._over.wait(LOOK_SECONDS))
+            run = main_run(
+                self._decision,
+                self._run_dir,
+                is_over=lambda: self._over.wait(LOOK_SECONDS),
+                failures=self._failures,
+            )
             with writing(self._run_dir, self._mode, WandbTarget(), dies_with_us=False) as writer:
                 self._job = writer.job
                 path, url, num_rows = writer.write(run)

@@ -52,15 +52,23 @@ def main_runs(study: Study) -> list[RunRecord]:
         FrozenError, TamperedError: a config that was frozen of the study is not what its digest names.
     """
     from launcher.frozen.config_checks import require_sound
-    from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
+    from launcher.frozen.launch_file import LAUNCH_FILE, name_accepted_failures, read_launch
 
     files = sorted((study.study_dir / "frozen").glob(f"*/{LAUNCH_FILE}"))
     decisions = {file.parent / "run": read_launch(file) for file in files}
     for folder, decision in decisions.items():
         require_sound(folder.parent, decision.digest)
     mine = study_id(study.question)
-    return [main_run(decision, folder, mine) for folder, decision in decisions.items()
-            if (folder / metrics.METRICS_FILE).is_file()]  # fmt: skip
+    return [
+        main_run(
+            decision,
+            folder,
+            mine,
+            failures=name_accepted_failures(folder.parent, decision.digest),
+        )
+        for folder, decision in decisions.items()
+        if (folder / metrics.METRICS_FILE).is_file()
+    ]
 
 
 def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:

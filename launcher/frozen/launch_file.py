@@ -44,12 +44,29 @@ def _to_json(gate: Any) -> dict[str, str]:
 def format_accepted_failures(folder: Path, digest: str) -> list[str]:
     """Return one line for each gate that had failed and was accepted at the freeze."""
     try:
-        body: dict[str, Any] = read_attestation(path_of(folder, "evidence"), digest)
+        failures = read_accepted_failures(folder, digest)
     except TamperedError as error:  # `verify` and `launch` refuse it, unless somebody accepts that
         return [f"which gates failed and were accepted is not known: {error}"]
-    gates, accepted = body.get("gates", []), body.get("accepted", {})
-    names = list_accepted_failures(gates, accepted)
-    return format_accepted_gates(gates, {name: accepted[name] for name in names})
+    return format_accepted_gates([{"name": name, "outcome": "failed"} for name in failures], failures)
+
+
+def name_accepted_failures(folder: Path, digest: str) -> list[str]:
+    """Return the names of those gates, without what a person wrote; "not known" for bad evidence."""
+    try:
+        return [*read_accepted_failures(folder, digest)]
+    except TamperedError:
+        return ["not known"]
+
+
+def read_accepted_failures(folder: Path, digest: str) -> dict[str, str]:
+    """Return the reason for each gate that had failed and was accepted at the freeze.
+
+    Raises:
+        TamperedError: the evidence is missing, was edited, or is for another config.
+    """
+    body: dict[str, Any] = read_attestation(path_of(folder, "evidence"), digest)
+    accepted = body.get("accepted", {})
+    return {name: accepted[name] for name in list_accepted_failures(body.get("gates", []), accepted)}
 
 
 def path_of(folder: Path, kind: str) -> Path:

@@ -9,7 +9,6 @@ from typing import cast
 
 from launcher.base.talk import say
 from launcher.plan.study import DEPTH, Study
-from launcher.study.gates import ACCEPTED, GateError, find_failed_check, is_acceptance
 from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, RunReadings, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
@@ -118,17 +117,3 @@ def _read(
                 )
         check_stop()
     return [found[index] for index in range(len(probes))]
-
-
-def refuse_failed(study: Study, checks: dict[str, canon.Json], ledger: Ledger) -> None:
-    """Raise GateError if the study's own parametrization fails its check and nobody accepted that."""
-    for gate in find_failed_check(study, checks):
-        if any(is_acceptance(record.body, gate) for record in ledger.records(ACCEPTED)):
-            say(f"accepted failure: gate {gate.name} failed, the study goes on")
-            continue
-        what = study.plan.proxy.factory or f'proxy.parametrization = "{study.plan.proxy.parametrization}"'
-        raise GateError(
-            f"the coordinate check of {what} fails: {gate.reason}. Nothing more was run. Fix the model and begin a new "
-            'study, sweep it as it is with proxy.parametrization = "sp" (also a new study), or go on all the same: '
-            f"forerun freeze {study.study_dir} --accept {gate.name} --reason TEXT, then the same command again"
-        )

@@ -21,7 +21,14 @@ from launcher.frozen.frozen import Decision
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
-from launcher.study.gates import Gate, failed_gates, find_failed_check, gates
+from launcher.study.gates import (
+    Gate,
+    failed_gates,
+    find_failed_check,
+    find_failed_transfer,
+    gates,
+    select_failed,
+)
 from launcher.study.ladder_checks import LadderChecks, ladder_checks
 from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json
@@ -53,7 +60,7 @@ class StudyFindings:
     wider: Json = None
     """Whether wider is better, as a report has it."""
     gates: tuple[Gate, ...] = ()
-    """All of them, once there is a choice; before, the coordinate check if it failed."""
+    """All of them, once there is a choice; before, those that failed."""
 
 
 def gather(study: Study, ledger: Ledger) -> StudyFindings:
@@ -61,7 +68,7 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
     from scaling_fits.laws.law import CannotTellError
 
     coordinates = {record.key: record.body for record in ledger.records("coordinates")}
-    failed = find_failed_check(study, coordinates)
+    failed = find_failed_check(study, coordinates) + select_failed(replay_gates(study, ledger))
     found = StudyFindings(coordinates=coordinates, gates=failed)
     try:
         won = searched(study, ledger)
@@ -69,8 +76,9 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
         moved = transferred(study, ledger)
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
         curves = curves_by_width(study, moved.tests, ledger.results(), moved.log2_lr)
+        failed += find_failed_transfer(verdicts)
         found = dataclasses.replace(
-            found, transferred=moved, verdicts=verdicts, wider=wider_body(wider(study, curves), curves)
+            found, transferred=moved, verdicts=verdicts, wider=wider_body(wider(study, curves), curves), gates=failed
         )
         specs = decide.ladder_specs(study, moved)
         table = decide.ladder_table(study, specs, ledger.results())

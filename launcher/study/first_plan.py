@@ -23,7 +23,12 @@ from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 from launcher.plan.problems import num_law_parameters
 from launcher.plan.study import Study
-from launcher.plan.vocabulary import MIN_WIDTH_MULTIPLE, budget_flops, learning_rate_range
+from launcher.plan.vocabulary import (
+    MIN_WIDTH_MULTIPLE,
+    budget_flops,
+    learning_rate_range,
+    scale_margin,
+)
 from launcher.study.gates import data_warning
 from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
@@ -260,13 +265,18 @@ def fit_vocabulary(new: FirstPlan, study: Study, request: Request, overrides: Se
         One sentence that names the changed values; none if nothing changed.
     """
     plan, vocab_size = study.plan, study.manifest.vocab_size
-    if PRESETS[new.name].gpu or plan.proxy.command or plan.proxy.factory or plan.proxy.optimizer != DEFAULT:
+    if PRESETS[new.name].gpu or plan.proxy.command:
         return []
     given = _given_keys(overrides)
     wanted: dict[tuple[str, str], object] = {}
-    if "search.learning_rate" not in given:
+    if "transfer.margin_nats" not in given:
+        wanted["transfer", "margin_nats"] = scale_margin(plan.transfer.margin_nats, vocab_size)
+    # The rates and the size of another model, and the rates of Muon, were not measured.
+    is_measured = not plan.proxy.factory and plan.proxy.optimizer == DEFAULT
+    if is_measured and "search.learning_rate" not in given:
         wanted["search", LEARNING_RATE] = learning_rate_range(plan.search.learning_rate, vocab_size)
-    if request.budget_flops is None and request.budget_usd is None and "target.budget_flops" not in given:
+    has_budget = request.budget_flops is not None or request.budget_usd is not None
+    if is_measured and not has_budget and "target.budget_flops" not in given:
         least = study.num_params(study.shape(MIN_WIDTH_MULTIPLE * plan.proxy.base_width))
         wanted["target", "budget_flops"] = budget_flops(plan.target.budget_flops, least)
     changed = {key: value for key, value in wanted.items() if value != getattr(getattr(plan, key[0]), key[1])}

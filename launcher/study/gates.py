@@ -1,4 +1,4 @@
-"""The gates of freezing: what each asks, and what it found. Pure functions.
+"""The gates of freezing: what each asks, and what it found; a study stops after one that failed.
 
 A coordinate check is read here as people read it too: what is wrong first, then one row for every role.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.base.talk import counted
+from launcher.base.talk import counted, say
 from launcher.frozen.launch_file import CheckOutcome
 from proxies.core import canon
 from proxies.core.spec import RunResult
@@ -115,8 +115,45 @@ def find_failed_check(study: Study, checks: Mapping[str, Any]) -> tuple[Gate, ..
     A study that asks for the standard parametrization knows that it does not keep its size.
     """
     name = study.plan.proxy.parametrization
-    gate = coordinate_gate(checks, name)
-    return (gate,) if name != "sp" and gate.outcome == "failed" else ()
+    return select_failed([coordinate_gate(checks, name)]) if name != "sp" else ()
+
+
+def find_failed_transfer(verdicts: Verdicts) -> tuple[Gate, ...]:
+    """Return the transfer gate if a value drifts, else nothing."""
+    return select_failed([transfer_gate(verdicts)])
+
+
+def select_failed(found: Iterable[Gate]) -> tuple[Gate, ...]:
+    """Return the gates that failed."""
+    return tuple(gate for gate in found if gate.outcome == "failed")
+
+
+def refuse_failed(study: Study, ledger: Ledger, found: Iterable[Gate]) -> None:
+    """Stop a study before its next stage is paid for. A gate that cannot tell stops nothing.
+
+    Args:
+        study: as its ledger has it.
+        ledger: its records say which gates somebody accepted.
+        found: gates that are known before the next stage.
+
+    Raises:
+        GateError: gates failed that nobody accepted.
+    """
+    records, closed = ledger.records(ACCEPTED), []
+    for gate in select_failed(found):
+        if any(is_acceptance(record.body, gate) for record in records):
+            say(f"accepted failure: gate {gate.name} failed, the study goes on")
+        else:
+            closed.append(gate)
+    if not closed:
+        return
+    lines = [f"gate {gate.name} failed: {gate.reason}" for gate in closed]
+    accept = " ".join(f"--accept {gate.name}" for gate in closed)
+    raise GateError(
+        "\n".join([*lines, "Nothing more was run.", needs_text(closed)])
+        + f"\nor go on all the same: forerun freeze {study.study_dir} {accept} --reason TEXT, "
+        "then the same command again"
+    )
 
 
 def _is_judged_by_old_rule(check: Any) -> bool:
@@ -247,7 +284,8 @@ def data_warning(study: Study, want: float) -> str:
 _BUDGET_OF_TOKENS = 6 / 20
 """Of the square of its tokens, the FLOPs (6ND) of a main run with 20 tokens per parameter."""
 _NEEDS = {
-    "coordinates": "a model whose layers keep their size: fix what the check names, in a new study",
+    "coordinates": "a model whose layers keep their size: fix what the check names, or sweep it as it is with "
+    'proxy.parametrization = "sp", in a new study either way',
     "transfer": "a new plan with another parametrization, or with sizes nearer to the target",
     "fit": "more rungs (ladder.widths, ladder.num_steps) in a child study (--fork keeps the runs)",
     "data": "a larger corpus (data.path) in a new study, or a smaller target.budget_flops in a child study (--fork)",

@@ -30,7 +30,12 @@ from launcher.experiments.transferred_values import (
 )
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.study.decide import fit_key, fitted, ladder_specs
-from launcher.study.gates import transfer_gate
+from launcher.study.gates import (
+    find_failed_check,
+    find_failed_transfer,
+    refuse_failed,
+    transfer_gate,
+)
 from launcher.study.pools import start_pool
 from launcher.study.progress import CHECK, FIT, Reporter
 from launcher.study.search_runs import run_search
@@ -298,19 +303,17 @@ class Runner:
 
         Raises:
             GateError: the user's own model fails the check.
-            ReplayDiffersError: the winning trial, run again, gave something else.
+                Or the winning trial, run again, gave something else.
         """
         if self.study.factory is not None:
-            from launcher.study.coordinate_checks import refuse_failed
-
-            refuse_failed(self.study, self.check(), self.ledger)
+            refuse_failed(self.study, self.ledger, find_failed_check(self.study, self.check()))
         self._begin("sweep")
         run_search(self.study, self.ledger, self.drive, bank_key)
         self._replay()
         return searched(self.study, self.ledger)
 
     def _replay(self) -> None:
-        """Run the winning trial again elsewhere, its hours counted. Raises ReplayDiffersError."""
+        """Run the winning trial again elsewhere, its hours counted. Raises GateError if it differs."""
 
         def check() -> None:
             self._check_stop()
@@ -371,13 +374,19 @@ class Runner:
             num_runs += len(specs)
 
     def ladder(self) -> list[RunSpec]:
-        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
+        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone.
+
+        Raises:
+            GateError: the values do not transfer, rungs are missing, and nobody accepted that.
+        """
         found = self.transfer()
         self._begin("ladder")
         specs = ladder_specs(self.study, found)
         results = self.ledger.results()
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
         if missing:
+            verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
+            refuse_failed(self.study, self.ledger, find_failed_transfer(verdicts))
             num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
             checks = counted(len(missing) - num_rungs, "run")
             say(

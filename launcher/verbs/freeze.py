@@ -139,8 +139,8 @@ def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...], *, ended: 
     unknown = [name for name in accepts if name not in {gate.name for gate in gates}]
     if unknown and not ended:
         raise click.UsageError(
-            f"--accept {', '.join(unknown)}: before the study has ended, only a coordinate check that failed can be "
-            "accepted; `forerun run PLAN` continues the study"
+            f"--accept {', '.join(unknown)}: before the study has ended, only gates that failed can be accepted; "
+            "`forerun run PLAN` continues the study"
         )
     passed = {gate.name for gate in gates if gate.outcome == "passed"}
     if idle := [name for name in accepts if name in passed]:

@@ -22,7 +22,7 @@ from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from launcher.base.watchdog import Limits
-    from launcher.dashboards.log_sink import SinkOutcome
+    from launcher.dashboards.log_sink import LogSink, SinkOutcome
     from launcher.frozen.frozen import Decision, OwnTrainer
     from launcher.supervisor.launch import LaunchOutcome, Nodes
 
@@ -62,7 +62,6 @@ def launch(
     Resumes from the newest good checkpoint and restarts a job that dies or hangs. Ctrl-C saves and ends, a second
     Ctrl-C ends at once. Exit 3: the run stopped itself, by its limits; 130: interrupted, the same command resumes.
     """
-    from launcher.dashboards.log_sink import LogSink
     from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
@@ -97,7 +96,7 @@ def launch(
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
     require_sound(folder, decision.digest, complete=True)
-    mirror = LogSink(out, decision, wandb) if wandb and not node_rank else None  # the first machine shows it for all
+    mirror = _show_in_wandb(folder, decision, out, wandb) if wandb and not node_rank else None  # the first for all
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
@@ -111,6 +110,14 @@ def launch(
                "\n".join([_text(decision, outcome, shown), *failures]) + _next(outcome, frozen, out_dir))  # fmt: skip
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
+
+
+def _show_in_wandb(folder: Path, decision: Decision, out: Path, mode: Mode) -> LogSink:
+    """Return the run's page in W&B, which names the gates that failed and were accepted."""
+    from launcher.dashboards.log_sink import LogSink
+    from launcher.frozen.launch_file import name_accepted_failures
+
+    return LogSink(out, decision, mode, name_accepted_failures(folder, decision.digest))
 
 
 def _limits(hang_seconds: int) -> Limits:

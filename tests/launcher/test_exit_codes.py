@@ -36,7 +36,7 @@ CODES_BY_CLASS = {
         "TrainerError", "TransferError", "UnexpectedEndError", "UnknownFieldError", "UnknownKeyError",
         "UnknownNameError", "UnmeasurableError", "UserCodeError", "WireError",
     },
-    3: {"GateError", "ReplayDiffersError"},
+    3: {"GateError"},
     4: {
         "BudgetSpent", "CannotTellError", "NoFinishedTrialError", "NoProvenanceError", "NotConcludedError",
         "UnseenError",

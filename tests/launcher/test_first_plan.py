@@ -103,8 +103,11 @@ def test_editors_know_every_plan(plans):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("vocab_size", "octaves"), [(256, 0), (1000, 1), (4096, 2), (16384, 2)])
-def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, octaves):
+@pytest.mark.parametrize(
+    ("vocab_size", "octaves", "margin"),
+    [(256, 0, 0.01), (1000, 1, 0.026), (2048, 2, 0.03), (4096, 2, 0.034), (16384, 2, 0.038)],
+)
+def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, octaves, margin):
     """The presets were made for bytes: another vocabulary moves the best rate, and makes every size larger."""
     shutil.copytree(corpora / "corpus", tmp_path / "corpus")
     manifest = tmp_path / "corpus" / "manifest.json"
@@ -114,11 +117,16 @@ def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, 
     plan, preset = load_plan(tmp_path / "plan.toml"), load_plan(write_plan(tmp_path / "bytes", ""))
     assert body["comes_to"]["width"] >= 2 * plan.proxy.base_width
     assert plan.search.learning_rate == tuple(2**octaves * end for end in preset.search.learning_rate)
-    assert (plan.target.budget_flops > 1e13) == (vocab_size >= 4096)
-    given = ("--budget-flops", "2e13", "--set", "search.learning_rate=[0.01, 0.1]")
+    assert (plan.target.budget_flops > 1e13) == (vocab_size >= 2048)
+    assert plan.transfer.margin_nats == margin, "the same loss per byte of text"
+    rates, own_margin = "search.learning_rate=[0.01, 0.1]", "transfer.margin_nats=0.02"
+    given = ("--budget-flops", "2e13", "--set", rates, "--set", own_margin)
     assert ask("init", "--out", tmp_path / "given.toml", *given)[0] == 0
     plan = load_plan(tmp_path / "given.toml")
     assert (plan.target.budget_flops, plan.search.learning_rate) == (2e13, (0.01, 0.1)), "what is given stays"
+    assert plan.transfer.margin_nats == 0.02
+    assert ask("init", "--out", tmp_path / "muon.toml", "--optimizer", "muon")[0] == 0
+    assert load_plan(tmp_path / "muon.toml").transfer.margin_nats == margin
 
 
 def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
