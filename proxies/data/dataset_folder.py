@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from proxies.data.documents import SourceFile
 from proxies.data.tokens import Split
@@ -72,7 +73,7 @@ def describe_splits(files: Sequence[SourceFile]) -> str:
         return ""
     others = len(files) - sum(counts.values())
     text = f"split by their names: {counts['train']} for training, {counts['validation']} for validation"
-    return f"{text}; {others} others by content" if others else text
+    return f"{text}; {counted(others, 'other')} by content" if others else text
 
 
 def _split_of(file: SourceFile) -> _NamedSplit | None:

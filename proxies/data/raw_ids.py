@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from proxies.data.tokens import DataError
 
@@ -40,8 +41,8 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, asked: str | None) -
         raise DataError(f"{path} is empty: leave it out")
     if num_bytes % (size := np.dtype(asked or "uint16").itemsize):
         raise DataError(
-            f"{path} has {num_bytes:,} bytes, not a whole number of {size}-byte ids: it is truncated, or its ids have "
-            "another width (--dtype)"
+            f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it is truncated, or "
+            "its ids have another width (--dtype)"
         )
     if asked:
         return asked
@@ -62,8 +63,8 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, asked: str | None) -
     if swapped and (swapped[0] > 2 or not _is_proven(sample, "<u2", vocab_size, _MOSTLY)):
         kind = f"u{swapped[0]}"
         raise DataError(
-            f"{path} holds big-endian ids of {swapped[0]} bytes, which are not read: write them little-endian, such as "
-            f"by numpy.fromfile(file, '>{kind}').astype('<{kind}').tofile(other)"
+            f"{path} holds big-endian ids of {counted(swapped[0], 'byte')}, which are not read: write them "
+            f"little-endian, such as by numpy.fromfile(file, '>{kind}').astype('<{kind}').tofile(other)"
         )
     return "uint16"  # and its reader names the first id outside the vocabulary
 
@@ -93,8 +94,8 @@ def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     num_bytes = path.stat().st_size - start
     if num_bytes != shape[0] * dtype.itemsize:
         raise DataError(
-            f"{path} has {num_bytes:,} bytes of ids, its header says {shape[0] * dtype.itemsize:,}: it is truncated, "
-            "or something was appended"
+            f"{path} has {counted(num_bytes, 'byte')} of ids, its header says {shape[0] * dtype.itemsize:,}: it is "
+            "truncated, or something was appended"
         )
     return dtype, shape[0], start
 

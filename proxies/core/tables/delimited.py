@@ -8,6 +8,8 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from proxies.core.notation import counted
+
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _NUM_LINES_TRIED = 1000
 _ENCODINGS = (
@@ -74,7 +76,7 @@ def parse_delimited(text: str, delimiter: str = "") -> TextTable:
             table.dropped.append((line, "the row repeats the header"))
         else:
             if any(stripped[len(columns) :]):
-                table.problems.append(f"row {line} has {len(cells)} cells: must have {len(columns)}")
+                table.problems.append(f"row {line} has {counted(len(cells), 'cell')}: must have {len(columns)}")
             table.rows.append((line, dict(zip(columns, stripped, strict=False))))
     return table
 
