@@ -18,8 +18,8 @@ from pathlib import Path
 
 from launcher.base.metrics import Following
 from launcher.base.run_files import CHECKPOINTS
-from launcher.base.talk import duration
 from proxies.core.canon import Json
+from proxies.core.notation import format_duration
 
 FLOOR_SECONDS = 600.0
 """The shortest silence called a hang: a validation lies between two steps."""
@@ -164,7 +164,7 @@ class Watchdog:
         if (silent := now - self._moved) <= limit:
             return ""
         save = ", nor any change of the save in progress" if self._written else ""
-        return f"no line of metrics{save} for {duration(silent)} {what}; the limit is {duration(limit)}"
+        return f"no line of metrics{save} for {format_duration(silent)} {what}; the limit is {format_duration(limit)}"
 
 
 def _written(run_dir: Path) -> frozenset[tuple[str, int]]:

@@ -22,6 +22,7 @@ from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.muon import optimizer_flops
 from proxies.core.noise_scale import look_passes
+from proxies.core.notation import counted
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from sweeps.run.pool import num_cores
@@ -231,7 +232,7 @@ def wall_hours(stages: Iterable[StageCost], num_workers: int, run_seconds: Span 
     total = added([trained, more])
     return Span(
         value=total.value, low=total.low, high=total.high,
-        source=f"the hours of the runs on {num_workers} worker{'s' * (num_workers != 1)}, those of checks on one, and "
+        source=f"the hours of the runs on {counted(num_workers, 'worker')}, those of checks on one, and "
         f"{run_seconds.value:g} s a run ({run_seconds.source}), "
         f"{START_SECONDS.value:g} s for Ray's start, {AFTER_SECONDS.value:g} s for fits "
         "and the report; the upper end: all extensions, on a machine that does other work too",

@@ -20,6 +20,7 @@ from launcher.dashboards.main_run import main_run
 from launcher.dashboards.wandb_writer import WandbTarget, writing
 from launcher.frozen.frozen import Decision
 from launcher.supervisor.attempt import hearing
+from proxies.core.notation import counted, format_duration
 from proxies.core.redaction import redacted
 
 LOOK_SECONDS = 1.0
@@ -74,7 +75,7 @@ class LogSink:
             if not self._thread.is_alive():
                 return
             late = "a signal came before it had written the rest"
-            late = late if signalled.is_set() else f"it did not end within {FINISH_SECONDS:.0f} s"
+            late = late if signalled.is_set() else f"it did not end within {format_duration(FINISH_SECONDS)}"
             if self._job is not None:
                 self._job.stop()
             self._thread.join(_LAST_SECONDS)
@@ -92,7 +93,7 @@ class LogSink:
                 self._job = writer.job
                 path, url, num_rows = writer.write(run)
             self.outcome = SinkOutcome(
-                text=f"{num_rows} rows in {path}", path=str(path), url=url, num_rows=num_rows, whole=True
+                text=f"{counted(num_rows, 'row')} in {path}", path=str(path), url=url, num_rows=num_rows, whole=True
             )
             return
         except Exception as error:  # whatever it is, it is reported

@@ -19,6 +19,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.hyperparameters import WARMUP
+from proxies.core.notation import format_learning_rate
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Run, RunResult, RunSpec
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
@@ -117,7 +118,7 @@ def proxy_runs(study: Study, ledger: Ledger) -> list[RunRecord]:
 def _proxy(study: Study, run: Run, asked_by: str, imported: bool, mine: str) -> RunRecord:
     spec, result = run.spec, run.result
     stage, job = asked_by.split("/")
-    rate = f"lr {spec.hparams.learning_rate:.3g}"
+    rate = f"lr {format_learning_rate(spec.hparams.learning_rate)}"
     return RunRecord(
         run_id=canon.content_id([mine, spec.id])[:ID_DIGITS],
         name=f"{stage} {spec.parametrization.name} w{spec.shape.width} {rate} {spec.id[:8]}",

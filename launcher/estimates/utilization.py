@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.estimates.machine import Span
+from proxies.core.notation import counted, format_percent
 
 if TYPE_CHECKING:
     from launcher.estimates.machine import Machine
@@ -57,7 +58,7 @@ class UtilizationLine:
         return Span(
             value=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half),
             source="of the peak over all hours paid, attention's whole square counted: "
-            f"{self.num_runs} published runs, {LEVEL:.0%} of them inside (docs/estimates.md)",
+            f"{counted(self.num_runs, 'published run')}, {format_percent(LEVEL)} of them inside (docs/estimates.md)",
         )  # fmt: skip
 
 

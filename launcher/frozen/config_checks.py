@@ -16,6 +16,7 @@ from launcher.frozen.frozen import TamperedError
 from launcher.frozen.frozen_folder import ATTESTED, find_attestations, since_frozen, study_of
 from launcher.frozen.launch_file import attest, path_of, read_attestation
 from proxies.core import canon
+from proxies.core.notation import counted
 from sweeps.store.errors import SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -66,7 +67,7 @@ def check_ledger(folder: Path, digest: str) -> str:
             "time, or freeze again from this one"
         )
     if lost:
-        runs = f"{len(lost)} run{'s' * (len(lost) > 1)}"
+        runs = counted(len(lost), "run")
         return f"{study_dir / LEDGER_NAME} lacks {runs} of the config's evidence, such as {min(lost)[:12]}"
     return ""
 

@@ -12,11 +12,11 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel
 
-from launcher.base.talk import counted
 from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
 from launcher.plan.search import WRITTEN_AS
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, read_plain
 from proxies.core.redaction import redacted, secret_in
 
@@ -37,7 +37,7 @@ class PlanError(ValueError):
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = problems = [redacted(problem) for problem in problems]
         lines = "".join(f"\n  {problem}" for problem in problems)
-        super().__init__(f"{source}: {len(problems)} problem{'s' if len(problems) > 1 else ''}{lines}")
+        super().__init__(f"{source}: {counted(len(problems), 'problem')}{lines}")
 
 
 def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:

@@ -13,6 +13,7 @@ from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, Ru
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
 from proxies.core.failures import CAUSES
+from proxies.core.notation import counted
 from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
 from sweeps.run.pool import Pool, ask, take_answers
@@ -111,9 +112,9 @@ def _read(
             if report.refused or num_lost[index] >= max_attempts:
                 shape, kind = probes[index].spec.shape, CAUSES[report.cause]
                 raise RunsFail(
-                    f"coordinate check: a run of width {shape.width} with {shape.num_layers} layers failed: "
-                    f"{kind.words}: {report.error or 'the worker did not answer'}. To do: {kind.advice}; then run the "
-                    "same command again"
+                    f"coordinate check: a run of width {shape.width} with {counted(shape.num_layers, 'layer')} "
+                    f"failed: {kind.words}: {report.error or 'the worker did not answer'}. To do: {kind.advice}; "
+                    "then run the same command again"
                 )
         check_stop()
     return [found[index] for index in range(len(probes))]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import cast
 
 from launcher.base.reference import UnknownNameError, gpu
-from launcher.base.talk import of_main_run
 from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
 from launcher.estimates.layout import layout_problems, microbatches, planned_parallelism
 from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
@@ -35,6 +34,14 @@ from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.hyperparameters import BESIDE, LEARNING_RATE, has_it, hyperparameter_named
+from proxies.core.notation import (
+    counted,
+    format_factor,
+    format_flops,
+    format_main_run_share,
+    format_percent,
+    format_usd,
+)
 from proxies.core.optimizers import DEFAULT, OptimizerName
 from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
@@ -102,8 +109,8 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     notes += filter(None, [data_warning(study, tokens)])
     if share > MOST_SHARE:
         notes.append(
-            f"the proxies cost {of_main_run(share)}, too much for this run alone; "
-            "use a larger target.budget_flops or a smaller preset"
+            f"the proxies cost {format_main_run_share(share)}, too much for this run alone; use a larger "
+            "target.budget_flops or a smaller preset"
         )
     notes += _undecidable(study)
     if width < 2 * plan.proxy.base_width:
@@ -125,8 +132,8 @@ def _undecidable(study: Study) -> list[str]:
     needed = num_law_parameters(plan) + _MIN_FREEDOM
     if (num_rungs - 1) * ladder.num_seeds < needed:
         notes.append(
-            f"gate fit: {num_rungs} rungs are too few to hold out the largest one, so the gate will say 'cannot tell'; "
-            f"at least {needed + 1} rungs are needed (ladder.widths, ladder.num_steps)"
+            f"gate fit: with {counted(num_rungs, 'rung')} the largest one cannot be held out, so the gate will say "
+            f"'cannot tell'; at least {needed + 1} rungs are needed (ladder.widths, ladder.num_steps)"
         )
     shape = study.shape(max(ladder.widths))
     shape = shape.at_depth(max(plan.ladder_depths(shape.width)))
@@ -134,9 +141,9 @@ def _undecidable(study: Study) -> list[str]:
     reach = plan.target.budget_flops / (6.0 * study.num_params(shape) * tokens)
     if reach > FARTHEST_REACH:
         notes.append(
-            f"gate fit: target.budget_flops is {reach:.3g} times the largest rung's FLOPs, and no forecast is trusted "
-            f"beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot tell'; add larger rungs (ladder.widths, "
-            "ladder.num_steps)"
+            f"gate fit: target.budget_flops is {format_factor(reach)} times the largest rung's FLOPs, and no "
+            f"forecast is trusted beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot tell'; add larger "
+            "rungs (ladder.widths, ladder.num_steps)"
         )
     if not ladder.check_offsets_octaves:
         notes.append(
@@ -401,8 +408,9 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
     price = machine.price_usd
     assert price is not None  # or the loop above had refused it
     sentence = (
-        f"USD {request.budget_usd:g} pay for {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an "
-        f"hour ({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
+        f"{format_usd(request.budget_usd)} pay for {format_flops(budget)} FLOPs on {ranks} {machine.name}, at "
+        f"{format_usd(price.value)} an hour ({_whence(price)}) and {format_percent(share.value)} of the peak over "
+        f"all hours paid ({_whence(share)})"
     )
     return float(f"{budget:.4g}"), sentence
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from launcher.base.talk import counted, of_main_run, say
+from launcher.base.talk import say
 from launcher.calibration.procedure import calibrate, calibrated
 from launcher.calibration.study_cost import planned_main_run
 from launcher.experiments.ladder import stage_specs
@@ -42,6 +42,7 @@ from launcher.study.search_runs import run_search
 from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
 from proxies.core.branches import own_flops
+from proxies.core.notation import counted, format_main_run_share
 from proxies.core.spec import RunResult, RunSpec
 from proxies.external.metric_files import UNIT_KEYS, units_agree
 from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven, spent
@@ -407,4 +408,4 @@ class Runner:
     def _share(self, specs: Iterable[RunSpec]) -> str:
         """As `forerun estimate` has it, until the ladder is fitted."""
         share = float(sum(own_flops(specs))) / planned_main_run(self.study).flops["causal"]
-        return f"{of_main_run(share)} as guessed"
+        return f"{format_main_run_share(share)} as guessed"

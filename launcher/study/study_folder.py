@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from launcher.base.talk import counted, say
+from launcher.base.talk import say
 from launcher.calibration.procedure import calibrated, groups_of
 from launcher.experiments.search import implied_problems
 from launcher.plan.file import PlanError, load_plan, todo_problems, with_lines
@@ -16,6 +16,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
 from proxies.core import canon
+from proxies.core.notation import counted
 from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
@@ -211,4 +212,4 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     for record in taken:  # or the same runs would have other ids here
         ledger.append(CALIBRATION, record.key, record.body)
     if taken:
-        say(f"fork: {len(taken)} choices of its calibration imported, which are not measured again")
+        say(f"fork: {counted(len(taken), 'choice')} of its calibration imported, which are not measured again")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.study.first_plan import FirstPlan
 from proxies.core.hyperparameters import hyperparameter_named
+from proxies.core.notation import counted
 from proxies.core.tables.columns import find_hyperparameter
 from sweeps.search.optuna_storage import OptunaStorageError, best_trials
 from sweeps.search.space import Params, SearchSpace
@@ -76,8 +77,9 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
             f"{file}: study {found.study!r} varies {', '.join(sorted(unused)) or 'nothing'}; none of them is searched "
             f"here: {', '.join(name for axis in space.axes for name in (axis.name, *_other_names(axis.name)))}"
         )
-    best = f"the best {len(points)} of {found.num_finished}" if len(points) > 1 else f"the best of {found.num_finished}"
-    parts = [f"search.warm_start: {best} finished trials of Optuna's study {found.study!r} in {file}"]
+    best = f"the best {len(points)} of" if len(points) > 1 else "the best of"
+    trials = counted(found.num_finished, "finished trial")
+    parts = [f"search.warm_start: {best} {trials} of Optuna's study {found.study!r} in {file}"]
     parts += [f"moved into their ranges: {', '.join(sorted(moved))}"] if moved else []
     parts += [f"not used: {', '.join(sorted(unused))}"] if unused else []
     return WarmStart(points=tuple(points), sentence="; ".join(parts))

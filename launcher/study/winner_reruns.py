@@ -17,6 +17,7 @@ from launcher.plan.study import Study
 from launcher.study.gates import Gate, refuse_failed, worst
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import format_nats
 from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
 from sweeps.run.kinds import where
@@ -87,7 +88,7 @@ def _sentence(body: Any) -> str:
     hosts = " and ".join(host or "an unnamed host" for host in body["hosts"])
     if body["outcome"] == "agrees":
         return f"{which}: agrees, run on {hosts}: {body['reason']}"
-    end = "" if body["end_nats"] is None else f" by {body['end_nats']:.3g} nats in the end"
+    end = "" if body["end_nats"] is None else f" by {format_nats(body['end_nats'])} nats in the end"
     word = "DIFFERS" if body["outcome"] == "differs" else "cannot tell: differs"
     return f"{which}: {word} between {hosts}{end}: {body['reason']}"
 

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from launcher.base import metrics
 from launcher.base.signals import JOB_VARIABLE, Flag, make_child_die_with_us
-from launcher.base.talk import duration, say
+from launcher.base.talk import say
 from launcher.base.watchdog import Limits, Pace, Watchdog
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core.failures import Crash, crash_of, end_of, oom_kills
+from proxies.core.notation import format_duration, format_loss, format_speed
 from proxies.core.redaction import LineRedactor
 from proxies.external.log_file import RedactedLog
 
@@ -187,11 +188,11 @@ def _report(spec: AttemptSpec, pace: Pace, shown: int, now: float) -> int:
     """Print the step of the run, unless already printed; returns the last one printed."""
     if pace.step is None or pace.loss_nats is None or pace.step == shown:
         return shown
-    said = f"step {pace.step}/{spec.num_steps}  loss {pace.loss_nats:.4f} nats"
+    said = f"step {pace.step}/{spec.num_steps}  loss {format_loss(pace.loss_nats)} nats"
     if speed := pace.tokens_per_second(now):
-        said += f"  {speed:,.0f} tokens/s"
+        said += f"  {format_speed(speed, 'tokens')}"
     if left_seconds := pace.seconds_left(spec.num_steps):
-        said += f"  {duration(left_seconds)} left"
+        said += f"  {format_duration(left_seconds)} left"
     say(said)
     return pace.step
 

@@ -19,7 +19,7 @@ from typing import Literal
 from launcher.base import chronicle
 from launcher.base.metrics import ENDING_FILE, METRICS_FILE, AttemptEnd
 from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE, complete_folders
-from launcher.base.talk import duration, say
+from launcher.base.talk import say
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
@@ -27,6 +27,7 @@ from launcher.supervisor.attempt import AttemptSpec, Signals, attempt, hearing, 
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core.canon import Json
 from proxies.core.failures import CAUSES, Crash
+from proxies.core.notation import format_duration
 from proxies.core.plain_files import refuse_pipe
 from sweeps.store.errors import StudyHeld
 from sweeps.store.lock import DriverLock
@@ -214,7 +215,7 @@ class _Supervisor:
         # A float cannot hold 4 to the power of a thousand restarts.
         seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_deaths - 1, 100), MOST_BACKOFF_SECONDS)
         from_step = _newest_step(self._spec.run_dir)
-        text = f"{crash.words}; restarting from step {from_step} in {duration(seconds)}"
+        text = f"{crash.words}; restarting from step {from_step} in {format_duration(seconds)}"
         say(f"forerun: {text} (log: {self._spec.log})")
         if self._signals.save.wait(seconds):
             return

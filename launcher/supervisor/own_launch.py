@@ -18,6 +18,7 @@ from launcher.base.watchdog import START_SECONDS, STEP_FACTOR
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core import canon
+from proxies.core.notation import format_loss
 from proxies.core.redaction import LineRedactor
 from proxies.external.command import RUN_FILE, command_environment, filled, find_program
 from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
@@ -192,7 +193,7 @@ def _attempt(
             told = time.monotonic()
             logged = metrics.logged()
             loss = logged.train_loss.get(max(logged.train_loss, default=0))
-            said = "" if loss is None else f"  loss {loss:.4f} nats"
+            said = "" if loss is None else f"  loss {format_loss(loss)} nats"
             say(f"step {logged.steps_done(num_steps)}/{num_steps}{said}")
     while metrics.read(num_steps):
         pass

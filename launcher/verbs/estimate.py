@@ -15,6 +15,7 @@ from launcher.base.study_names import shown_name
 from launcher.cli.names import PlanOrFrozen
 from launcher.cli.options import AMOUNT, answer, folder_of, full_option, json_option, set_option, sound_config
 from proxies.core.canon import Json
+from proxies.core.notation import format_factor, format_significant
 
 if TYPE_CHECKING:
     from launcher.calibration.study_cost import Speeds, StageCost
@@ -126,7 +127,7 @@ def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
         return Speeds()
     source, asked = f"as calibrated in {folder}, with all its workers at once", {one.asked.key for one in found}
     if num_open := sum(bool(group.asked.open) and group.asked.key not in asked for group in groups_of(study)):
-        source += f"; {num_open} shapes are open until their stage begins: the nearest one's speed stands for theirs"
+        source += f"; shapes that a later stage decides ({num_open}) have the speed of the nearest shape"
     return speeds_of(found, study, source)
 
 
@@ -186,9 +187,15 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "kinds": [cost.told() for cost in costs if kinds],
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
-        "main_run_from": f"a guess until the ladder is fitted: {main.run.num_tokens / params:.3g} tokens a parameter, "
-        f"as near to 20 as the budget and target.width_multiple = {study.plan.target.width_multiple} allow",
+        "main_run_from": _main_run_source(study, main.run.num_tokens / params),
     }  # fmt: skip
+
+
+def _main_run_source(study: Study, tokens_per_param: float) -> str:
+    return (
+        f"a guess until the ladder is fitted: {format_significant(tokens_per_param)} tokens a parameter, as near to "
+        f"20 as the budget and target.width_multiple = {study.plan.target.width_multiple} allow"
+    )
 
 
 def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> list[Json]:
@@ -202,4 +209,4 @@ def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> l
     how = "a sweep, which measures the speed of proxies first; then run `forerun estimate PLAN --study STUDY`"
     if measured and (gpus or what == "hours"):
         how = "fewer extensions in the plan (search.max_extensions, transfer.max_extensions)"
-    return [f"{what} of the study are known only within a factor of {factor:.3g}; what narrows them: {how}"]
+    return [f"{what} of the study are known only within a factor of {format_factor(factor)}; what narrows them: {how}"]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.answers.law_fits import HYPERPARAMETER_FORMS, dropped_lines, fit_of
-from launcher.base.talk import Heartbeat, counted
+from launcher.base.talk import Heartbeat
 from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
-from launcher.views.numbers import percent
 from proxies.core.canon import Json
+from proxies.core.notation import NONE, counted, format_factor, format_percent, format_significant
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
 
@@ -106,24 +106,25 @@ def fit_text(body: Body) -> str:
     head = f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}"
     first, rest = first_and_rest(body["warnings"])
     parts = [head, *first, _parameter_table(body)]
-    rows = [(m["form"], f"{m['weight']:.0%}", m["status"]) for m in body["members"]]
+    rows = [(m["form"], format_percent(m["weight"]), m["status"]) for m in body["members"]]
     if len(rows) > 1:
         parts.append(table(("law", "weight", "status"), rows))
     if backtest := body["backtest"]:
         num_covered = backtest["num_covered"]
         covered = "coverage unknown without refits" if num_covered is None else f"covered {num_covered}"
         parts.append(
-            f"back-test: {counted(backtest['num_held_out'], 'run')} held out at {backtest['extrapolation']:.3g}x, "
-            f"mean error {percent(backtest['mean_error'], '+.2f')}, "
-            f"largest {percent(backtest['largest_error'], '.2f')}, {covered}"
+            f"back-test: {counted(backtest['num_held_out'], 'run')} held out at "
+            f"{format_factor(backtest['extrapolation'])}x, mean error "
+            f"{format_percent(backtest['mean_error'], is_signed=True)}, largest "
+            f"{format_percent(backtest['largest_error'])}, {covered}"
         )
     drift = body["drift"]
     if drift and drift["interval"]:
         low, high = drift["interval"]
         parts.append(
-            f"drift: at ten times the FLOPs predictions are high by "
-            f"{percent(drift['value'], '+.2f')} [{percent(low, '+.2f')}, {percent(high, '+.2f')}], "
-            f"of which {percent(drift['subtracted'], '.2f')} is subtracted"
+            f"drift: at ten times the FLOPs predictions are high by {format_percent(drift['value'], is_signed=True)} "
+            f"[{format_percent(low, is_signed=True)}, {format_percent(high, is_signed=True)}], of which "
+            f"{format_percent(drift['subtracted'])} is subtracted"
         )
     if "aspect" in body:
         parts.append(term_text(body["aspect"]))
@@ -159,7 +160,7 @@ def _parameter_table(body: Body) -> str:
     rows = [(name, number(value), span_text(body["intervals"].get(name))) for name, value in body["parameters"].items()]
     if body["members"]:  # the other kinds have exponents among their parameters, or have none
         rows += [(name, number(of["value"]), span_text(of["interval"])) for name, of in body["exponents"].items()]
-    return table(("parameter", "value", f"{body['level']:.0%} interval"), rows)
+    return table(("parameter", "value", f"{format_percent(body['level'])} interval"), rows)
 
 
 def endnotes(body: Body) -> list[str]:
@@ -169,9 +170,9 @@ def endnotes(body: Body) -> list[str]:
 
 def number(value: Json) -> str:
     """A number for a table; a dash for none."""
-    return f"{value:.6g}" if isinstance(value, int | float) else "-"
+    return format_significant(value, 4) if isinstance(value, int | float) else NONE
 
 
 def span_text(ends: Json) -> str:
     """An interval for a table; a dash for none."""
-    return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if isinstance(ends, list) else "-"
+    return f"[{number(ends[0])}, {number(ends[1])}]" if isinstance(ends, list) else NONE

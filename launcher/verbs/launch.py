@@ -12,13 +12,14 @@ import click
 from click.core import ParameterSource
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import counted, say
+from launcher.base.talk import say
 from launcher.base.wandb_calls import Mode
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import OptionProblems, answer, code_of, corpus_of, folder_of, json_option, sound_config
 from launcher.frozen.launch_file import CHECKS
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted, format_loss
 
 if TYPE_CHECKING:
     from launcher.base.watchdog import Limits
@@ -198,9 +199,10 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
 def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None) -> None:
     """Hold the options that say which machines against each other and the config."""
     num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
+    ranks = counted(num_ranks, "rank")
     expected = {
-        f"--nnodes {nodes.num_nodes} does not divide the config's {num_ranks} ranks": num_ranks % nodes.num_nodes == 0,
-        f"--node-rank {nodes.rank}: of {nodes.num_nodes} machines the last is {nodes.num_nodes - 1}": (
+        f"--nnodes {nodes.num_nodes} does not divide the config's {ranks}": num_ranks % nodes.num_nodes == 0,
+        f"--node-rank {nodes.rank}: of {counted(nodes.num_nodes, 'machine')} the last is {nodes.num_nodes - 1}": (
             nodes.rank < nodes.num_nodes
         ),
         "several machines need --rdzv-endpoint HOST:PORT, the same on each: a free port of the first": (
@@ -274,7 +276,7 @@ def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -
 def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None) -> str:
     loss = outcome.validation_loss_nats
     text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
-    text += f", validation loss {loss:.4f} nats" if loss is not None else ""
+    text += f", validation loss {format_loss(loss)} nats" if loss is not None else ""
     text += f" after {counted(outcome.num_restarts, 'restart')}" if outcome.num_restarts else ""
     text += f": {outcome.reason}" if outcome.reason else ""
     return f"{text}\nwandb: {shown.text}" if shown else text

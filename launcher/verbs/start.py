@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.base.talk import of_main_run
 from launcher.cli.options import AMOUNT, answer, json_option, plan_argument, set_option
 from launcher.plan.presets import PRESETS
 from proxies.core import canon
+from proxies.core.notation import counted, format_count, format_flops, format_main_run_share
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ def _next_command(out: Path, data: str, *, has_corpus: bool) -> str:
 
 def _comes_to(found: dict[str, Any]) -> str:
     return (
-        f"main run: about {found['params']:.3g} parameters (width {found['width']}, {found['num_layers']} layers), "
-        f"{found['tokens']:.3g} tokens of a vocabulary of {found['vocab_size']}; proxies: {found['num_runs']} or more "
-        f"runs, {found['flops']:.2g} FLOPs, {of_main_run(found['share_of_main_run'])}"
+        f"main run: about {format_count(found['params'])} parameters (width {found['width']}, "
+        f"{counted(found['num_layers'], 'layer')}), {format_count(found['tokens'])} tokens of a vocabulary of "
+        f"{found['vocab_size']:,}; proxies: {found['num_runs']} or more runs, {format_flops(found['flops'])} FLOPs, "
+        f"{format_main_run_share(found['share_of_main_run'])}"
     )
 
 

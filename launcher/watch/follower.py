@@ -12,14 +12,14 @@ import numpy as np
 
 from launcher.base import chronicle
 from launcher.base.study_names import shown_name
-from launcher.base.talk import counted, duration, say
+from launcher.base.talk import say
 from launcher.frozen.frozen import Decision
 from launcher.watch import (
     loss_alerts,
     machine_alerts,
     pace,
 )
-from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts, format_nats
+from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts
 from launcher.watch.course import Course, first_look
 from launcher.watch.logs.columns import LogColumns
 from launcher.watch.logs.keys import NOISE_SCALE
@@ -28,6 +28,16 @@ from launcher.watch.loss_rises import sight
 from launcher.watch.pace import UNKNOWN, Liveness, liveness_of
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import (
+    counted,
+    format_count,
+    format_duration,
+    format_interval,
+    format_loss,
+    format_percent,
+    format_significant,
+    format_speed,
+)
 
 # The verdict of the watch on a run so far: alerts, its standing against the frozen band, and its figures.
 #
@@ -327,8 +337,10 @@ def _unseen(figures: dict[str, Any]) -> str:
     if jump is None:
         return ""
     within = f"within {lines} logged steps"
-    slow = f" or a slow one under {climb:.2g} nats" if climb is not None and climb > 1.1 * jump else ""
-    return f"; not detectable {within}: a rise under {jump:.2g} nats{slow}"
+    slow = (
+        f" or a slow one under {format_significant(climb, 2)} nats" if climb is not None and climb > 1.1 * jump else ""
+    )
+    return f"; not detectable {within}: a rise under {format_significant(jump, 2)} nats{slow}"
 
 
 def alert_text(alert: Alert) -> str:
@@ -346,22 +358,22 @@ def _value(value: Json) -> str:
 def figure_lines(figures: dict[str, Any]) -> list[str]:
     """Loss, pace, end and cost, as far as they are known."""
     low, high = figures["final_interval_nats"]
-    frozen_low, frozen_high = figures["foretold_interval_nats"]
     lines = []
     if figures["train_loss_nats"] is not None:
         lines.append(
-            f"training loss {format_nats(figures['train_loss_nats'])} nats; spikes so far: {figures['num_spikes']}"
+            f"training loss {format_loss(figures['train_loss_nats'])} nats; spikes so far: {figures['num_spikes']}"
         )
-    final, final_low, final_high = map(format_nats, (figures["final_nats"], low, high))
+    final, final_low, final_high = map(format_loss, (figures["final_nats"], low, high))
     lines.append(
         f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; frozen "
-        f"{figures['foretold_nats']:.4f} [{frozen_low:.4f}, {frozen_high:.4f}], at level {figures['level']:g}"
+        f"{format_loss(figures['foretold_nats'])} {format_interval(figures['foretold_interval_nats'])}, at level "
+        f"{figures['level']:g}"
     )
     pace = [
-        f"{figures['tokens_per_second']:,.0f} tokens/s" if figures["tokens_per_second"] is not None else "",
-        f"MFU {figures['mfu']:.1%}" if figures["mfu"] is not None else "",
-        f"goodput {figures['goodput']:.1%}" if figures["goodput"] is not None else "",
-        f"{figures['num_attempts']} attempts" if (figures["num_attempts"] or 1) > 1 else "",
+        format_speed(figures["tokens_per_second"], "tokens") if figures["tokens_per_second"] is not None else "",
+        f"MFU {format_percent(figures['mfu'])}" if figures["mfu"] is not None else "",
+        f"goodput {format_percent(figures['goodput'])}" if figures["goodput"] is not None else "",
+        f"{counted(figures['num_attempts'], 'attempt')}" if (figures["num_attempts"] or 1) > 1 else "",
     ]
     if any(pace):
         until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
@@ -378,13 +390,14 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
 def _noise_line(figures: dict[str, Any]) -> str:
     (low, high), batch = figures["noise_scale_interval_tokens"], figures["batch_tokens"]
     scale = figures["noise_scale_tokens"]
-    said = "not told" if scale is None else f"{scale:,.0f}"
-    ends = f"{low:,.0f} or more" if high is None else f"{low:,.0f} to {high:,.0f}"
+    said = "not told" if scale is None else format_count(scale)
+    ends = f"{format_count(low)} or more" if high is None else f"{format_count(low)} to {format_count(high)}"
     side = "under" if batch < low else "over" if high is not None and batch > high else "about"
-    return f"gradient noise scale: {said} tokens ({ends}); the batch of {batch:,} tokens is {side} it"
+    return f"gradient noise scale: {said} tokens ({ends}); the batch of {format_count(batch)} tokens is {side} it"
 
 
 def _end_line(ends: dict[str, Any]) -> str:
-    left, hours = [duration(seconds) for seconds in ends["remaining_seconds"]], ends["device_hours"]
+    left, hours = [format_duration(seconds) for seconds in ends["remaining_seconds"]], ends["device_hours"]
     said = f"ends in {left[0]} ({left[1]} to {left[2]})"
-    return f"{said}; {hours[0]:.4g} device-hours in all ({hours[1]:.4g} to {hours[2]:.4g})"
+    total, least, most = map(format_significant, hours)
+    return f"{said}; {total} device-hours in all ({least} to {most})"

@@ -18,9 +18,9 @@ import numpy as np
 from launcher.base import chronicle
 from launcher.base.metrics import ENDINGS
 from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE
-from launcher.base.talk import duration
 from launcher.base.watchdog import MAX_STEP_SECONDS, SETTLING_LINES, START_SECONDS, usual_step_seconds
 from launcher.watch.logs.columns import Floats, LogColumns, headers, spacing
+from proxies.core.notation import format_duration, format_percent
 
 # Whether a run is alive, as its folder says and its log does not: just launched, saving, or lying still.
 #
@@ -199,8 +199,9 @@ def why_no_end(columns: LogColumns, num_steps: int, since: float | None, paused_
     useful = goodput(columns, paused_seconds)
     if useful is not None and useful < LEAST_GOODPUT:
         return (
-            f"only {useful:.1%} of the time since the first start went into steps, at least {LEAST_GOODPUT:.0%} must; "
-            f"the steps left take {duration((num_steps - columns.step) * (usual_seconds(columns) or 0.0))}"
+            f"only {format_percent(useful)} of the time since the first start went into steps, at least "
+            f"{format_percent(LEAST_GOODPUT)} must; the steps left take "
+            f"{format_duration((num_steps - columns.step) * (usual_seconds(columns) or 0.0))}"
         )
     return None
 

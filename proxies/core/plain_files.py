@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from proxies.core.notation import counted
+
 MAX_RECORD_BYTES = 2**26
 """Upper limit for a file that is read as a whole; a large study's evidence takes a hundredth of it."""
 
@@ -91,7 +93,7 @@ def read_plain(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     with open_plain(path) as file:
         num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes > max_bytes:
-            raise OSError(errno.EFBIG, f"it has {num_bytes} bytes: must be at most {max_bytes}", str(path))
+            raise OSError(errno.EFBIG, f"it has {counted(num_bytes, 'byte')}: must be at most {max_bytes}", str(path))
         return file.read(max_bytes + 1)
 
 

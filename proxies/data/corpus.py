@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from proxies.core.notation import counted
 from proxies.data.dataset_folder import describe_splits, split_by_name
 from proxies.data.document_split import SplitJob, SplitProgress, write_source
 from proxies.data.documents import (
@@ -112,7 +113,7 @@ def _check_files(
 ) -> list[SourceFile]:
     """Say which files of a source are read and which are not, and return the former."""
     files, num_bytes = listing.files, sum(file.num_bytes for file in listing.files)
-    say(f"{name}: {told(files)}; {num_bytes:,} bytes")
+    say(f"{name}: {told(files)}; {counted(num_bytes, 'byte')}")
     if listing.not_read:
         say(f"{name}: not read: {'; '.join(map(_describe, listing.not_read))}; --suffix adds suffixes to read")
     if sentence := describe_splits(files):
@@ -190,8 +191,8 @@ def _train_bpe(
     texts = sample_documents(files, reading, validation_fraction)
     num_bytes = sum(map(len, texts))
     say(
-        f"training a byte-level BPE of {vocab_size:,} entries on {len(texts):,} training documents, {num_bytes:,} "
-        f"bytes (a sample has at most {MAX_SAMPLE_BYTES:,})"
+        f"training a byte-level BPE of {counted(vocab_size, 'entry')} on {counted(len(texts), 'training document')}, "
+        f"{num_bytes:,} bytes (a sample has at most {MAX_SAMPLE_BYTES:,})"
     )
     path = folder / TOKENIZER_FILE
     path.write_bytes(train_bpe(texts, vocab_size))
@@ -223,7 +224,7 @@ def _vocabulary(
             "token"
         )
     if asked.vocab_size and asked.vocab_size < tokenizer.vocab_size:
-        raise DataError(f"--vocab-size {asked.vocab_size}: the tokenizer has {tokenizer.vocab_size} ids")
+        raise DataError(f"--vocab-size {asked.vocab_size}: the tokenizer has {counted(tokenizer.vocab_size, 'id')}")
     reading = replace(asked, vocab_size=asked.vocab_size or tokenizer.vocab_size, end_id=tokenizer.end_id)
     check_range(ids, reading.vocab_size, None, asked.raw_dtype)
     if isinstance(tokenizer, FileTokenizer):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from proxies.data.documents import SourceFile
 
@@ -72,7 +73,7 @@ def describe_splits(files: Sequence[SourceFile]) -> str:
         return ""
     num_by_content = len(files) - sum(counts.values())
     text = f"split by their names: {counts['train']} for training, {counts['validation']} for validation"
-    return f"{text}; {num_by_content} others by content" if num_by_content else text
+    return f"{text}; {counted(num_by_content, 'other')} by content" if num_by_content else text
 
 
 def _find_split(file: SourceFile) -> _NamedSplit | None:

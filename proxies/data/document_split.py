@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, require_plain
 from proxies.data.documents import Document, ReaderOptions, SourceFile
 from proxies.data.pretokenized import read_llm_c, read_megatron, read_npy, read_raw
@@ -302,7 +303,7 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         taken.take_all(files)
         if len(taken.fresh) < 2:
             raise DataError(
-                f"source {name!r}: {len(taken.fresh)} new documents with text found: there must be at "
+                f"source {name!r}: {counted(len(taken.fresh), 'new document')} with text found: there must be at "
                 "least 2, one to train on and one to hold out"
             )
         if all(taken.num_documents.values()):
@@ -368,8 +369,9 @@ class _Pass:
         shards = {split: writer.close() for split, writer in self.writers.items()}
         tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
         self._job.say(
-            f"{name}: {len(self.fresh):,} documents, {tokens['train']:,} training and {tokens['validation']:,} "
-            f"validation tokens; left out: {self.num_left_out:,} without text, or identical to one before"
+            f"{name}: {counted(len(self.fresh), 'document')}, {tokens['train']:,} training and "
+            f"{tokens['validation']:,} validation tokens; left out: {self.num_left_out:,} without text, or identical "
+            "to one before"
         )
         return Source(name=name, weight=1.0, num_documents=len(self.fresh), **shards)
 

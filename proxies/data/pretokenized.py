@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, require_plain
 from proxies.data.documents import LLMC_MAGICS, RAW, Document, ReaderOptions, SourceFile
 from proxies.data.megatron_index import index_of
@@ -122,7 +123,7 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
         header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
         raise DataError(
-            f"{file.path} has {len(header)} bytes, llm.c's header alone has {_HEADER_BYTES}: it is truncated"
+            f"{file.path} has {counted(len(header), 'byte')}, llm.c's header alone has {_HEADER_BYTES}: it is truncated"
         )
     magic, version, num_tokens = (int(number) for number in np.frombuffer(header, dtype="<i4")[:3])
     dtype = np.dtype(LLMC_MAGICS[magic]).newbyteorder("<")
@@ -132,8 +133,8 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     num_bytes = _HEADER_BYTES + num_tokens * dtype.itemsize
     if num_bytes != file.num_bytes:
         raise DataError(
-            f"{file.path} has {file.num_bytes:,} bytes, its header says {num_tokens:,} ids, which take {num_bytes:,}: "
-            "it is truncated, or something was appended"
+            f"{file.path} has {counted(file.num_bytes, 'byte')}, its header says {counted(num_tokens, 'id')}, which "
+            f"take {num_bytes:,}: it is truncated, or something was appended"
         )
     yield from _read_ids(file, reading, dtype, _HEADER_BYTES)
 

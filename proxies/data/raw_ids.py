@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from proxies.data.tokens import DataError
 
@@ -40,8 +41,8 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         raise DataError(f"{path} is empty: leave it out")
     if num_bytes % (size := np.dtype(raw_dtype or "uint16").itemsize):
         raise DataError(
-            f"{path} has {num_bytes:,} bytes, not a whole number of {size}-byte ids: it is truncated, or its ids have "
-            "another width (--dtype)"
+            f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it is truncated, or "
+            "its ids have another width (--dtype)"
         )
     if raw_dtype:
         return raw_dtype
@@ -65,8 +66,8 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
             is_inside = False
         if is_inside and _is_mostly_nonzero(sample, dtype):
             raise DataError(
-                f"{path} holds big-endian ids of {width} bytes, which are not read: write them little-endian, such as "
-                f"by numpy.fromfile(file, '>u{width}').astype('<u{width}').tofile(other)"
+                f"{path} holds big-endian ids of {counted(width, 'byte')}, which are not read: write them "
+                f"little-endian, such as by numpy.fromfile(file, '>u{width}').astype('<u{width}').tofile(other)"
             )
     return "uint16"  # its reader names the first id outside the vocabulary
 
@@ -96,8 +97,8 @@ def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     num_bytes = path.stat().st_size - start
     if num_bytes != shape[0] * dtype.itemsize:
         raise DataError(
-            f"{path} has {num_bytes:,} bytes of ids, its header says {shape[0] * dtype.itemsize:,}: it is truncated, "
-            "or something was appended"
+            f"{path} has {counted(num_bytes, 'byte')} of ids, its header says {shape[0] * dtype.itemsize:,}: it is "
+            "truncated, or something was appended"
         )
     return dtype, shape[0], start
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain
 from proxies.data.tokenizer_process import (
     BATCH_SECONDS,
@@ -242,7 +243,9 @@ def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
     tokenizer.train_from_iterator([text.decode() for text in texts], trainer)
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
-        raise DataError(f"train_bpe = {vocab_size}: the text gives only {size} entries; ask for fewer, or add text")
+        raise DataError(
+            f"train_bpe = {vocab_size}: the text gives only {counted(size, 'entry')}; ask for fewer, or add text"
+        )
     return bytes(tokenizer.to_str(), "utf-8")
 
 

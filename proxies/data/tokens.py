@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
+from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain, require_plain
 from proxies.data.mixture import Mixture, weight_problems
 from proxies.data.windows import Windows
@@ -121,7 +122,7 @@ class Manifest:
             limit = int(np.iinfo(self.dtype).max) + 1
             checks.that(
                 self.vocab_size <= limit,
-                f"vocab_size = {self.vocab_size}: shards of {self.dtype} hold {limit} ids at most",
+                f"vocab_size = {self.vocab_size}: shards of {self.dtype} hold {counted(limit, 'id')} at most",
             )
             in_range = self.end_id is None or 0 <= self.end_id < self.vocab_size
             checks.that(in_range, f"end_id = {self.end_id}: outside the vocabulary of {self.vocab_size}")
@@ -215,7 +216,7 @@ def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     expected, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
-    return "" if found and found == expected else f"has {found} bytes, the manifest says {expected}"
+    return "" if found and found == expected else f"has {counted(found, 'byte')}, the manifest says {expected}"
 
 
 def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
@@ -321,7 +322,8 @@ class TokenStore:
         num_windows = self.num_windows("validation", seq_len)
         if num_windows < num_sequences:
             raise DataError(
-                f"the validation split holds {num_windows} windows of {seq_len} tokens: {num_sequences} are needed"
+                f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: {num_sequences} "
+                "are needed"
             )
         source_B, index_B = self._mixture.draw(0, num_sequences)
         batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)

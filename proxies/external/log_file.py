@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, open_to_append
 
 LOG_FILE = "log.txt"
@@ -120,7 +121,7 @@ class RedactedLog:
 
 def _note_gap(num_bytes: int) -> bytes:
     """Return a line for the log about output that was left out; empty if nothing was."""
-    return f"\n[forerun: {num_bytes} bytes of output are left out here]\n".encode() if num_bytes else b""
+    return f"\n[forerun: left out here: {counted(num_bytes, 'byte')} of output]\n".encode() if num_bytes else b""
 
 
 def log_end(log: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import format_factor
 from scaling_fits.compute.power_laws import Pair, PowerLaw, told
 from scaling_fits.laws.law import CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow
@@ -140,7 +141,9 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
     extrapolation = flops / fit.largest_flops
     warnings = list(fit.warnings)
     if extrapolation > _FAR:
-        warnings.append(f"the budget is {extrapolation:.3g} times the largest run's: add budgets nearer to it")
+        warnings.append(
+            f"the budget is {format_factor(extrapolation)} times the largest run's: add budgets nearer to it"
+        )
     params, params_ends = _size_at(fit, fit.params_law, flops, fit.inflation.params)
     tokens, tokens_ends = _size_at(fit, fit.tokens_law, flops, fit.inflation.tokens)
     return ComputePrediction(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
+from proxies.core.notation import counted
 from scaling_fits.forecast import pooling
 from scaling_fits.laws import law, search
 from scaling_fits.laws.law import LawFit
@@ -40,7 +41,9 @@ def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFi
     unconverged = int((~found.converged).sum())
     warnings = fit.warnings
     if unconverged > _UNSETTLED * num_draws:
-        warnings += (f"{fit.form}: {unconverged} of {num_draws} bootstrap refits stopped before they converged",)
+        warnings += (
+            f"{fit.form}: {unconverged} of {counted(num_draws, 'bootstrap refit')} stopped before they converged",
+        )
     return dataclasses.replace(fit, draws=found.theta, num_unconverged=unconverged, warnings=warnings)
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from proxies.core.canon import Json
 from proxies.core.checks import Checks
+from proxies.core.notation import format_factor, format_percent
 
 if TYPE_CHECKING:
     from scaling_fits.forecast.hindcast import Backtest
@@ -62,8 +63,8 @@ def backtested(backtest: Backtest, level: float) -> tuple[list[str], bool]:
     # As few as chance would allow once in twenty times, if the intervals were right.
     least = next((least for least in range(1, num_runs + 1) if bdtr(least, num_runs, level) >= 0.05), 1)
     findings = [
-        f"largest rungs held out ({num_runs}) predicted with at most {backtest.largest_error:.2%} error",
-        f"{covered} of {num_runs} inside the {level:.0%} interval"
+        f"largest rungs held out ({num_runs}) predicted with at most {format_percent(backtest.largest_error)} error",
+        f"{covered} of {num_runs} inside the {format_percent(level)} interval"
         + ("" if backtest.num_covered is not None else " (there is none without refits)"),
     ]
     return findings, covered < least or backtest.largest_error > LARGEST_ERROR
@@ -73,12 +74,12 @@ def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapo
     """Why a conclusive fit may say little about a run so far out, or one whose loss has so wide an interval."""
     doubts = []
     if extrapolation > FARTHEST_REACH:
-        reach = f"target at {extrapolation:.3g} times the largest rung's FLOPs"
+        reach = f"target at {format_factor(extrapolation)} times the largest rung's FLOPs"
         doubts.append(f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs")
     if interval is not None:
         half = (interval[1] - interval[0]) / 2 / loss_nats
         if half > WIDEST_HALF:
-            known = f"known to {half:.0%} only" if half < 1 else "not determined"
+            known = f"known to {format_percent(half)} only" if half < 1 else "not determined"
             doubts.append(f"the predicted loss is {known}: add rungs")
     return tuple(doubts)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import format_factor, format_percent
 from scaling_fits.forecast import cloud, pooling
 from scaling_fits.forecast.cloud import Cloud
 from scaling_fits.forecast.pooling import Drift, Pool
@@ -178,10 +179,8 @@ def hindcast(
     inflation = _inflation(cuts, pool, level, seed) if num_draws else 1.0
     backtest = _backtest(cuts[0], pool, level, seed)
     if inflation > _STRANGE and backtest.largest_error > _SMALL_ERROR:
-        warnings = (
-            f"held-out budgets widen intervals {inflation:.1f} times beyond refits and noise: no law fits these runs",
-            *warnings,
-        )
+        wide = f"held-out budgets widen intervals {format_factor(inflation)} times beyond refits and noise"
+        warnings = (f"{wide}: no law fits these runs", *warnings)
     return Hindcast(pool=pool, trend=found, inflation=inflation, backtest=backtest, warnings=warnings)
 
 
@@ -210,7 +209,8 @@ def _trend_said(found: Trend | None, form: str) -> tuple[str, ...]:
     way = "above" if found.slope > 0 else "below"
     text = (
         f"the largest runs (6ND from {found.from_flops:.2g}) lie {way} the {form} law, by "
-        f"{found.slope * _TENFOLD:+.2%} of the loss per tenfold FLOPs (sd {found.sd * _TENFOLD:.2%}): "
+        f"{format_percent(found.slope * _TENFOLD, is_signed=True)} of the loss per tenfold FLOPs (sd "
+        f"{format_percent(found.sd * _TENFOLD)}): "
     )
     if found.slope > 0:
         text += "intervals beyond are wider because of it; check the batch and the rate of those runs"

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from proxies.core.notation import format_factor, format_percent
 from scaling_fits.forecast import cloud, pooling
 from scaling_fits.forecast.cloud import Cloud
 from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
@@ -255,8 +256,8 @@ def _outliers_said(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     named = listed([table.name(place) for place in places])
     text = (
         f"{named} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise explains (the "
-        f"furthest by {math.expm1(missed[places[0]]):+.1%} in loss): the fit gives these runs little weight, intervals "
-        "use the noise of the others; check that they were trained like the others"
+        f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): the fit gives these "
+        "runs little weight, intervals use the noise of the others; check that they were trained like the others"
     )
     return (text,)
 
@@ -318,7 +319,8 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         extrapolation=extrapolation,
         doubts=fit_doubts(fitted) + reach_doubts(math.exp(centre), interval, extrapolation),
         warnings=tuple(
-            f"{name} lie {times[0]:.3g} times beyond the fitted runs: intervals were back-tested up to {FAR:g} times"
+            f"{name} lie {format_factor(times[0])} times beyond the fitted runs: intervals were back-tested up to "
+            f"{FAR:g} times"
             for name, times in beyond.items()
             if times[0] > FAR
         ),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxies.core.notation import counted
 from sweeps.store.errors import ClusterUnfit
 
 CONNECT_SECONDS = 5.0
@@ -138,8 +139,8 @@ def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, 
     for node, address in names.items():
         has = resources.get(node, {})
         parts = [
-            f"{has.get('CPU', 0):g} CPUs",
-            f"{has.get('GPU', 0):g} GPUs",
+            counted(has.get("CPU", 0), "CPU"),
+            counted(has.get("GPU", 0), "GPU"),
             f"{has.get('memory', 0) / 2**30:.1f} GiB",
         ]
         lines.append(f"\n  {address}: {', '.join(parts)}")
@@ -193,4 +194,4 @@ def check_nodes(
         problems += [f"{asked[reference]}: {problem}" for problem in said]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in sorted(problems))
-        raise ClusterUnfit(f"{len(nodes)} nodes were checked, and some cannot run this study:{listed}")
+        raise ClusterUnfit(f"of {counted(len(nodes), 'node')} that were asked, these cannot run this study:{listed}")

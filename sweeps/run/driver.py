@@ -12,6 +12,7 @@ from typing import NoReturn
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.failures import CAUSES, oom_kills
+from proxies.core.notation import counted
 from proxies.core.spec import Curve, Run, RunResult, RunSpec
 from sweeps.run.backlog import Attempt, Backlog
 from sweeps.run.crew import AdaptiveTimeouts, Crew
@@ -292,7 +293,7 @@ class Driver:
             killed_before, self._oom_kills = self._oom_kills, oom_kills()
             cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
         held = self._crew.dismiss(report.worker, restart=not stopping)
-        problem = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {len(held)} runs"
+        problem = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {counted(len(held), 'run')}"
         self._lost.append(
             "\n  | ".join([f"{problem}. What to do: {CAUSES[cause].advice}", *report.log_tail.splitlines()[-5:]])
         )
@@ -351,7 +352,7 @@ class Driver:
             RunsFail: nothing has ended well yet.
         """
         self._commit()  # what came in beside it counts
-        reason = f"lost {attempt.standing.num_in_a_row} times, {how}"
+        reason = f"lost {counted(attempt.standing.num_in_a_row, 'time')}, {how}"
         if self._has_finished():
             self._end(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             self._commit()

@@ -18,6 +18,7 @@ from types import MappingProxyType, TracebackType
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
+from proxies.core.notation import counted
 from proxies.core.spec import Run, RunResult, RunSpec
 from sweeps.store import chain
 from sweeps.store.chain import Record
@@ -337,7 +338,7 @@ class Ledger:
         run = body if isinstance(body, Run) else _run_in(record)
         pruned, whole = record.kind == PRUNED, run.result.num_steps >= run.spec.schedule.num_steps
         if pruned != (run.result.status == "pruned") or (pruned and whole):
-            state = f"{run.result.status} after {run.result.num_steps} steps"
+            state = f"{run.result.status} after {counted(run.result.num_steps, 'step')}"
             raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {state}")
         if self._runs is not None:
             self._runs.append(run)

@@ -44,7 +44,7 @@ def test_runs_are_grouped_by_the_stage_that_asked_first(runs, study, ledger):
     for one in runs:
         folder, _, stage = one.group.rpartition(" ")
         assert folder == study.study_dir.resolve().name, "studies of one project are apart"
-        assert f" lr {one.config['learning_rate']:.3g} " in one.name
+        assert f" lr {one.config['learning_rate']:.4g} " in one.name
         groups.setdefault((stage, one.job_type), []).append(one)
     assert set(groups) >= {("search", "trial"), ("transfer", "valley"), ("transfer", "control"), ("ladder", "rung")}
     assert len(groups["search", "trial"]) == 4

@@ -37,7 +37,7 @@ def test_the_keys_of_tokenize(folder):
     (part,) = body["sources"]
     assert set(part) == {"name", "weight", "num_documents", "num_train_tokens", "num_validation_tokens"}
     assert (part["name"], part["weight"]) == ("text", 1.0)
-    assert "text: 40 text; " in err and "tokenize: 100%" in err, "what was recognised, and progress"
+    assert "text: 40 text; " in err and "tokenize: 100\u00a0%" in err, "what was recognised, and progress"
 
 
 def test_a_tokenizer_is_trained_and_its_sample_is_told(folder):

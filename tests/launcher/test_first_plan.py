@@ -135,8 +135,8 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     asked = ("--budget-usd", 5000, "--gpu", gpu, "--gpus", 4, "--usd-per-gpu-hour", 2.5)
     code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
     assert code == 0
-    assumed = r"at USD 2.5 an hour \(given\) and a share of 0\.[23]\d* of the peak over all hours paid \("
-    assert re.search(rf"USD 5000 pay for \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
+    assumed = r"at USD 2.5 an hour \(given\) and [23]\d\.\d.% of the peak over all hours paid \("
+    assert re.search(rf"USD 5,000 pay for \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
     assert "(preset 8xh100)" in out
     code, body = ask("estimate", path)
     assert code == 0

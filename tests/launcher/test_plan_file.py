@@ -41,7 +41,7 @@ BAD = {
     "target.batch_tokens = 100": "must be a multiple of 64 tokens",
     "launch.data_parallel_shard = 3": "launch: 3 ranks do not divide the 16 sequences of a batch",
     "ladder.batch_tokens = 100": "ladder.batch_tokens = 100: must be a multiple of 64 tokens",
-    "ladder.widths = [32]": "ladder: 1 widths",
+    "ladder.widths = [32]": "ladder: 1 width",
     "ladder.check_offsets_octaves = [1.0, 2.0]": "rates below and above the rung's own",
     "ladder.check_offsets_octaves = [-5.0, 1.0]": "at most 4 octaves",
     'cluster.address = "ray://head:10001"': "must be host:port of the head, or auto",
@@ -247,5 +247,5 @@ def test_lists_of_sizes_have_a_limit(tmp_path):
     with pytest.raises(PlanError) as caught:
         load_plan(tmp_path / "plan.toml")
     assert [problem.partition(" (")[0] for problem in caught.value.problems] == [
-        f"{section}.widths has 2000 values: must be at most 100" for section in ("transfer", "ladder")
+        f"{section}.widths has 2,000 values: must be at most 100" for section in ("transfer", "ladder")
     ]

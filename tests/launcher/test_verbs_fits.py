@@ -115,7 +115,7 @@ def test_too_few_budgets_say_what_to_run(valleys_table, tmp_path):
     few.write_text("\n".join(valleys_table.read_text().splitlines()[:23]))
     code, body = ask("fit", few, *FIT, "--form", "isoflop", "--out", tmp_path / "fit.json")
     assert (code, body["status"], set(body["parameters"].values())) == (4, "unidentified", {None})
-    assert any("2 of 2 budgets have an optimum: there must be at least 3" in warning for warning in body["warnings"])
+    assert any("2 of 2 budgets with an optimum: there must be at least 3" in warning for warning in body["warnings"])
     code, body = ask("predict", tmp_path / "fit.json", "--flops", "1e16")
     assert (code, body["error"]) == (4, "CannotTellError")
 

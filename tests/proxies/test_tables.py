@@ -111,7 +111,9 @@ def test_what_spells_no_number_is_a_bad_cell(tmp_path, cell):
         read_fit_table(tmp_path / "runs.csv")
 
 
-@pytest.mark.parametrize("cell", [True, False, [3.1], {"value": 3.1}, "true", "crashed", None, 10**400, "1e400", ""])
+@pytest.mark.parametrize(
+    "cell", [True, False, [3.1], {"value": 3.1}, "true", "crashed", None, 10**400, "1e400", "", "\u0663"]
+)
 def test_booleans_lists_and_objects_are_no_losses(tmp_path, cell):
     assert to_number(cell) is None
     good = {"params": 1e6, "tokens": 2e7, "loss": 3.1}

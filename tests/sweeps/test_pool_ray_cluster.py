@@ -220,7 +220,7 @@ def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
     process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
     assert len(workers(joined)) == 2
     whole = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
-    said = r"2 workers of .* fit, 0 of them now(?s:.*)Other jobs hold the rest, and released nothing in 3 s"
+    said = r"2 workers of .* can be placed, 0 of them now(?s:.*)Other jobs hold the rest, and released nothing in 3 s"
     with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
         patch.setattr(ray_start, "IDLE_SECONDS", 3.0)
         RayPool(2, DeviceHost, place=whole)

@@ -29,6 +29,7 @@ from launcher.exporters.view import RunNumbers, proof_steps
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
@@ -234,7 +235,8 @@ def _problems(decision: Decision) -> dict[str, bool]:
         ),
         f"launch.context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of "
         f"{2 * mesh.context} in Megatron": (mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0),
-        f"launch.microbatch_sequences = {micro} does not divide a rank's share of {share} sequences": share % micro
+        f"launch.microbatch_sequences = {micro} does not divide a rank's share of {counted(share, 'sequence')}": share
+        % micro
         == 0,
         f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1 "
         "(proxy.batch_warmup_fraction = 0), this export's batch size is fixed": (schedule.batch_warmup_stages == 1),

@@ -28,7 +28,8 @@ from launcher.watch.logs.keys import (
 )
 from launcher.watch.logs.sources import Log, Row, RowSource
 from proxies.core import canon
-from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, parse_number, units_agree
+from proxies.core.tables.numerals import to_number
+from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, units_agree
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #
@@ -71,16 +72,16 @@ class _Steps:
         if (loss := names.get(LOSS)) in row:
             cells[_AGAIN] = cells.get(_AGAIN, 0) + (LOSS in cells)
             cells[_NULL] = cells.get(_NULL, 0) + (row[loss] is None)
-            cells[_BAD] = cells.get(_BAD, 0) + (parse_number(row[loss]) is None)
+            cells[_BAD] = cells.get(_BAD, 0) + (to_number(row[loss]) is None)
         for column, name in names.items():
-            value = parse_number(row.get(name))
+            value = to_number(row.get(name))
             if value is not None and column != STEP:
                 if -math.inf < value < 0 or (column == "mfu" and value > 1):
                     num_impossible += 1
                 elif value or column not in ("mfu", TOKENS_PER_SECOND):  # 0: it was not measured
                     cells[column] = value * factors.get(column, 1.0)
         if isinstance(times := row.get("rank_seconds"), list) and times:
-            found = [None if isinstance(each, str) else parse_number(each) for each in times]
+            found = [None if isinstance(each, str) else to_number(each) for each in times]
             self.ranks[step] = [math.nan if each is None else each for each in found]
         return num_impossible
 
@@ -169,14 +170,14 @@ def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int
     for row in rows:
         is_event = isinstance(event := row.get("event"), str) and event in _EVENTS and loss not in row
         if at in row and not is_event:
-            found = parse_number(row[at])
+            found = to_number(row[at])
             step = int(found) if found is not None and found >= 0 and found.is_integer() else None
         yield row, step, is_event
 
 
 def _says(row: Row, names: Mapping[str, str]) -> bool:
     """Whether a row says anything of its step."""
-    return any(parse_number(row.get(name)) is not None for column, name in names.items() if column != STEP)
+    return any(to_number(row.get(name)) is not None for column, name in names.items() if column != STEP)
 
 
 def _floats(values: Iterable[float]) -> Floats:
@@ -266,7 +267,7 @@ class LogReader:
         log = self._source.read(last=last)
         self._check(log)
         # By the rows' own time where they have one: a file may be a copy.
-        times = [parse_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
+        times = [to_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
         known = [at for at in times if at is not None and 0 < at < _MAX_UNIX_SECONDS]
         newest_at = max(known, default=log.newest_at)
         found = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)

@@ -19,9 +19,11 @@ from abc import abstractmethod
 from collections.abc import Set
 from pathlib import Path
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
+from proxies.core.tables.numerals import to_number
 from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
-from proxies.external.metric_files import parse_number, rows_of
+from proxies.external.metric_files import rows_of
 
 KNOWN = "JSON Lines, CSV, trainer_state.json, or lines of llm.c, modded-nanogpt, nanotron or Megatron-LM"
 """Kinds of logs that are recognized by their content, for messages."""
@@ -155,8 +157,8 @@ class CsvLines(_Lines):
             return {}
         if len(cells) != len(self._header):
             self._num_ragged += 1
-            lines = "1 line does" if self._num_ragged == 1 else f"{self._num_ragged} lines do"
-            self.complaint = f"{lines} not have the {len(self._header)} cells of the header"
+            lines = "1 line does" if self._num_ragged == 1 else f"{counted(self._num_ragged, 'line')} do"
+            self.complaint = f"{lines} not have the {counted(len(self._header), 'cell')} of the header"
             return {}
         return {name: cell for name, cell in zip(self._header, cells, strict=True) if cell}
 
@@ -185,7 +187,7 @@ class TextLines(_Lines):
 def _parse_shortened(text: str) -> float | None:
     """Return a number that may be written as 4.1K; None if the text is not a number."""
     factor = _SUFFIXES.get(text[-1:], 1.0)
-    number = parse_number(text[:-1] if factor > 1 else text)
+    number = to_number(text[:-1] if factor > 1 else text)
     return None if number is None else number * factor
 
 

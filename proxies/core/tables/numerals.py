@@ -27,13 +27,14 @@ _GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}\.[0-9]{3}")
 def parse_number(text: str) -> float | None:
     """Return the number that a text spells, NaN and infinity included; None if it spells none.
 
-    1_000, which only Python reads, and 1e400, which is finite and too large for a float, are None.
+    1_000 and digits that are not ASCII are numbers to Python alone, and 1e400 is a finite number that no float holds:
+    all are None.
     """
     try:
         number = float(text)
     except ValueError:
         return None
-    if "_" in text or (math.isinf(number) and "inf" not in text.lower()):
+    if "_" in text or not text.isascii() or (math.isinf(number) and "inf" not in text.lower()):
         return None
     return number
 
@@ -49,10 +50,10 @@ def parse_amount(text: str) -> float | None:
 
 
 def to_number(cell: object) -> float | None:
-    """Return a cell as a float; None if it is missing or not a number.
+    """Return a cell of a table, or a value of a log, as a float; None for what is missing or no number.
 
-    Booleans, lists and objects are not numbers, and a text is one only if it spells one. A Decimal is one: databases
-    export sums of integers to Parquet as such.
+    Booleans, lists and objects are no numbers, and a text is one only if it spells one: strict JSON writers and W&B log
+    "NaN" and "Infinity". Sums of whole numbers come out of a database as decimals in Parquet.
     """
     if isinstance(cell, str):
         return parse_number(cell)

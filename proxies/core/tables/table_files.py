@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from proxies.core.notation import counted, with_article
 from proxies.core.plain_files import open_plain
 from proxies.core.tables.delimited import DelimitedError, decode_text, find_delimiter, split_rows
 
@@ -49,7 +50,7 @@ class TableError(ValueError):
         """All problems, one for each bad cell included."""
         parts = [*problems, *bad_cells[:MAX_BAD_CELLS_SHOWN]]
         if len(bad_cells) > MAX_BAD_CELLS_SHOWN:
-            parts.append(f"{len(bad_cells)} bad cells in all: --json lists every one")
+            parts.append(f"{counted(len(bad_cells), 'bad cell')} in all: --json lists every one")
         super().__init__(f"{name}: {'; '.join(parts)}" if name else "; ".join(parts))
 
 
@@ -180,8 +181,8 @@ def cells_of(table: object) -> Cells:
     else:
         raise FormatError(
             _MEMORY,
-            f"is a {type(table).__name__}: must be a path, a pandas.DataFrame, a pyarrow.Table, "
-            "a dict of columns, or a list of dicts",
+            f"is {with_article(type(table).__name__)}: must be a path, a pandas.DataFrame, a pyarrow.Table, a dict "
+            "of columns, or a list of dicts",
         )
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
     if len(set(map(len, columns))) > 1:
@@ -245,7 +246,7 @@ def _read_jsonl(text: str, name: str) -> Cells:
             problems.append(f"row {line} is not JSON: {error}")
             continue
         if not isinstance(record, dict):
-            problems.append(f"row {line} is a {type(record).__name__}: must be an object")
+            problems.append(f"row {line} is {with_article(type(record).__name__)}: must be an object")
             continue
         if isinstance(record, _RepeatedKeys):
             problems.append(f"row {line} has a key twice: remove one")

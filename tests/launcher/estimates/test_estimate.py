@@ -119,7 +119,7 @@ def test_a_layout_that_does_not_divide_or_fit_is_a_warning(plan):
     assert not any("layout" in said for said in laid_out(plan)["warnings"])
     full = dataclasses.replace(EIGHT, layout=dataclasses.replace(EIGHT.layout, activation_checkpointing="full"))
     large, small = (main_body(estimate_main(run, MachineOptions(num_gpus=8)))["warnings"] for run in (EIGHT, full))
-    assert "GB a rank, 72.0 GB are free" in large[0]
+    assert "GB a rank, 72 GB are free" in large[0]
     assert small == []
 
 
