@@ -55,12 +55,12 @@ def checks_of(
         for runs in needed.values():
             describe(load(study.plan.proxy.factory, study.code_dir, runs[-1][0].own_values)[0], runs[-1][0])
     for name, runs in needed.items():
-        if ledger.find("coordinates", name) is None:
+        if name not in ledger.records_for_plan("coordinates"):
             found = _check(study, name, runs, workers(), check_stop, advance)
-            ledger.append("coordinates", name, found)
+            ledger.append_for_plan("coordinates", name, found)
             expected = ", as it should" if name == "sp" and own != "sp" and found.outcome == "blows_up" else ""
             say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
-    return {record.key: record.body for record in ledger.records("coordinates")}
+    return ledger.records_for_plan("coordinates")
 
 
 def _check(
@@ -126,9 +126,11 @@ def refuse_failed(study: Study, checks: dict[str, canon.Json], ledger: Ledger) -
         if any(is_acceptance(record.body, gate) for record in ledger.records(ACCEPTED)):
             say(f"accepted failure: gate {gate.name} failed, the study goes on")
             continue
-        what = study.plan.proxy.factory or f'proxy.parametrization = "{study.plan.proxy.parametrization}"'
+        factory = study.plan.proxy.factory
+        what = factory or f'proxy.parametrization = "{study.plan.proxy.parametrization}"'
+        fix = "Fix the model and run the same command again" if factory else "Fix the plan in a new study"
         raise GateError(
-            f"the coordinate check of {what} fails: {gate.reason}. Nothing more was run. Fix the model and begin a new "
-            'study, sweep it as it is with proxy.parametrization = "sp" (also a new study), or go on all the same: '
+            f"the coordinate check of {what} fails: {gate.reason}. Nothing more was run. {fix}, sweep it as it is with "
+            'proxy.parametrization = "sp" (a new study), or go on all the same: '
             f"forerun freeze {study.study_dir} --accept {gate.name} --reason TEXT, then the same command again"
         )

@@ -179,7 +179,7 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
             study = calibrated(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
     parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
-    ledger = Ledger.open(study.study_dir, study.question, create=True, is_amendable=is_of_command)
+    ledger = Ledger.open(study.study_dir, study.question, create=True, is_amendable=is_of_user_code)
     try:
         values = cast(dict[str, dict[str, object]], study.plan.model_dump())
         values["data"]["path"] = str(study.corpus or "")
@@ -193,9 +193,10 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
     return ledger
 
 
-def is_of_command(key: str) -> bool:
-    """Return whether a plan key says how the user's command is called or where it logs."""
-    return key == "proxy.command" or key.startswith("proxy.metrics_")
+def is_of_user_code(key: str) -> bool:
+    """Return whether a plan key says what code of the user's trains, how it is called, or where it logs."""
+    fixed = ("proxy.command", "proxy.factory", "factory_sha256")
+    return key in fixed or key.startswith(("proxy.metrics_", "proxy.dimensions"))
 
 
 def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
