@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from launcher.estimates.machine import Span
     from launcher.estimates.main_run import MainEstimate, MainRun
     from launcher.plan.study import Study
+    from sweeps.store.ledger import Ledger
 
 
 @click.command()
@@ -46,6 +47,7 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
     """
     from launcher.estimates.machine import MachineOptions
     from launcher.estimates.main_run import estimate_main, main_body
+    from sweeps.store.ledger import Ledger
 
     frozen = path.is_dir() or path.suffix == ".json"
     study, body, run = _of_frozen(path, overrides) if frozen else _of_plan(path, overrides)
@@ -55,7 +57,9 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
     if study is None and study_dir is not None:
         raise click.UsageError("--study is for a plan: a frozen config trains no proxies")
     if study is not None:
-        body |= _stages_body(study, found, _speeds(study, path.parent, study_dir))
+        folder = _recorded_folder(path.parent, study_dir)
+        ledger = None if folder is None else Ledger.read(folder)
+        body |= _stages_body(study, found, _speeds(study, folder, ledger), ledger)
     body["main_run"] = main_body(found)
     if frozen:
         from launcher.frozen.launch_file import attest
@@ -113,15 +117,20 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
     return study, {}, planned_main_run(study)
 
 
-def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
+def _recorded_folder(here: Path, study_dir: Path | None) -> Path | None:
+    """Return the named study's folder, or that of one beside the plan; None if there is none there."""
+    from sweeps.store.ledger import LEDGER_NAME
+
+    folders = (here, here / "study") if study_dir is None else (study_dir,)
+    return next((folder for folder in folders if (folder / LEDGER_NAME).exists()), study_dir)
+
+
+def _speeds(study: Study, folder: Path | None, ledger: Ledger | None) -> Speeds:
     """How fast proxies train: as a study's calibration recorded it, or as assumed."""
     from launcher.calibration.procedure import calibrations, groups_of
     from launcher.calibration.study_cost import Speeds, speeds_of
-    from sweeps.store.ledger import LEDGER_NAME, Ledger
 
-    folders = (here, here / "study") if study_dir is None else (study_dir,)
-    folder = next((each for each in folders if (each / LEDGER_NAME).exists()), study_dir)
-    found = () if folder is None else calibrations(Ledger.read(folder))
+    found = () if ledger is None else calibrations(ledger)
     if not found:
         return Speeds()
     source, asked = f"as calibrated in {folder}, with all its workers at once", {one.asked.key for one in found}
@@ -130,7 +139,7 @@ def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
     return speeds_of(found, study, source)
 
 
-def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
+def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, ledger: Ledger | None) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import (
         dollars,
@@ -152,6 +161,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     if not speeds.measured and gpus:
         speeds = worker_speed(study, machine.name, machine.peak_flops)
     workers = num_workers(study, speeds.num_workers)
+    run_seconds = own_seconds(study, () if ledger is None else ledger.each_run(), speeds)
     each = stages_of(study, speeds)
     kinds = speeds.kinds if measured_gpus else ()
 
@@ -178,7 +188,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
-        "wall_hours": wall_hours(each, workers, own_seconds(study)).told(),
+        "wall_hours": wall_hours(each, workers, run_seconds).told(),
         "warnings": [
             *filter(None, [data_warning(study, main.run.num_tokens)]),
             *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),
