@@ -166,7 +166,7 @@ def test_the_watch_reads_what_torchtitan_logs(tmp_path, corpus, manifest):
     assert done.returncode == 0, done.stderr[-3000:]
     for folder in (tmp_path / "export" / "outputs", next(tmp_path.glob("export/outputs/**/*tfevents*")).parent):
         code, body = ask("watch", config, "--metrics", folder, "--once")
-        assert code == 4 and body["figures"]["step"] == 12, body  # it has no expected curve
+        assert code == 0 and body["figures"]["step"] == 12, body
         assert body["figures"]["train_loss_nats"] == pytest.approx(losses[-1][1], abs=1e-6)
         assert body["figures"]["tokens_per_second"] > 0
         code, body = ask("watch", config, "--metrics", folder, "--conclude")
