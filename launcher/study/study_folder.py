@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from launcher.base.talk import counted, say
+from launcher.base.talk import Heartbeat, counted, say
 from launcher.calibration.procedure import calibrated, groups_of
 from launcher.experiments.search import implied_problems
 from launcher.plan.file import PlanError, load_plan, todo_problems, with_lines
@@ -155,7 +155,8 @@ def verified_corpus(study: Study) -> TokenStore | None:
     """
     if study.corpus is None:
         return None
-    store = TokenStore(study.corpus, weights=study.plan.data.weights or None)
+    with Heartbeat(f"reading {study.corpus}") as heartbeat:
+        store = TokenStore(study.corpus, weights=study.plan.data.weights or None, on_shard=heartbeat.step)
     seq_len = study.plan.model.seq_len
     store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=seq_len)
     store.validation_batch(num_sequences=1, seq_len=seq_len)

@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 from tiny_study import COMMAND, ask, forerun, plan_with, write_corpus, write_plan
 
-from launcher.plan.file import load_plan
+from launcher.base import talk
+from launcher.plan.file import checked_plan, load_plan
 from launcher.plan.presets import PRESETS
 from launcher.plan.writing import commented_plan, plan_schema
 
@@ -235,3 +236,31 @@ def test_a_ladder_too_small_for_its_law_is_refused(tmp_path):
     assert ask("validate", plan, *small)[0] == 0
     code, body = ask("validate", plan, *small, "--set", "ladder.form='coupled'")
     assert code == 2 and "has 6 parameters" in body["problems"][0] and "7 rungs" in body["problems"][0]
+
+
+def test_a_corpus_that_takes_long_to_read_shows_progress(tmp_path, monkeypatch):
+    plan = write_plan(tmp_path)
+    steps = []
+    monkeypatch.setattr(talk.Heartbeat, "step", lambda self, name, share: steps.append((name, share)))
+    assert ask("validate", plan)[0] == 0 and not steps
+    assert ask("validate", plan, "--full")[0] == 0
+    names, shares = zip(*steps, strict=True)
+    assert set(names) == {path.name for path in (tmp_path / "corpus").glob("*.bin")}
+    assert shares[0] == 0 and list(shares) == sorted(shares) and shares[-1] < 1
+
+
+@pytest.mark.parametrize(("key", "number"), [
+    ("transfer.num_seeds", 1000), ("transfer.control_num_seeds", 1000), ("transfer.axis_num_seeds", 1000),
+    ("transfer.check_num_seeds", 1000), ("ladder.num_seeds", 100),
+])  # fmt: skip
+def test_a_grid_too_large_to_run_is_refused_with_its_limit(tmp_path, key, number):
+    """Many values and many seeds are each allowed, and not both."""
+    widths = list(range(8, 8 + 8 * 40, 8))
+    wide = [f"{name}={widths}" for name in ("transfer.widths", "transfer.control_widths", "transfer.check_widths")]
+    wide += [f"ladder.widths={widths}", f"transfer.durations={[1.0 + n / 6 for n in range(40)]}"]
+    plan, words = write_plan(tmp_path), [word for value in wide for word in ("--set", value)]
+    assert checked_plan(plan, words[1::2])[1] == []
+    code, body = ask("validate", plan, *words, "--set", f"{key}={number}")
+    assert code == 2 and len(body["problems"]) == 1, body
+    assert body["problems"][0].startswith(f"{key}: 40 ") or key == "ladder.num_seeds"
+    assert "runs: must be at most 10,000" in body["problems"][0]
