@@ -28,7 +28,7 @@ SHAPE_COLUMNS = ("width", "depth")
 
 MAX_RUNS, MAX_RUNS_OF_OPTIMA = 100_000, 10_000
 """Largest tables: a law is refitted to all runs hundreds of times. With 400 refits, 5,000 runs take 3 s of CPU time,
-20,000 take 11 s, and 100,000 some 2 minutes. Published studies have up to some thousand runs."""
+20,000 take 11 s, and 100,000 more than 100 s. Published studies have up to some thousand runs."""
 MAX_DROPPED_SHOWN = 10
 """Dropped rows of a table that people are shown; `--json` has all of them."""
 

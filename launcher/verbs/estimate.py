@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from launcher.estimates.machine import Span
     from launcher.estimates.main_run import MainEstimate, MainRun
     from launcher.plan.study import Study
+    from proxies.core.spec import Run
     from sweeps.store.ledger import Ledger
 
 
@@ -59,7 +60,8 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
     if study is not None:
         folder = _recorded_folder(path.parent, study_dir)
         ledger = None if folder is None else Ledger.read(folder)
-        body |= _stages_body(study, found, _speeds(study, folder, ledger), ledger)
+        runs = () if ledger is None else ledger.runs()
+        body |= _stages_body(study, found, _speeds(study, folder, ledger), runs)
     body["main_run"] = main_body(found)
     if frozen:
         from launcher.frozen.launch_file import attest
@@ -139,7 +141,7 @@ def _speeds(study: Study, folder: Path | None, ledger: Ledger | None) -> Speeds:
     return speeds_of(found, study, source)
 
 
-def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, ledger: Ledger | None) -> dict[str, Json]:
+def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, runs: Sequence[Run]) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import (
         dollars,
@@ -161,7 +163,6 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, ledger: Ledge
     if not speeds.measured and gpus:
         speeds = worker_speed(study, machine.name, machine.peak_flops)
     workers = num_workers(study, speeds.num_workers)
-    run_seconds = own_seconds(study, () if ledger is None else ledger.each_run(), speeds)
     each = stages_of(study, speeds)
     kinds = speeds.kinds if measured_gpus else ()
 
@@ -188,7 +189,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, ledger: Ledge
     spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
-        "wall_hours": wall_hours(each, workers, run_seconds).told(),
+        "wall_hours": wall_hours(each, workers, own_seconds(study, runs, speeds)).told(),
         "warnings": [
             *filter(None, [data_warning(study, main.run.num_tokens)]),
             *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),
