@@ -28,8 +28,8 @@ SHAPE_COLUMNS = ("width", "depth")
 """Columns that describe the shape of a model."""
 
 MAX_RUNS, MAX_RUNS_OF_OPTIMA = 100_000, 10_000
-"""Maximum number of runs for most forms, and for isoflop and hyperparameter laws. A law is refitted to
-all runs hundreds of times: 5,000 runs take 40 s. Published studies have up to some thousand."""
+"""Maximum number of runs for most forms, and for isoflop and hyperparameter laws. Published studies have up to some
+thousand runs."""
 MAX_DROPPED_SHOWN = 10
 """Maximum number of dropped rows in text; `--json` has all of them."""
 

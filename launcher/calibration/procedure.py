@@ -123,7 +123,8 @@ def calibrations(ledger: Ledger) -> tuple[Calibration, ...]:
 def calibrated(study: Study, ledger: Ledger) -> Study:
     """The study with what its ledger says was chosen, and counted of the user's own code."""
     chosen = {found.asked.key: found.chosen for found in calibrations(ledger)}
-    counts = {int(record.key): WidthCount(**cast(dict[str, float], record.body)) for record in ledger.records(COUNTED)}
+    recorded = cast(dict[str, dict[str, float]], ledger.records_for_plan(COUNTED))
+    counts = {int(depth): WidthCount(**body) for depth, body in recorded.items()}
     return dataclasses.replace(study, chosen=chosen, counts=counts)
 
 

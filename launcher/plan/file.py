@@ -145,9 +145,9 @@ def _is_too_deep(value: object) -> bool:
 def todo_problems(plan: Plan) -> list[str]:
     """Return a problem for each key whose text still has a `TODO`."""
     return [
-        f"{key} has a {TODO}: write what your script needs there"
+        f"{key} has a {TODO}{f' ({match[1]})' if match[1] else ''}: write what your script needs there"
         for key, text in _texts(plan.model_dump(), "")
-        if re.search(rf"\b{TODO}\b", text)
+        if (match := re.search(rf"\b{TODO}\b(?:: ([^()]+))?", text))
     ]
 
 

@@ -5,6 +5,7 @@ it must be.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -33,7 +34,7 @@ _BY_SHAPE = " or ".join(f'proxy.optimizer = "{one.name}"' for one in OPTIMIZERS.
 
 def problems_of(plan: Plan) -> list[str]:
     """Everything that does not hold together, at once."""
-    if problems := [*_length_problems(plan)]:
+    if problems := [*_length_problems(plan)] or [*_grid_problems(plan)]:
         return problems  # each value costs the other checks time
     problems = [
         *_width_problems(plan),
@@ -54,6 +55,44 @@ def _length_problems(plan: Plan) -> Iterator[str]:
         for key, value in getattr(plan, section):
             if isinstance(value, tuple) and len(value) > MAX_VALUES:
                 yield f"{section}.{key} has {counted(len(value), 'value')}: must be at most {MAX_VALUES}"
+
+
+MAX_GRID_RUNS = 10_000
+"""Runs of one grid of sizes, values and seeds. To count 15,000 of them takes `validate` 10 s of CPU time."""
+
+
+def _grid_problems(plan: Plan) -> Iterator[str]:
+    """Every grid of sizes, values and seeds is one that could be run, and counted in seconds."""
+    transfer, ladder = plan.transfer, plan.ladder
+    num_rates = max(len(transfer.offsets_octaves), len(transfer.narrow_offsets_octaves))
+    num_depths = len(ladder.depths) or 1
+    grids: dict[str, tuple[tuple[int, str], ...]] = {
+        "transfer.num_seeds": ((len(transfer.widths), "widths"), (num_rates, "rates"), (transfer.num_seeds, "seeds")),
+        "transfer.control_num_seeds": (
+            (len(transfer.control_widths), "widths"),
+            (len(transfer.control_offsets_octaves), "rates"),
+            (transfer.control_num_seeds, "seeds"),
+        ),
+        "transfer.axis_num_seeds": (
+            (len(transfer.durations) + len(plan.tested_depths) + len(transfer.batches), "sizes"),
+            (num_rates, "rates"),
+            (transfer.axis_num_seeds, "seeds"),
+        ),
+        "transfer.check_num_seeds": (
+            (max(len(transfer.check_widths), len(transfer.check_depths)), "sizes"),
+            (transfer.check_num_seeds, "seeds"),
+        ),
+        "ladder.num_seeds": (
+            (len(ladder.widths) * num_depths, "shapes"),
+            (len(ladder.num_steps), "durations"),
+            (ladder.num_seeds, "seeds"),
+        ),
+    }
+    for key, factors in grids.items():
+        num_runs = math.prod(number for number, _ in factors)
+        if num_runs > MAX_GRID_RUNS:
+            product = " x ".join(f"{number:,} {name}" for number, name in factors)
+            yield f"{key}: {product} are {num_runs:,} runs: must be at most {MAX_GRID_RUNS:,}"
 
 
 def _gpu_problems(name: str) -> Iterator[str]:

@@ -55,12 +55,12 @@ def checks_of(
         for runs in needed.values():
             describe(load(study.plan.proxy.factory, study.code_dir, runs[-1][0].own_values)[0], runs[-1][0])
     for name, runs in needed.items():
-        if ledger.find("coordinates", name) is None:
+        if name not in ledger.records_for_plan("coordinates"):
             found = _check(study, name, runs, workers(), check_stop, advance)
-            ledger.append("coordinates", name, found)
+            ledger.append_for_plan("coordinates", name, found)
             expected = ", as it should" if name == "sp" and own != "sp" and found.outcome == "blows_up" else ""
             say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
-    return {record.key: record.body for record in ledger.records("coordinates")}
+    return ledger.records_for_plan("coordinates")
 
 
 def _check(

@@ -67,7 +67,7 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
     """What the ledger's records say, up to the first stage that has not ended; no choice where the fit finds none."""
     from scaling_fits.laws.law import CannotTellError
 
-    coordinates = {record.key: record.body for record in ledger.records("coordinates")}
+    coordinates = ledger.records_for_plan("coordinates")
     failed = find_failed_check(study, coordinates) + select_failed(replay_gates(study, ledger))
     found = StudyFindings(coordinates=coordinates, gates=failed)
     try:

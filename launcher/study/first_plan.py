@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,30 +127,64 @@ _MIN_FREEDOM = 2
 
 def _undecidable(study: Study) -> list[str]:
     """Return which gates cannot pass whatever the runs find, as far as the plan alone tells."""
-    plan, ladder, notes = study.plan, study.plan.ladder, list[str]()
-    num_rungs = sum(len(plan.ladder_depths(width)) for width in ladder.widths) * len(ladder.num_steps)
+    return [*_unpassable_model_gates(study), *_unpassable_ladder_gates(study), *_refused_layout(study)]
+
+
+def _unpassable_model_gates(study: Study) -> Iterator[str]:
+    """Yield why the gates of the model and its data cannot pass."""
+    proxy, accept = study.plan.proxy, "`forerun freeze --accept {} --reason TEXT`"
+    if proxy.command:
+        yield (
+            "gates coordinates and data: forerun sees neither the activations of a command nor its data, so both gates "
+            f"will say 'cannot tell'; check them in your trainer, then use {accept.format('coordinates --accept data')}"
+        )
+    elif proxy.parametrization == "sp":
+        yield (
+            "gate coordinates: proxy.parametrization = 'sp' does not keep the size of activations over width, so the "
+            f"gate will fail; use another parametrization, or {accept.format('coordinates')}"
+        )
+
+
+def _unpassable_ladder_gates(study: Study) -> Iterator[str]:
+    """Yield why the gates of the ladder cannot pass: too few rungs, too small ones, or none that is checked."""
+    plan, ladder = study.plan, study.plan.ladder
+    shapes = [study.shape(width).at_depth(depth) for width in ladder.widths for depth in plan.ladder_depths(width)]
+    tokens = [plan.num_tokens(steps, ladder.batch_tokens or plan.proxy.batch_tokens) for steps in ladder.num_steps]
+    num_rungs = len(shapes) * len(tokens)
     needed = num_law_parameters(plan) + _MIN_FREEDOM
     if (num_rungs - 1) * ladder.num_seeds < needed:
-        notes.append(
+        yield (
             f"gate fit: with {counted(num_rungs, 'rung')} the largest one cannot be held out, so the gate will say "
             f"'cannot tell'; at least {needed + 1} rungs are needed (ladder.widths, ladder.num_steps)"
         )
-    shape = study.shape(max(ladder.widths))
-    shape = shape.at_depth(max(plan.ladder_depths(shape.width)))
-    tokens = plan.num_tokens(max(ladder.num_steps), ladder.batch_tokens or plan.proxy.batch_tokens)
-    reach = plan.target.budget_flops / (6.0 * study.num_params(shape) * tokens)
+    reach = plan.target.budget_flops / (6.0 * max(map(study.num_params, shapes)) * max(tokens))
     if reach > FARTHEST_REACH:
-        notes.append(
+        yield (
             f"gate fit: target.budget_flops is {format_factor(reach)} times the largest rung's FLOPs, and no "
             f"forecast is trusted beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot tell'; add larger "
             "rungs (ladder.widths, ladder.num_steps)"
         )
+    flops = [flops_per_token(shape) * count for shape in shapes for count in tokens]
     if not ladder.check_offsets_octaves:
-        notes.append(
+        yield (
             "gate ladder_tuned: ladder.check_offsets_octaves is empty, so no rung is checked at other rates and the "
             "gate will say 'cannot tell'"
         )
-    return notes
+    elif min(flops) > ladder.check_share * sum(flops):
+        yield (
+            f"gate ladder_tuned: ladder.check_share = {ladder.check_share:g} pays for no rung (the cheapest is "
+            f"{min(flops) / sum(flops):.2g} of the ladder), so none is checked at other rates and the gate will say "
+            "'cannot tell'; raise ladder.check_share"
+        )
+
+
+def _refused_layout(study: Study) -> Iterator[str]:
+    """Yield what `forerun freeze` refuses about the layout of a main run of the guessed size."""
+    if study.plan.proxy.command:  # its own trainer lays it out
+        return
+    run = planned_main_run(study)
+    for problem in layout_problems(planned_parallelism(study.plan.launch), run.shape, run.batch_tokens):
+        yield f"launch: {problem}; `forerun freeze` refuses such a layout"
 
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256

@@ -45,13 +45,13 @@ def count(study: Study, ledger: Ledger) -> Study:
         DescribeError: see there; nothing is recorded.
         FactoryError, FactoryChangedError: the factory cannot build a shape, or is another.
     """
-    if ledger.records(COUNTED) or ledger.own_results() or not (study.factory or study.plan.proxy.describe):
+    if ledger.records_for_plan(COUNTED) or ledger.own_results() or not (study.factory or study.plan.proxy.describe):
         return calibrated(study, ledger)
     one = _of_factory if study.factory else _described
     own = study.plan.model.num_layers
     depths = {own, study.plan.target_num_layers, *([2 * own] if study.plan.scales_depth else [])}
     for depth, found in {depth: _through(study, depth, one) for depth in sorted(depths)}.items():
-        ledger.append(COUNTED, str(depth), dataclasses.asdict(found))
+        ledger.append_for_plan(COUNTED, str(depth), dataclasses.asdict(found))
     return calibrated(study, ledger)
 
 

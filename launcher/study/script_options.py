@@ -42,8 +42,14 @@ _NAMES = {
 """Placeholders and other names that scripts have for them; hyperparameters' are in their registry."""
 _SHAPE = {"num_layers": "num_layers", "head_dim": "head_dim", "seq_len": "seq_len"}
 _VOCAB_SIZE = 50304
-"""GPT-2's, padded."""
+"""GPT-2's, padded: a guess, until the plan's TODO is resolved."""
 _RATE = re.compile(r"(^|_)(lr|learning_rate)($|_)")
+_NO_RATE = re.compile(
+    r"(^|_)(ratio|fraction|frac|factor|decay|gamma|power|mult|multiplier|scale|percent|pct|warmup|warmdown)($|_)"
+)
+"""Words of options that set a learning rate's schedule or its multiples: a share of the rate, which follows it."""
+_FLOOR = re.compile(r"(^|_)(min|end|final|init|initial|start)_(lr|learning_rate)$|(lr|learning_rate)_(min|end|final)$")
+"""Rates at which a schedule begins or ends: a fixed one does not follow the rate that is searched."""
 _EACH_RUN = re.compile(r"(^|_)decay_(iters|steps)$|^(eval|val|validate)_(interval|every|steps|freq)$")
 """Options that are set to the run's number of steps, so that it decays to the end and validates there."""
 _ACCUMULATION = re.compile(r"(^|_)(grad|gradient)_accum|^accum(ulation)?_steps$|^accumulate_grad_batches$")
@@ -143,7 +149,8 @@ def _under_hydra(node: ast.FunctionDef) -> bool:
 
 
 def _names_rate(name: str) -> bool:
-    return _RATE.search(name) is not None
+    """Return whether a name is that of a peak learning rate."""
+    return _RATE.search(name) is not None and not _FLOOR.search(name) and not _NO_RATE.search(name)
 
 
 def _constant(node: ast.expr | None) -> object:
@@ -191,9 +198,12 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
         notes.append(f"{option.name} is searched as an axis of its own")
     values = {section: dict(keys) for section, keys in new.values.items()}
     defaults = {told[option.name]: option.default for option in options if type(option.default) is int}
+    external, guess = f"the data of {script.name}", f"data.vocab_size = {_VOCAB_SIZE} is a guess"
+    if "vocab_size" not in defaults:
+        external += f" ({TODO}: {guess})"
+        notes.append(f"{guess}: set it, and remove the {TODO} from data.external")
     vocab_size = defaults.get("vocab_size", _VOCAB_SIZE)
-    values["data"] = {"path": "", "external": f"the data of {script.name}", "vocab_size": vocab_size}
-    notes += [] if "vocab_size" in defaults else [f"data.vocab_size = {_VOCAB_SIZE} is a guess"]
+    values["data"] = {"path": "", "external": external, "vocab_size": vocab_size}
     command = " ".join(["python", shlex.quote(script.name), *words])
     values["proxy"] = values.get("proxy", {}) | {"command": command, **metrics}
     values["model"] = values.get("model", {}) | {
@@ -212,6 +222,8 @@ def _set_value(option: ScriptOption, metrics: dict[str, object]) -> str:
     name = option.name.rpartition(".")[2]
     if _EACH_RUN.search(name):
         return "{num_steps}"
+    if _FLOOR.search(name):
+        return "0.0"  # right at any rate, as a share of it would be
     if _ACCUMULATION.search(name):
         return "1"  # the plan's batch is a whole step's
     if _DASHBOARD.search(name) and option.default is False and metrics["metrics_format"] == "wandb":

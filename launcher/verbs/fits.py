@@ -14,6 +14,7 @@ from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
 from proxies.core.canon import Json
 from proxies.core.notation import NONE, counted, format_factor, format_percent, format_significant
+from proxies.core.plain_files import refuse_pipe
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
 
@@ -90,6 +91,7 @@ def _check_out(out: Path, runs: Path) -> None:
     """Refuse a place that the fit must not or cannot go to, before minutes of fitting."""
     if not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no such folder")
+    refuse_pipe(out)
     if out.exists() and runs.exists() and out.samefile(runs):
         raise click.UsageError(f"--out {out} is the table itself: the fit would overwrite it")
 

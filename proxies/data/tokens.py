@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -241,6 +241,7 @@ class TokenStore:
         folder: what `forerun tokenize` wrote.
         trusted: look at sizes alone; for workers, whose driver has just read every byte.
         weights: shares of the sources other than the manifest's; the store's manifest is then the reweighted one.
+        on_shard: called before each shard is read, with its file and the share of all tokens before it.
 
     Raises:
         DataError: there is no manifest, or the weights do not fit its sources.
@@ -248,8 +249,17 @@ class TokenStore:
             file is missing or another. All problems are named at once.
     """
 
-    def __init__(self, folder: Path, *, trusted: bool = False, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        trusted: bool = False,
+        weights: Mapping[str, float] | None = None,
+        on_shard: Callable[[str, float], None] = lambda file, share: None,
+    ) -> None:
         stored = read_manifest(folder)
+        self._on_shard, self._num_opened = on_shard, 0
+        self._num_stored = sum(stored.num_tokens(split) for split in SPLITS)
         self.manifest = stored if weights is None else stored.reweighted(weights)
         self._trusted = trusted
         problems = [] if trusted else _tokenizer_problems(folder, stored.tokenizer)
@@ -266,6 +276,8 @@ class TokenStore:
 
     def _open(self, folder: Path, shard: Shard, problems: list[str]) -> NDArray[np.integer]:
         path = folder / shard.file
+        self._on_shard(shard.file, self._num_opened / max(1, self._num_stored))
+        self._num_opened += shard.num_tokens
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         if wrong := _size_problem(path, shard, self.manifest.dtype):
             problems.append(f"{shard.file} {wrong}")

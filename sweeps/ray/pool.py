@@ -35,6 +35,7 @@ from sweeps.ray.nodes import (
     described,
     devices,
     found_head,
+    measure_resources,
     node_room,
     room,
 )
@@ -378,7 +379,7 @@ class RayPool:
         nodes = alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment, self._check_stop)
-        total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
+        total, free = measure_resources(ray, place, num_workers, self._look)
         self.num_workers = num_workers or room(free, place)
         problem = (
             f"cluster.num_workers = {num_workers}: {counted(room(total, place), 'worker')} of {place} can be placed, "

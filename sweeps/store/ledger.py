@@ -277,6 +277,16 @@ class Ledger:
         """The record of that kind and key, if there is one."""
         return next(self.stream(kind, key), None)
 
+    def append_for_plan(self, kind: str, name: str, body: object) -> Record:
+        """Append a record that describes the plan's own code, and that an amended plan supersedes."""
+        num_amendments = len(self.records(PLAN)) - 1
+        return self.append(kind, f"{name}/{num_amendments}" if num_amendments else name, body)
+
+    def records_for_plan(self, kind: str) -> dict[str, Json]:
+        """Return name -> body of the records of `append_for_plan` since the plan was last amended."""
+        *_, plan = self.stream(PLAN)
+        return {record.key.partition("/")[0]: record.body for record in self.stream(kind) if record.seq > plan.seq}
+
     @property
     def plan(self) -> Json:
         """The plan that the study was started with, or the newest one if it changed before any run was recorded."""

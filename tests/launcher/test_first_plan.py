@@ -7,9 +7,10 @@ import tomllib
 
 import jsonschema
 import pytest
-from tiny_study import ask, forerun, write_corpus, write_plan
+from tiny_study import COMMAND, ask, forerun, plan_with, write_corpus, write_plan
 
-from launcher.plan.file import load_plan
+from launcher.base import talk
+from launcher.plan.file import checked_plan, load_plan
 from launcher.plan.presets import PRESETS
 from launcher.plan.writing import commented_plan, plan_schema
 
@@ -73,6 +74,7 @@ def test_a_gpu_preset_is_sensible_and_affordable(plans, name):
     assert body["num_workers"] == preset.num_gpus
     assert body["total"]["share_of_main_run"] < 0.15
     assert body["total"]["share_of_main_run"] == pytest.approx(sum(s["share_of_main_run"] for s in body["stages"]))
+    assert not any(said.startswith("gate fit") for said in told["warnings"]), "its ladder reaches the main run"
     assert told["comes_to"]["share_of_main_run"] == pytest.approx(body["total"]["share_of_main_run"])
     assert 1 < main["days"]["value"] < 15
     assert 3 * plan.proxy.base_width < main["shape"]["width"] < 20 * plan.proxy.base_width
@@ -207,3 +209,66 @@ def test_a_vocabulary_smaller_than_its_tokens_is_refused(tmp_path):
     manifest.write_text(manifest.read_text().replace('"vocab_size": 256', '"vocab_size": 25'))
     code, _, err = forerun("validate", plan)
     assert code == 2 and "vocab_size = 25: must be at least 256" in err
+
+
+HOPELESS = {
+    "gate fit: 6 rungs are too few": ["ladder.widths=[8, 16]"],
+    "gate fit: target.budget_flops is ": ["target.budget_flops=1e12"],
+    "gate ladder_tuned: ladder.check_offsets_octaves is empty": ["ladder.check_offsets_octaves=[]"],
+    "gate ladder_tuned: ladder.check_share = 0.001 pays for no rung": ["ladder.check_share=0.001"],
+    "gate coordinates: proxy.parametrization = 'sp'": ["proxy.parametrization='sp'"],
+    "launch: pipeline = 3 does not divide num_layers = 1": ["launch.pipeline=3"],
+}
+"""What can only fail after the runs, as far as the plan tells: how its warning starts, by the keys that cause it."""
+
+
+@pytest.mark.parametrize("start", HOPELESS)
+def test_what_can_only_fail_later_is_said_before(tmp_path, start):
+    plan = write_plan(tmp_path)
+    code, body = ask("validate", plan)
+    assert code == 0 and not any(said.startswith(tuple(HOPELESS)) for said in body["warnings"])
+    code, body = ask("validate", plan, *(word for value in HOPELESS[start] for word in ("--set", value)))
+    assert code == 0 and [said for said in body["warnings"] if said.startswith(tuple(HOPELESS))], body
+    assert any(said.startswith(start) for said in body["warnings"])
+
+
+def test_a_commands_gates_that_cannot_tell_are_said_before(tmp_path):
+    (tmp_path / "trainer.py").touch()
+    code, body = ask("validate", plan_with(tmp_path, COMMAND % "python3"))
+    assert code == 0 and any(said.startswith("gates coordinates and data") for said in body["warnings"])
+
+
+def test_a_ladder_too_small_for_its_law_is_refused(tmp_path):
+    """The coupled law has a parameter more than Chinchilla's: six rungs are enough for the one, not for the other."""
+    plan, small = write_plan(tmp_path), ("--set", "ladder.widths=[8, 16]")
+    assert ask("validate", plan, *small)[0] == 0
+    code, body = ask("validate", plan, *small, "--set", "ladder.form='coupled'")
+    assert code == 2 and "has 6 parameters" in body["problems"][0] and "7 rungs" in body["problems"][0]
+
+
+def test_a_corpus_that_takes_long_to_read_shows_progress(tmp_path, monkeypatch):
+    plan = write_plan(tmp_path)
+    steps = []
+    monkeypatch.setattr(talk.Heartbeat, "step", lambda self, name, share: steps.append((name, share)))
+    assert ask("validate", plan)[0] == 0 and not steps
+    assert ask("validate", plan, "--full")[0] == 0
+    names, shares = zip(*steps, strict=True)
+    assert set(names) == {path.name for path in (tmp_path / "corpus").glob("*.bin")}
+    assert shares[0] == 0 and list(shares) == sorted(shares) and shares[-1] < 1
+
+
+@pytest.mark.parametrize(("key", "number"), [
+    ("transfer.num_seeds", 1000), ("transfer.control_num_seeds", 1000), ("transfer.axis_num_seeds", 1000),
+    ("transfer.check_num_seeds", 1000), ("ladder.num_seeds", 100),
+])  # fmt: skip
+def test_a_grid_too_large_to_run_is_refused_with_its_limit(tmp_path, key, number):
+    """Many values and many seeds are each allowed, and not both."""
+    widths = list(range(8, 8 + 8 * 40, 8))
+    wide = [f"{name}={widths}" for name in ("transfer.widths", "transfer.control_widths", "transfer.check_widths")]
+    wide += [f"ladder.widths={widths}", f"transfer.durations={[1.0 + n / 6 for n in range(40)]}"]
+    plan, words = write_plan(tmp_path), [word for value in wide for word in ("--set", value)]
+    assert checked_plan(plan, words[1::2])[1] == []
+    code, body = ask("validate", plan, *words, "--set", f"{key}={number}")
+    assert code == 2 and len(body["problems"]) == 1, body
+    assert body["problems"][0].startswith(f"{key}: 40 ") or key == "ladder.num_seeds"
+    assert "runs: must be at most 10,000" in body["problems"][0]

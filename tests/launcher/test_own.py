@@ -195,6 +195,14 @@ def test_a_model_that_fails_its_check_is_not_swept(modelled, tmp_path):
     code, out, _ = forerun("check", modelled, "--study", tmp_path / "study", *changes, "--json")
     assert code == 3
     assert [p["kind"] for p in json.loads(out)["own_model"]["parameters"]].count("readout") == 1
+    # No run is recorded: the fixed factory is accepted, and what was recorded of the broken one no longer counts.
+    (tmp_path / "mine.py").write_text(MODEL.replace("shape.width / 8", "1.0"))
+    code, body = ask("check", modelled, "--study", tmp_path / "study", *changes)
+    assert code != 3 and body["coordinates"]["mup"]["outcome"] in ("passed", "cannot_tell"), body
+    counted = [record.key for record in Ledger.read(tmp_path / "study").records("counted")]
+    assert counted == ["1", "1/1"], "its parameters are counted anew"
+    code, body = ask("check", modelled, "--study", tmp_path / "study", *changes, "--set", "model.num_layers=3")
+    assert (code, body["error"]) == (2, "PlanChanged"), "only the user's code may change"
 
 
 def test_depth_is_checked_where_there_is_a_rule(modelled, tmp_path):

@@ -348,10 +348,22 @@ def parallelism() -> ParallelismConfig:
     )
 
 
-def validator() -> Validator.Config:
-    """Validates before every checkpoint, and after the first step."""
+class LastStepValidator(Validator):
+    """Validates at the run's last step too, whose loss is the one that was forecast."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Validator.Config):
+        """No more than its own."""
+
+    def should_validate(self, step: int) -> bool:
+        """Return whether a step is one of the parent's, or the last."""
+        return bool(super().should_validate(step)) or step == SCHEDULE.num_steps
+
+
+def validator() -> LastStepValidator.Config:
+    """Return the validation before every checkpoint, after the first step, and after the last."""
     per_step = FROZEN.rank_microbatch_sequences * MESH.data_parallel_replicate * MESH.data_parallel_shard
-    return Validator.Config(
+    return LastStepValidator.Config(
         enable=True,
         freq=FROZEN.checkpointing.every_steps,
         steps=max(1, math.ceil(VALIDATION_SEQUENCES / per_step)),

@@ -262,11 +262,19 @@ def _run_text(decision: Decision, version: str) -> str:
 # If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""
     ceiling, after = decision.abort.train_loss_above_nats, decision.learning_rate.schedule.warmup_steps + 1
     command = _COMMAND + _CEILING.replace("CEILING", repr(ceiling)).replace("AFTER", str(after))
-    return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=_SETUP, command=command)
+    setup = _SETUP.replace("VERSION", version)
+    return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=setup, command=command)
 
 
 _SETUP = r""": "${MEGATRON_LM:?a checkout of Megatron-LM}" "${MEGATRON_DATA:?the converted corpus}"
 : "${RUN_DIR:?for checkpoints}"
+read_version='import runpy, sys; print(runpy.run_path(sys.argv[1])["__version__"])'
+installed="$(python -c "$read_version" "$MEGATRON_LM/megatron/core/package_info.py" 2>/dev/null || true)"
+if [ "${installed%%+*}" != VERSION ]; then
+    echo "MEGATRON_LM=$MEGATRON_LM is Megatron-LM ${installed:-of no known version}: must be VERSION;" \
+        "check out its release, or export with a version of forerun that knows yours" >&2
+    exit 2
+fi
 if [ ! -e "$MEGATRON_DATA/data_args.txt" ]; then
     echo "no data: PYTHONPATH=$MEGATRON_LM python $here/convert_data.py CORPUS $MEGATRON_DATA" >&2
     exit 2
@@ -353,7 +361,7 @@ def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]
         )
     if off > SAME:
         where = f"at most {off:.2g} of the peak off the frozen table: Megatron's warmup is t / W, not (t + 1) / W"
-        late: Judgement = ("equivalent" if off <= LATE else "not_expressible", where)
+        late: Judgement = ("equivalent" if off <= LATE * (1 + SAME) else "not_expressible", where)
         found |= dict.fromkeys(
             ("learning_rate.step_convention", "learning_rate.samples", "learning_rate.table_sha256"), late
         )
