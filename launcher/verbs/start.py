@@ -61,9 +61,12 @@ def init(
         warnings,
     )
     from launcher.study.warm_start import with_warm_start
+    from proxies.data.tokens import advise_corpus, has_other_files
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
+    if data and has_other_files(corpus := out.parent / data):
+        raise click.BadParameter(f"--data {data}: {advise_corpus(corpus)}")
     new, notes = first_plan(request := Request(**asked), data), list[str]()
     if script is not None:
         from launcher.study.script_options import plan_for
