@@ -34,8 +34,9 @@ _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than 
 def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
     """Predict the loss of one new run, with its interval, from a FIT written by `forerun fit --out`.
 
-    FIT may also be a study folder. A fit of form isoflop takes --flops and gives the best size and tokens; one of form learning_rate or batch takes
-    --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive, for the reason shown.
+    FIT may also be a study folder. A fit of form isoflop takes --flops and gives the best size and tokens; one of form
+    learning_rate or batch takes --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive,
+    for the reason shown.
     """
     from scaling_fits import fit_file
     from scaling_fits.forecast.conclusive import first_and_rest

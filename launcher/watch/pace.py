@@ -39,7 +39,7 @@ class Liveness:
     ended: str = ""
     """What the supervisor printed when it gave up, or ended in order."""
     paused_seconds: float = 0.0
-    """Time that the run did not lose: from stops that somebody asked for to the launches after them, and after its end."""
+    """Time that the run did not lose: from a stop that somebody asked for to the next launch, and after its end."""
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""

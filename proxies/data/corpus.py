@@ -39,6 +39,8 @@ from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manif
 
 UNNAMED = "text"
 """The name of a corpus's only source, if it was given none."""
+MAX_KINDS_SHOWN = 6
+"""Most kinds of files that a line about what is not read names; a folder of code has seventy."""
 
 
 def tokenize(
@@ -111,7 +113,7 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
     files, num_bytes = found.files, sum(file.num_bytes for file in found.files)
     say(f"{name}: {told(files)}; {num_bytes:,} bytes")
     if found.not_read:
-        say(f"{name}: not read: {'; '.join(map(_describe, found.not_read))}; --suffix adds suffixes to read")
+        say(f"{name}: not read: {describe_not_read(found.not_read)}; --suffix adds suffixes to read")
     if sentence := describe_splits(files):
         say(f"{name}: {sentence}")
     if not files:
@@ -120,6 +122,21 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
             "read; --suffix names others, also .bin"
         )
     return files
+
+
+def describe_not_read(kinds: Sequence[NotRead]) -> str:
+    """Name the kinds of files that are not read: set aside by their content or name first, then by their bytes."""
+
+    def importance(kind: NotRead) -> tuple[bool, int]:
+        is_suffix_alone = kind.suffix.startswith(".") and " " not in kind.suffix
+        return not kind.suffix or is_suffix_alone, -kind.num_bytes
+
+    shown = sorted(kinds, key=importance)[:MAX_KINDS_SHOWN]
+    left = [kind for kind in kinds if kind not in shown]
+    words = [*map(_describe, shown)]
+    if left:
+        words.append(f"{sum(kind.num_files for kind in left)} files of {len(left)} other kinds (--json names all)")
+    return "; ".join(words)
 
 
 def _describe(kind: NotRead) -> str:

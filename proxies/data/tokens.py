@@ -179,7 +179,9 @@ class Manifest:
 def has_other_files(folder: Path) -> bool:
     """Return whether a place that should hold a corpus holds something else, such as the text itself."""
     if folder.is_dir():
-        return not (folder / MANIFEST).exists() and any(folder.iterdir())
+        # What an interrupted `tokenize` leaves is hidden.
+        has_files = any(not entry.name.startswith(".") for entry in folder.iterdir())
+        return has_files and not (folder / MANIFEST).exists()
     return folder.exists()
 
 
@@ -205,7 +207,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return canon.decode(Manifest, canon.parse(read_plain(path, MAX_MANIFEST_BYTES)))
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{folder}: {advise_corpus(folder)}") from None
+        raise DataError(f"{path} does not exist: {advise_corpus(folder)}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (canon.CanonError, SpecError) as error:
