@@ -143,7 +143,7 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
         StageMissingError: it has not ended.
         NoFinishedTrialError: every trial diverged or failed.
     """
-    missing = StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
+    missing = StageMissingError(f"the search has not ended: `{study.command_line('sweep')}` runs or resumes it")
     losses = ended_losses(study, ledger)
     if losses is None:
         raise missing
@@ -245,7 +245,9 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
     pairs = rate_pairs(setting)
     done = all(test.done(setting.results) for test in tests) and all(pair.done(setting.results) for pair in pairs)
     if warmup is None or not done:
-        raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
+        raise StageMissingError(
+            f"the transfer runs have not ended: `{study.command_line('transfer')}` runs or resumes them"
+        )
     optima = judged(setting, tests[0], None).verdict.optima
     log2_lr = next((o.log2_value for o in optima if o.size == study.plan.proxy.base_width), None)
     measured = [t for t in tests if t.hyperparameter == LEARNING_RATE and t.axis in study.plan.transfer.measured_rules]

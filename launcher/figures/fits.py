@@ -215,6 +215,8 @@ def noise(report: Body) -> Panel:
     batch = judged["batch_tokens"] if judged else looks[0]["batch_tokens"]
     last = max([look["tokens"] for look in looks] + ([judged["num_tokens"]] if judged else []))
     shown = [look["scale_tokens"] or look["interval"][0] for look in told] + [batch]
+    # The law's line reaches the main run's tokens inside the picture; bounds of the law and of a look may leave it.
+    shown += [] if law is None else [law.at(last)[0] / 2]
     floor, ceiling = min([batch, *(look["interval"][0] for look in told)]) / 2, 4 * max(shown)
 
     def paint(axes: Axes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -114,8 +115,11 @@ def read_plan(path: Path) -> dict[str, Any]:
     try:
         with open_plain(path) as file:
             content = file.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        advice = f"write one by `forerun init --out {shlex.quote(str(path))}`, or name another"
+        raise PlanError(str(path), [f"cannot be read: {error.strerror}: {advice}"]) from error
     except OSError as error:
-        raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
+        raise PlanError(str(path), [f"cannot be read: {error.strerror}: name a plan, a TOML file"]) from error
     if len(content) > MOST_BYTES:
         raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
@@ -222,8 +226,14 @@ def _said(error: Any) -> str:
     where = ".".join(path).removesuffix(".[key]")
     if error["type"] == "extra_forbidden":
         known = list(_section_at(path[:-1]).model_fields)
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+        # The same name in another section is nearer than a similar one in this.
+        near = [
+            f"{section}.{path[-1]}" for section in Plan.model_fields if path[-1] in _section_at([section]).model_fields
+        ]
+        near = near if len(path) == 2 and near else difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        return f"{where} is unknown: " + (
+            f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        )
     sentence = "must be a section" if error["type"] == "model_type" else str(error["msg"])
     if error["type"] == "too_short":
         sentence = f"must have at least {counted(error['ctx']['min_length'], 'value')}"

@@ -116,6 +116,6 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
         remedy += f"study, by forerun run PLAN --study ANOTHER --fork {study.study_dir}"
         raise CannotTellError((*found.fit.warnings, remedy))
     if found.transferred is None or found.verdicts is None or found.choice is None:
-        raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
+        raise StageMissingError(f"the study has not ended: `{study.command_line('run')}` continues it")
     finished = decide.finished_rungs(study, found.ladder, found.rungs)
     return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

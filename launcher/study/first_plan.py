@@ -43,7 +43,7 @@ from proxies.core.notation import (
     format_usd,
 )
 from proxies.core.optimizers import DEFAULT, OptimizerName
-from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
+from proxies.data.tokens import MANIFEST, Manifest, advise_corpus, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
 from scaling_fits.allocation.shapes import published_layers
 from scaling_fits.forecast.conclusive import FARTHEST_REACH
@@ -60,9 +60,7 @@ def missing(plan: Plan, here: Path) -> list[str]:
     """What a plan in a folder names and is not there: corpus, program, module."""
     corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
     if plan.data.path and not (corpus / MANIFEST).exists():
-        problems.append(
-            f"data.path = {plan.data.path!r}: no corpus there; make it by `forerun tokenize SOURCE... --out {corpus}`"
-        )
+        problems.append(f"data.path = {plan.data.path!r}: {advise_corpus(corpus)}")
     with contextlib.suppress(SpecError):  # said already
         if plan.command is not None:
             try:
@@ -227,7 +225,7 @@ class Request:
                 gpu(self.gpu)
             except UnknownNameError as error:
                 checks.problems.append(str(error))
-        checks.done()
+        checks.done("forerun init")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -434,7 +432,7 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         run = planned_main_run(dataclasses.replace(study, plan=changed))
         machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
         if machine.price_usd is None:
-            raise SpecError("Budget", [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"])
+            raise SpecError("forerun init", [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"])
         share = paid_share(machine, count_params(run.shape).total)
         hours = gpu_hours(exactly(run.flops[MFU_CONVENTION] + run.optimizer_flops), machine.peak_flops, share)
         usd = hours.times(machine.price_usd).value
@@ -443,8 +441,8 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
     assert price is not None  # or the loop above had refused it
     sentence = (
         f"{format_usd(request.budget_usd)} pay for {format_flops(budget)} FLOPs on {ranks} {machine.name}, at "
-        f"{format_usd(price.value)} an hour ({_whence(price)}) and {format_percent(share.value)} of the peak over "
-        f"all hours paid ({_whence(share)})"
+        f"{format_usd(price.value)} an hour ({_whence(price)}) and {format_percent(share.value)} "
+        f"[{format_percent(share.low)}, {format_percent(share.high)}] of the peak ({_whence(share)})"
     )
     return float(f"{budget:.4g}"), sentence
 

@@ -288,8 +288,8 @@ def data_warning(study: Study, want: float) -> str:
 _BUDGET_OF_TOKENS = 6 / 20
 """Of the square of its tokens, the FLOPs (6ND) of a main run with 20 tokens per parameter."""
 _NEEDS = {
-    "coordinates": "a model whose layers keep their size: fix what the check names (a factory in this study while no run "
-    'is recorded), or sweep it as it is with proxy.parametrization = "sp", in a new study otherwise',
+    "coordinates": "a model whose layers keep their size: fix what the check names (a factory in this study while no "
+    'run is recorded), or sweep it as it is with proxy.parametrization = "sp", in a new study otherwise',
     "transfer": "a new plan with another parametrization, or with sizes nearer to the target",
     "fit": "more rungs (ladder.widths, ladder.num_steps) in a child study (--fork keeps the runs)",
     "data": "a larger corpus (data.path) in a new study, or a smaller target.budget_flops in a child study (--fork)",

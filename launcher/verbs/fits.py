@@ -94,6 +94,12 @@ def _check_out(out: Path, runs: Path) -> None:
     refuse_pipe(out)
     if out.exists() and runs.exists() and out.samefile(runs):
         raise click.UsageError(f"--out {out} is the table itself: the fit would overwrite it")
+    from scaling_fits import fit_file
+
+    if not fit_file.can_write_to(out):
+        raise click.UsageError(
+            f"--out {out} exists and is not a fit: name another file, such as fit.json, or remove it"
+        )
 
 
 def body_text(body: Body) -> str:

@@ -66,7 +66,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         study = calibrated(study, ledger)
         say(FINDING)
         found = gather(study, ledger)
-        _check_accepts(found.gates, accepts, ended=found.choice is not None)
+        _check_accepts(found.gates, accepts, study.command_line("run"), ended=found.choice is not None)
         if accepts and found.choice is None:  # what `run` stopped for: it goes on once that is accepted
             _record(ledger, study_dir, found.gates, accepts, reason.strip())
         decision = decision_of(study, found)
@@ -138,12 +138,12 @@ def _environment() -> dict[str, Json]:
     return {"python": platform.python_version(), "machine": platform.machine(), "versions": versions}
 
 
-def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...], *, ended: bool) -> None:
+def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...], resume: str, *, ended: bool) -> None:
     unknown = [name for name in accepts if name not in {gate.name for gate in gates}]
     if unknown and not ended:
         raise click.UsageError(
             f"--accept {', '.join(unknown)}: before the study has ended, only gates that failed can be accepted; "
-            "`forerun run PLAN` continues the study"
+            f"`{resume}` continues the study"
         )
     passed = {gate.name for gate in gates if gate.outcome == "passed"}
     if idle := [name for name in accepts if name in passed]:

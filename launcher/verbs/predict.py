@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.answers.law_fits import read_fit
 from launcher.base.talk import say
 from launcher.cli.options import AMOUNT, answer, json_option, table
 from launcher.verbs.fits import endnotes, number, span_text
@@ -34,14 +35,19 @@ _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than 
 def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
     """Predict the loss of one new run, with its interval, from a FIT written by `forerun fit --out`.
 
-    A fit of form isoflop takes --flops and gives the best size and tokens; one of form learning_rate or batch takes
-    --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive, for the reason shown.
+    FIT may also be a study folder. A fit of form isoflop takes --flops and gives the best size and tokens; one of form
+    learning_rate or batch takes --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive,
+    for the reason shown.
     """
     from scaling_fits import fit_file
     from scaling_fits.forecast.conclusive import first_and_rest
     from scaling_fits.forecast.uncertainty import FittedRuns
 
-    found = fit_file.from_file(fit_file.read(fit_path))
+    found: Fit
+    if fit_path.is_dir():
+        found = read_fit(fit_path)[0]
+    else:
+        found = fit_file.from_file(fit_file.read(fit_path))
     body, text = predicted(found, {"params": params, "tokens": tokens, "flops": flops})
     if isinstance(found, FittedRuns):
         for warning in first_and_rest(body["warnings"])[1]:

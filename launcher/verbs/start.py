@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
 @click.option("--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default=DEFAULT, show_default=True,
-              help="What steps the weights; of two learning rates both are searched and tested.")  # fmt: skip
+              help="Optimizer. Where one has two learning rates, both are searched and tested.")  # fmt: skip
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
 @click.option(
@@ -62,8 +62,7 @@ def init(
     )
     from launcher.study.warm_start import with_warm_start
 
-    if out.exists():
-        raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
+    _check_places(out, data)
     new, notes = first_plan(request := Request(**asked), data), list[str]()
     if script is not None:
         from launcher.study.script_options import plan_for
@@ -100,6 +99,16 @@ def init(
     lines += [_comes_to(found), *(f"warning: {sentence}" for sentence in warned)]
     lines.append(_next_command(out, plan.data.path, has_corpus=manifest is not None))
     answer(as_json, body, "\n".join([f"wrote {out} and {schema} (preset {new.name})", *lines]))
+
+
+def _check_places(out: Path, data: str) -> None:
+    """Refuse to write over a plan, and a corpus folder that holds something else."""
+    from proxies.data.tokens import advise_corpus, has_other_files
+
+    if out.exists():
+        raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
+    if data and has_other_files(corpus := out.parent / data):
+        raise click.BadParameter(f"--data {data}: {advise_corpus(corpus)}")
 
 
 def _next_command(out: Path, data: str, *, has_corpus: bool) -> str:

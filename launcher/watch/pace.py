@@ -39,7 +39,7 @@ class Liveness:
     ended: str = ""
     """What the supervisor printed when it gave up, or ended in order."""
     paused_seconds: float = 0.0
-    """Time between requested stops and the launches after them, which does not count as lost."""
+    """Time that the run did not lose: from a stop that somebody asked for to the next launch, and after its end."""
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
@@ -53,7 +53,7 @@ UNKNOWN = Liveness()
 def liveness_of(run_dir: Path, digest: str) -> Liveness:
     """What the folder of a launch config's run says; what cannot be read says nothing."""
     launched_at, saved_at, ended = None, None, ""
-    stopped_at, paused_seconds = None, 0.0
+    stopped_at, finished_at, paused_seconds = None, None, 0.0
     with contextlib.suppress(OSError):
         for entry in chronicle.entries(run_dir):
             if entry.digest == digest and entry.kind in ("launched", "restarted", "ended"):
@@ -64,8 +64,11 @@ def liveness_of(run_dir: Path, digest: str) -> Liveness:
                     launched_at = None if over else at
                     if entry.kind == "launched" and stopped_at is not None:
                         paused_seconds += max(0.0, at - stopped_at)
-                    on_purpose = over and entry.data.get("event") in ("stopped", "interrupted")
-                    stopped_at = at if on_purpose else None
+                    event = entry.data.get("event") if over else ""
+                    stopped_at = at if event in ("stopped", "interrupted") else None
+                    if event == "finished":  # launched again, it trains nothing and finishes again
+                        paused_seconds += max(0.0, at - finished_at) if finished_at is not None else 0.0
+                        finished_at = at
     if not ended:
         with contextlib.suppress(OSError):
             launched_at = max((run_dir / ROLLBACKS_FILE).stat().st_mtime, launched_at or 0.0)

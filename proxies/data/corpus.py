@@ -40,6 +40,8 @@ from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manif
 
 UNNAMED = "text"
 """The name of a corpus's only source, if it was given none."""
+MAX_KINDS_SHOWN = 6
+"""Most kinds of files that a line about what is not read names; a folder of code has seventy."""
 
 
 def tokenize(
@@ -115,7 +117,7 @@ def _check_files(
     files, num_bytes = listing.files, sum(file.num_bytes for file in listing.files)
     say(f"{name}: {told(files)}; {counted(num_bytes, 'byte')}")
     if listing.not_read:
-        say(f"{name}: not read: {'; '.join(map(_describe, listing.not_read))}; --suffix adds suffixes to read")
+        say(f"{name}: not read: {describe_not_read(listing.not_read)}; --suffix adds suffixes to read")
     if sentence := describe_splits(files):
         say(f"{name}: {sentence}")
     if not files:
@@ -124,6 +126,21 @@ def _check_files(
             "read; --suffix names others, also .bin"
         )
     return files
+
+
+def describe_not_read(kinds: Sequence[NotRead]) -> str:
+    """Name the kinds of files that are not read: set aside by their content or name first, then by their bytes."""
+
+    def importance(kind: NotRead) -> tuple[bool, int]:
+        is_suffix_alone = kind.suffix.startswith(".") and " " not in kind.suffix
+        return not kind.suffix or is_suffix_alone, -kind.num_bytes
+
+    shown = sorted(kinds, key=importance)[:MAX_KINDS_SHOWN]
+    left = [kind for kind in kinds if kind not in shown]
+    words = [*map(_describe, shown)]
+    if left:
+        words.append(f"{sum(kind.num_files for kind in left)} files of {len(left)} other kinds (--json names all)")
+    return "; ".join(words)
 
 
 def _describe(kind: NotRead) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -176,6 +177,27 @@ class Manifest:
         return replace(self, sources=sources)
 
 
+def has_other_files(folder: Path) -> bool:
+    """Return whether a place that should hold a corpus holds something else, such as the text itself."""
+    if folder.is_dir():
+        # What an interrupted `tokenize` leaves is hidden.
+        has_files = any(not entry.name.startswith(".") for entry in folder.iterdir())
+        return has_files and not (folder / MANIFEST).exists()
+    return folder.exists()
+
+
+def advise_corpus(folder: Path) -> str:
+    """Say that there is no corpus at a place, and how to make one: never among the files of its own text."""
+    if not has_other_files(folder):
+        return f"no corpus there; make it by `forerun tokenize SOURCE... --out {shlex.quote(str(folder))}`"
+    out = folder.with_name("corpus" if folder.name != "corpus" else "tokens")
+    kind = f"a folder without {MANIFEST}" if folder.is_dir() else "a file"
+    return (
+        f"no corpus, but {kind}; if it is your text, make a corpus of it by `forerun tokenize "
+        f"{shlex.quote(str(folder))} --out {shlex.quote(str(out))}` and name that folder"
+    )
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a corpus folder.
 
@@ -185,12 +207,12 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         return canon.decode(Manifest, canon.parse(read_plain(path, MAX_MANIFEST_BYTES)))
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist: `forerun tokenize SOURCE... --out {folder}` writes it") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path} does not exist: {advise_corpus(folder)}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (canon.CanonError, SpecError) as error:
-        again = f"remove the folder and write it again with `forerun tokenize SOURCE... --out {folder}`"
+        again = "write the corpus to a new folder by `forerun tokenize SOURCE... --out FOLDER`"
         raise DataError(f"{path} is not a manifest: {error}: {again}") from error
 
 

@@ -213,6 +213,8 @@ def test_what_was_edited_is_not_explained(config, tmp_path):
 
 @pytest.mark.parametrize(("name", "fields"), [
     ("clip", ["clip_norm"]),
+    ("warmup_fraction", ["learning_rate.schedule.warmup_steps"]),
+    ("warmup", ["learning_rate.schedule.warmup_steps"]),
     ("width", ["shape.width", "base_shape.width", "parametrization.width"]),
     ("groups.embedding.lr", ["groups.embedding.learning_rate"]),
     ("groups.hidden.lr", ["groups.hidden.1.learning_rate", "groups.hidden.2.learning_rate"]),

@@ -137,8 +137,8 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     asked = ("--budget-usd", 5000, "--gpu", gpu, "--gpus", 4, "--usd-per-gpu-hour", 2.5)
     code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
     assert code == 0
-    assumed = r"at USD 2.5 an hour \(given\) and [23]\d\.\d.% of the peak over all hours paid \("
-    assert re.search(rf"USD 5,000 pay for \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
+    share = r"[23]\d\.\d.% \[\d+\.?\d*%, \d+\.?\d*%\] of the peak \(over all hours paid"
+    assert re.search(rf"USD 5,000 pay for \S+ FLOPs on 4 {gpu.upper()}, at USD 2.5 an hour \(given\) and {share}", out)
     assert "(preset 8xh100)" in out
     code, body = ask("estimate", path)
     assert code == 0
@@ -164,6 +164,21 @@ def test_what_is_refused_leaves_no_plan(tmp_path, asked, said):
     assert code == 2
     assert said in body["message"]
     assert not (tmp_path / "plan.toml").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_text_in_the_place_of_a_corpus_is_never_written_over(tmp_path, kind):
+    text = tmp_path / "text" if kind == "folder" else tmp_path / "text.jsonl"
+    if kind == "folder":
+        text.mkdir()
+    (text / "a.txt" if kind == "folder" else text).write_text("some text")
+    plan = tmp_path / "plan.toml"
+    code, _, err = forerun("init", "--data", text.name, "--out", plan)
+    assert code == 2 and f"forerun tokenize {text} --out {tmp_path / 'corpus'}" in err and not plan.exists()
+    assert forerun("init", "--out", plan)[0] == 0
+    for verb in ("validate", "estimate"):
+        code, _, err = forerun(verb, plan, "--set", f'data.path="{text.name}"')
+        assert code == 2 and f"--out {text}" not in err and f"forerun tokenize {text}" in err
 
 
 def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):

@@ -12,6 +12,7 @@ from exported_program import imported
 from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for
 
 from launcher.base.policy import Monitoring
+from launcher.exporters.fidelity import list_plan_remedies
 from launcher.exporters.trainers import megatron_lm
 from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of
 from launcher.frozen.frozen import Decision, Parallelism
@@ -74,7 +75,7 @@ def test_numbers_that_flags_cannot_give_are_named_with_megatrons_own(tmp_path, m
 
 def advised_rules(fields):
     """The values of `proxy.rules` that an export's refusal advises for what is lost."""
-    remedies = plan_remedies(list(fields))
+    remedies = list_plan_remedies(list(fields))
     assert remedies and all(remedy.startswith("proxy.rules = ") for remedy in remedies)
     tables = [tomllib.loads(remedy)["proxy"]["rules"] for remedy in remedies]
     return {key: value for rules in tables for key, value in rules.items()}
@@ -102,7 +103,7 @@ def test_the_advice_for_a_warmup_works(tmp_path, manifest, schedule):
         fields = lost(megatron_lm.export(decision_for(manifest, spec), tmp_path / str(warmup_steps)))
         return [field for field in fields if field.startswith("learning_rate")]
 
-    [remedy] = plan_remedies(lost_with(40))
+    [remedy] = list_plan_remedies(lost_with(40))
     toml = tomllib.loads(remedy.partition(", or")[0])
     fractions = toml["search"]["warmup_fraction"]
     assert Plan.model_validate_json(json.dumps(toml)).search.warmup_fraction == tuple(fractions)
@@ -115,7 +116,7 @@ def test_the_advice_for_repeated_data_works(tmp_path, manifest, change):
     decision = decision_for(manifest, spec_for(manifest.data_id))
     few = dataclasses.replace(decision.data, num_train_tokens=decision.num_tokens // 2)
     said = lost(megatron_lm.export(dataclasses.replace(decision, data=few), tmp_path))
-    [remedy] = plan_remedies([field for field in said if field.startswith("data")])
+    [remedy] = list_plan_remedies([field for field in said if field.startswith("data")])
     assert change in remedy
     if change == "data.path":
         mended = dataclasses.replace(decision, data=dataclasses.replace(few, num_train_tokens=decision.num_tokens))

@@ -100,6 +100,16 @@ def test_what_is_no_plan_at_all(tmp_path, text, said):
     assert problem.startswith(said)
 
 
+def test_a_key_of_another_section_is_nearer_than_a_similar_name(tmp_path):
+    (tmp_path / "plan.toml").write_text("[proxy]\nlearning_rate = 0.01\nbase_widht = 32\nnum_seeds = 2\n")
+    with pytest.raises(PlanError) as caught:
+        load_plan(tmp_path / "plan.toml")
+    hints = dict(problem.split(" is unknown: ") for problem in caught.value.problems)
+    assert "search.learning_rate?" in hints["proxy.learning_rate"]
+    assert "base_width?" in hints["proxy.base_widht"]
+    assert "transfer.num_seeds or ladder.num_seeds?" in hints["proxy.num_seeds"]
+
+
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(PlanError, match=r"nowhere\.toml: 1 problem\n  cannot be read: No such file or directory"):
         load_plan(tmp_path / "nowhere.toml")

@@ -33,6 +33,19 @@ def fitted(table):
     return path
 
 
+def test_no_command_and_no_advice_writes_a_fit_over_a_table(table, fitted, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("width,loss\n1,2\n")
+    code, _, err = forerun("fit", table, *FIT, "--out", other)
+    assert code == 2 and "is not a fit" in err and other.read_text() == "width,loss\n1,2\n"
+    code, _, err = forerun("predict", other, "--params", "1e7", "--tokens", "1e8")
+    assert code == 2 and "--out fit.json" in err and f"--out {other}" not in err
+    (tmp_path / "empty.json").touch()
+    for out in (fitted, tmp_path / "empty.json"):
+        assert forerun("fit", table, "--form", "chinchilla", "--bootstrap", "0", "--out", out)[0] == 0
+    forerun("fit", table, *FIT, "--out", fitted)
+
+
 def test_the_keys_of_fit(table):
     code, body = ask("fit", table, *FIT, "--form", "chinchilla")
     assert code == 0
