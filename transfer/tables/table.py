@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from proxies.core.tables.columns import drop_unfinished, read_columns
+from proxies.core.tables.columns import describe_unknown_states, drop_unfinished, read_columns
 from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
@@ -164,6 +164,7 @@ def read_runs(
     rows, dropped = drop_unfinished(sheet, names.state)
     if not rows:
         raise TableError(path, [f"no run has finished ({len(dropped)} rows dropped): nothing to judge"])
+    unknown_states = describe_unknown_states(rows, names.state)
     sheet = dataclasses.replace(sheet, rows=rows)
     numbers, doubts, comparable = _read_numbers(sheet, names)
     axis, hyperparameter = what_to_judge(path, sheet, names, comparable, axis, hyperparameter)
@@ -186,7 +187,11 @@ def read_runs(
         hyperparameter=hyperparameter,
         points=() if names.loss is None else tuple(points),
         optima=tuple(optima) if names.loss is None else (),
-        notes=(*_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
+        notes=(
+            *_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)),
+            *unknown_states,
+            *notes,
+        ),
         dropped=tuple(dropped),
     )
 
