@@ -27,7 +27,8 @@ _WORDS: dict[str, _NamedSplit] = {
     "evaluation": "test",
 }
 """The words of Hugging Face's `datasets` (data_files.py), between characters that are no letters."""
-_CARD = "readme.md"
+_CARD = re.compile(r"(readme|licen[sc]e|citation|changelog|notice|data(set)?[-_]?card)\b.*|readme_.*", re.IGNORECASE)
+"""Names of files that describe data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +45,21 @@ def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
     """Honor the splits that files are named by, and set cards and test splits aside.
 
     Names count among files of one kind, where one is named for training and one for something else. Among texts, which
-    may be about anything, each must be named so.
+    may be about anything, each must be named so, cards aside.
     """
     cards = [file for file in files if _is_card(file, files)]
     kinds = defaultdict[str, list[SourceFile]](list)
     for file in files:
         if file not in cards:
             kinds["ids" if file.ids_dtype else file.format].append(file)
+    texts = [file for file in kinds["text"] if not _has_card_name(file)]
+    if _is_split([_split_of(file) for file in texts], is_text=True):
+        cards += [file for file in kinds["text"] if _has_card_name(file)]
+        kinds["text"] = texts
     named: list[tuple[SourceFile, _NamedSplit | None]] = []
     for kind, members in kinds.items():
         splits = [_split_of(file) for file in members]
-        honored = "train" in splits and set(splits) - {"train", None} and (kind != "text" or None not in splits)
+        honored = _is_split(splits, is_text=kind == "text")
         named += zip(members, splits if honored else [None] * len(splits), strict=True)
     to_read = [replace(file, split=split) for file, split in named if split != "test"]
     rank: dict[Split | None, int] = {"validation": 0}
@@ -86,12 +91,21 @@ def _split_of(file: SourceFile) -> _NamedSplit | None:
     return None
 
 
+def _is_split(splits: Sequence[_NamedSplit | None], *, is_text: bool) -> bool:
+    """Return whether names part files: some are for training and some are not."""
+    return "train" in splits and bool(set(splits) - {"train", None}) and not (is_text and None in splits)
+
+
+def _has_card_name(file: SourceFile) -> bool:
+    return file.from_folder and file.format == "text" and _CARD.fullmatch(file.path.name) is not None
+
+
 def _is_card(file: SourceFile, files: Sequence[SourceFile]) -> bool:
-    """Whether a file describes data: a README with a YAML header, or over tables, JSON lines, or ids."""
-    if file.path.name.lower() != _CARD or not file.from_folder:
+    """Whether a file describes data: a README with a YAML header, or a card over tables, JSON lines, or ids."""
+    if not _has_card_name(file):
         return False
     with open_plain(file.path) as stream:
-        if stream.read(4).rstrip() == b"---":
+        if file.path.name.lower() == "readme.md" and stream.read(4).rstrip() == b"---":
             return True
     folder = file.path.parent
     return any(other.format != "text" and folder in other.path.parents for other in files)

@@ -37,6 +37,7 @@ END_TOKENS = (
 )
 """Usual names, the first that a file has is taken."""
 CONFIG_FILE = "tokenizer_config.json"
+_MAP_FILE = "special_tokens_map.json"
 _LOAD, _ENCODE = 0, 1
 MIN_BPE_VOCAB, MAX_BPE_VOCAB = 257, 2**18
 """Entries of a trained BPE: 256 bytes and the end token; as many as the largest one in use (Gemma 3's)."""
@@ -119,8 +120,9 @@ class EndToken(NamedTuple):
 def choose_end_token(file: Path, vocabulary: Mapping[str, int], special: frozenset[str], asked: str | None) -> EndToken:
     """Choose the token that ends a document.
 
-    In this order: what a person named; `eos_token` of the `tokenizer_config.json` beside the file; a usual name that
-    the file marks as special; a usual name in the vocabulary, which may be a word.
+    In this order: what a person named; `eos_token` of the `tokenizer_config.json` beside the file, or of the
+    `special_tokens_map.json`; a usual name that the file or its configuration marks as special; a usual name in the
+    vocabulary, which may be a word.
 
     Raises:
         DataError: There is none, or the configuration cannot be read.
@@ -129,10 +131,17 @@ def choose_end_token(file: Path, vocabulary: Mapping[str, int], special: frozens
         if asked not in vocabulary:
             raise DataError(f"{file} has no token {asked}: name with --end-token the token that ends a document")
         return EndToken(asked, "as --end-token says")
-    configured = _read_configured_end(file.parent / CONFIG_FILE)
+    config = _read_config(file.parent / CONFIG_FILE)
+    configured, source = _get_content(config.get("eos_token")), CONFIG_FILE
+    if not configured:
+        configured, source = _get_content(_read_config(file.parent / _MAP_FILE).get("eos_token")), _MAP_FILE
     if configured in vocabulary:
-        return EndToken(configured, f"the eos_token of {CONFIG_FILE}")
-    note = f" ({CONFIG_FILE} says {configured}, which the file does not have)" if configured else ""
+        return EndToken(configured, f"the eos_token of {source}")
+    note = f" ({source} says {configured}, which the file does not have)" if configured else ""
+    decoder = config.get("added_tokens_decoder")
+    added = decoder.values() if isinstance(decoder, dict) else ()
+    special |= {_get_content(token) for token in added if isinstance(token, dict) and token.get("special") is True}
+    special &= vocabulary.keys()
     for token in END_TOKENS:
         if token in special:
             return EndToken(token, f"a usual name that the file marks as special{note}")
@@ -145,8 +154,8 @@ def choose_end_token(file: Path, vocabulary: Mapping[str, int], special: frozens
     )
 
 
-def _read_configured_end(path: Path) -> str:
-    """Return `eos_token` of a tokenizer's configuration; empty if there is none.
+def _read_config(path: Path) -> dict[str, object]:
+    """Return a tokenizer's configuration; empty if there is none.
 
     Raises:
         DataError: The file is there and cannot be read.
@@ -154,13 +163,17 @@ def _read_configured_end(path: Path) -> str:
     try:
         config = json.loads(read_plain(path))
     except FileNotFoundError:
-        return ""
+        return {}
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise DataError(f"{path} cannot be read: {reason}; mend it, or name the end token with --end-token") from error
-    token = config.get("eos_token") if isinstance(config, dict) else None
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
+    return config if isinstance(config, dict) else {}
+
+
+def _get_content(token: object) -> str:
+    """Return the text of a token, which may stand in an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
 
 
 def _answering() -> Callable[[int, bytes], bytes]:
