@@ -164,7 +164,6 @@ def read_runs(
     rows, dropped = drop_unfinished(sheet, names.state)
     if not rows:
         raise TableError(path, [f"no run has finished ({len(dropped)} rows dropped): nothing to judge"])
-    unknown_states = describe_unknown_states(rows, names.state)
     sheet = dataclasses.replace(sheet, rows=rows)
     numbers, doubts, comparable = _read_numbers(sheet, names)
     axis, hyperparameter = what_to_judge(path, sheet, names, comparable, axis, hyperparameter)
@@ -187,11 +186,7 @@ def read_runs(
         hyperparameter=hyperparameter,
         points=() if names.loss is None else tuple(points),
         optima=tuple(optima) if names.loss is None else (),
-        notes=(
-            *_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)),
-            *unknown_states,
-            *notes,
-        ),
+        notes=(*_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
         dropped=tuple(dropped),
     )
 
@@ -242,6 +237,7 @@ def _read_numbers(sheet: Cells, names: TableColumns) -> tuple[dict[str, _Column]
 def _notes(sheet: Cells, names: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
     size, value = names.sizes[axis], names.values[hyperparameter]
     notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})", *names.notes]
+    notes += describe_unknown_states(sheet.rows, names.state)
     if ignored := [name for name in sheet.columns if name and name not in names.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:
