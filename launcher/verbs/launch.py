@@ -73,6 +73,7 @@ def launch(
 
     _accept(frozen, accepts, reason)
     decision, folder = sound_config(frozen)
+    require_sound(folder, decision.digest, complete=True)  # a line that is printed is run elsewhere, without this check
     if decision.own is not None:
         _launch_own(decision, decision.own, click.get_current_context())
         return
@@ -96,7 +97,6 @@ def launch(
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
-    require_sound(folder, decision.digest, complete=True)
     mirror = _show_in_wandb(folder, decision, out, wandb) if wandb and not node_rank else None  # the first for all
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
@@ -157,7 +157,6 @@ _OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_sec
 
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
     """Start the user's own trainer."""
-    from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
@@ -181,7 +180,6 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
-    require_sound(folder, decision.digest, complete=True)
     for sentence in (failures := format_accepted_failures(folder, decision.digest)):
         say(f"forerun: {sentence}")
     signals = Signals()

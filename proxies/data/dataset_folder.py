@@ -26,8 +26,9 @@ _WORDS: dict[str, _NamedSplit] = {
     "eval": "test",
     "evaluation": "test",
 }
-"""Split by word, as in Hugging Face's `datasets` (data_files.py); words are separated by anything but letters."""
-_CARD = "readme.md"
+"""The words of Hugging Face's `datasets` (data_files.py), between characters that are no letters."""
+_CARD = re.compile(r"(readme|licen[sc]e|citation|changelog|notice|data(set)?[-_]?card)\b.*|readme_.*", re.IGNORECASE)
+"""Names of files that describe data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,19 +46,23 @@ class SplitFiles:
 def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
     """Assign files to the splits that they are named by, and set cards and test splits aside.
 
-    Names count among files of one format if at least one is named for training and one for another split. Texts may be
-    about anything, so all of them must be named for a split.
+    Names count among files of one kind, where one is named for training and one for something else. Among texts, which
+    may be about anything, each must be named so, cards aside.
     """
     cards = [file for file in files if _is_card(file, files)]
     kinds = defaultdict[str, list[SourceFile]](list)
     for file in files:
         if file not in cards:
             kinds["ids" if file.ids_dtype else file.format].append(file)
+    texts = [file for file in kinds["text"] if not _has_card_name(file)]
+    if _is_split([_find_split(file) for file in texts], is_text=True):
+        cards += [file for file in kinds["text"] if _has_card_name(file)]
+        kinds["text"] = texts
     named: list[tuple[SourceFile, _NamedSplit | None]] = []
     for kind, members in kinds.items():
         splits = [_find_split(file) for file in members]
-        names_count = "train" in splits and set(splits) - {"train", None} and (kind != "text" or None not in splits)
-        named += zip(members, splits if names_count else [None] * len(splits), strict=True)
+        honored = _is_split(splits, is_text=kind == "text")
+        named += zip(members, splits if honored else [None] * len(splits), strict=True)
     to_read = [replace(file, split=split) for file, split in named if split != "test"]
     return SplitFiles(
         files=sorted(to_read, key=lambda file: file.split != "validation"),
@@ -87,12 +92,21 @@ def _find_split(file: SourceFile) -> _NamedSplit | None:
     return None
 
 
+def _is_split(splits: Sequence[_NamedSplit | None], *, is_text: bool) -> bool:
+    """Return whether names part files: some are for training and some are not."""
+    return "train" in splits and bool(set(splits) - {"train", None}) and not (is_text and None in splits)
+
+
+def _has_card_name(file: SourceFile) -> bool:
+    return file.from_folder and file.format == "text" and _CARD.fullmatch(file.path.name) is not None
+
+
 def _is_card(file: SourceFile, files: Sequence[SourceFile]) -> bool:
-    """Return whether a file describes data: a README that begins with YAML, or whose folder holds data files."""
-    if file.path.name.lower() != _CARD or not file.from_folder:
+    """Return whether a file describes data: a README with a YAML header, or a card over tables, JSON lines, or ids."""
+    if not _has_card_name(file):
         return False
     with open_plain(file.path) as stream:
-        if stream.read(4).rstrip() == b"---":
+        if file.path.name.lower() == "readme.md" and stream.read(4).rstrip() == b"---":
             return True
     folder = file.path.parent
     return any(sibling.format != "text" and folder in sibling.path.parents for sibling in files)

@@ -304,7 +304,8 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         if len(taken.fresh) < 2:
             raise DataError(
                 f"source {name!r}: {counted(len(taken.fresh), 'new document')} with text found, and "
-                f"{taken.num_left_out:,} left out that are without text, or identical to one before, in this source or an earlier one: there must "
+                f"{taken.num_left_out:,} left out that are without text, or identical to one before, in this source or "
+                "an earlier one: there must "
                 "be at least 2, one to train on and one to hold out"
             )
         if all(taken.num_documents.values()):

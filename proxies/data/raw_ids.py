@@ -21,6 +21,22 @@ NPY_MAGIC = b"\x93NUMPY"
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 5
 _MIN_SHARE_INSIDE = 0.98
 """Minimum share of ids inside the vocabulary: a few damaged ids do not change the width or the byte order."""
+_CONTAINERS = {
+    b"PK\x03\x04": "a zip archive (numpy.savez and torch.save write one)",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"ARROW1": "an Arrow file",
+    b"PAR1": "a Parquet file",
+    b"SQLite format 3": "an SQLite database",
+    b"\x1f\x8b\x08": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"BZh9": "compressed with bzip2",
+    b"\x80\x04\x95": "a pickle",
+    b"\x80\x05\x95": "a pickle",
+}
+"""Beginnings of files that are no rows of ids."""
+_HEADER_BYTES, _SAFETENSORS_START = 1024, 8
+_TEXT_BYTES, _MIN_TEXT_BYTES = frozenset(b"\t\n\r" + bytes(range(32, 127))), 64
 _MIN_IDS, _MIN_NONZERO_SHARE = 16, 0.5
 """Minimum number of ids, and minimum share of them that is not 0, to prove a width."""
 
@@ -35,10 +51,14 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         raw_dtype: Dtype that the user named, one of `RAW_DTYPES`; None to recognize it.
 
     Raises:
-        DataError: The file is empty, is not a whole number of ids, is big-endian, or may have more than one width.
+        DataError: The file is empty, holds something else than ids, is no whole number of them, is big-endian, or may
+            have more than one width.
     """
     if not num_bytes:
         raise DataError(f"{path} is empty: leave it out")
+    sample = _read_sample(path, num_bytes)
+    if content := _name_other_content(sample, num_bytes, vocab_size):
+        raise DataError(f"{path} is {content}, and not plain ids: convert it, or leave it out")
     if num_bytes % (size := np.dtype(raw_dtype or "uint16").itemsize):
         raise DataError(
             f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it is truncated, or "
@@ -47,7 +67,6 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
     if raw_dtype:
         return raw_dtype
 
-    sample = _read_sample(path, num_bytes)
     widths = [width for width in (8, 4, 2) if num_bytes % width == 0]
     shares = {width: _find_share_inside(sample, f"<u{width}", vocab_size) for width in widths}
     wide = [width for width in widths if width > 2 and shares[width] >= _MIN_SHARE_INSIDE]
@@ -70,6 +89,32 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
                 f"little-endian, such as by numpy.fromfile(file, '>u{width}').astype('<u{width}').tofile(other)"
             )
     return "uint16"  # its reader names the first id outside the vocabulary
+
+
+def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
+    """Return what a file holds in place of plain ids, as far as its first bytes prove it; empty if they do not."""
+    for start, name in _CONTAINERS.items():
+        if sample.startswith(start):
+            return name
+    if sample[_SAFETENSORS_START:].startswith(b'{"') and int.from_bytes(sample[:8], "little") < num_bytes:
+        return "a safetensors file"
+    if len(sample) >= _MIN_TEXT_BYTES and _TEXT_BYTES.issuperset(sample):
+        return "text"
+    for width in (4, 8):
+        values = np.frombuffer(sample, f"<f{width}", len(sample) // width)
+        with np.errstate(invalid="ignore"):
+            are_ids = (values >= 0) & (values < vocab_size) & (values == np.floor(values))
+        if values.size >= _MIN_IDS and are_ids.all() and values.any():
+            return f"an array of float{8 * width}"
+    words = np.frombuffer(sample, "<u4", len(sample) // 4)
+    # A chunk of litdata or MDS begins with the number of its samples, and with where each of them begins.
+    if words.size > 2 and words[1] == 4 * (int(words[0]) + 2) <= num_bytes:
+        return "a chunk of litdata or of MosaicML's MDS"
+    # Headers like llm.c's are zero behind the number of ids.
+    sizes = [_HEADER_BYTES + int(words[2]) * width for width in (2, 4)] if words.size >= _HEADER_BYTES // 4 else []
+    if num_bytes in sizes and not words[3 : _HEADER_BYTES // 4].any():
+        return f"ids behind a header of {_HEADER_BYTES} bytes with the unknown magic number {words[0]}"
+    return ""
 
 
 def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:

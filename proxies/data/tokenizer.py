@@ -38,6 +38,7 @@ END_TOKENS = (
 )
 """Usual names of end tokens, in order of preference."""
 CONFIG_FILE = "tokenizer_config.json"
+_MAP_FILE = "special_tokens_map.json"
 _LOAD, _ENCODE = 0, 1
 MIN_BPE_VOCAB, MAX_BPE_VOCAB = 257, 2**18
 """Limits for the size of a trained BPE: 256 bytes and the end token, and the largest vocabulary in use (Gemma 3)."""
@@ -122,8 +123,9 @@ def choose_end_token(
 ) -> EndToken:
     """Choose the token that ends a document.
 
-    The order of preference is: the token that the user named; `eos_token` of the `tokenizer_config.json` in the file's
-    folder; a usual name that the file marks as special; a usual name in the vocabulary, which may be a word.
+    The order of preference is: the token that the user named; `eos_token` of the `tokenizer_config.json`, or of the
+    `special_tokens_map.json`, in the file's folder; a usual name that the file or its configuration marks as special; a
+    usual name in the vocabulary, which may be a word.
 
     Args:
         file: The tokenizer's file.
@@ -138,10 +140,17 @@ def choose_end_token(
         if end_token not in vocabulary:
             raise DataError(f"{file} has no token {end_token}: name with --end-token the token that ends a document")
         return EndToken(end_token, "as --end-token says")
-    configured = _read_configured_end(file.parent / CONFIG_FILE)
+    config = _read_config(file.parent / CONFIG_FILE)
+    configured, source = _get_content(config.get("eos_token")), CONFIG_FILE
+    if not configured:
+        configured, source = _get_content(_read_config(file.parent / _MAP_FILE).get("eos_token")), _MAP_FILE
     if configured in vocabulary:
-        return EndToken(configured, f"the eos_token of {CONFIG_FILE}")
-    note = f" ({CONFIG_FILE} says {configured}, which the file does not have)" if configured else ""
+        return EndToken(configured, f"the eos_token of {source}")
+    note = f" ({source} says {configured}, which the file does not have)" if configured else ""
+    decoder = config.get("added_tokens_decoder")
+    added = decoder.values() if isinstance(decoder, dict) else ()
+    special |= {_get_content(token) for token in added if isinstance(token, dict) and token.get("special") is True}
+    special &= vocabulary.keys()
     for token in END_TOKENS:
         if token in special:
             return EndToken(token, f"a usual name that the file marks as special{note}")
@@ -154,8 +163,8 @@ def choose_end_token(
     )
 
 
-def _read_configured_end(path: Path) -> str:
-    """Return `eos_token` of a tokenizer's configuration; empty if there is none.
+def _read_config(path: Path) -> dict[str, object]:
+    """Return a tokenizer's configuration; empty if there is none.
 
     Raises:
         DataError: The file exists and cannot be read.
@@ -163,13 +172,17 @@ def _read_configured_end(path: Path) -> str:
     try:
         config = json.loads(read_plain(path))
     except FileNotFoundError:
-        return ""
+        return {}
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise DataError(f"{path} cannot be read: {reason}; mend it, or name the end token with --end-token") from error
-    token = config.get("eos_token") if isinstance(config, dict) else None
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
+    return config if isinstance(config, dict) else {}
+
+
+def _get_content(token: object) -> str:
+    """Return the text of a token, which may stand in an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
 
 
 def _make_answer_function() -> Callable[[int, bytes], bytes]:

@@ -45,9 +45,10 @@ class JsonLines(Rows):
         return [row] if (row := self._row(line)) else []
 
     def _row(self, line: bytes) -> dict[str, object]:
-        if not line.strip():
+        text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
+        if not text.strip():
             return {}
-        found = _parsed(line.decode("utf-8", errors="replace"))
+        found = _parsed(text)
         if not isinstance(found, dict):
             return self._skip_line()
         try:

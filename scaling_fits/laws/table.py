@@ -199,7 +199,7 @@ def read_runs(
         extra={numbers.names[name]: values[name] for name in extra if name in values},
         column_names=numbers.names,
         lines=lines,
-        warnings=(*choice.notes, *odd),
+        warnings=(*choice.notes, *column_names.describe_unknown_states(rows, choice.columns.get("state")), *odd),
     ).distinct()
 
 

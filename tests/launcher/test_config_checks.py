@@ -100,3 +100,16 @@ def test_the_ledger_must_hold_the_evidence(rehashed_folder, corpus, tmp_path):
     assert ask("watch", rehashed_folder, "--once")[0] != 5
     code, body = ask("launch", rehashed_folder, "--data", corpus)
     assert code == 5 and "record 000000000000" in body["problems"][0]
+
+
+@pytest.mark.parametrize("options", [("--dry-run",), ("--trainer", "native"), ("--sbatch", "job.sh")], ids=" ".join)
+def test_no_launch_line_is_printed_of_a_config_without_its_attestations(
+    resigned, corpus, tmp_path, monkeypatch, options
+):
+    """A line that is printed runs elsewhere: removing what proves an edit must not make it pass."""
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(resigned / "attestations")
+    code, body = ask("launch", resigned, "--data", corpus, *options)
+    assert (code, body["error"]) == (5, "TamperedError")
+    assert sum("is missing" in problem for problem in body["problems"]) == 3
+    assert not (tmp_path / "job.sh").exists()

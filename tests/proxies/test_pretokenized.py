@@ -1,4 +1,7 @@
+import gzip
+import json
 import os
+import pickle
 import struct
 
 import numpy as np
@@ -222,3 +225,34 @@ def test_a_negative_id_is_no_token(tmp_path, dtype):
     path = raw(tmp_path / "a.bin", [5, 9, -100, 7] * 100, dtype)
     assert "token 2 is the id -100" in refusal(documents_read, path, 300, dtype)
     assert "outside the vocabulary" in refusal(documents_read, path, 300)
+
+
+def _container(kind, ids):
+    """Return a file of another format around ids, and a word of its refusal."""
+    content = np.array(ids, "<u2").tobytes()
+    header = json.dumps({"ids": {"dtype": "U16", "shape": [len(ids)], "data_offsets": [0, len(content)]}}).encode()
+    llm_c_header = np.zeros(256, "<i4")
+    llm_c_header[:3] = 278895051, 1, len(ids)
+    return {
+        "safetensors": struct.pack("<Q", len(header)) + header + content,
+        "zip": b"PK\x03\x04" + content,
+        "HDF5": b"\x89HDF\r\n\x1a\n" + content,
+        "gzip": gzip.compress(content + b"\0"),
+        "pickle": pickle.dumps(content),
+        "litdata": np.array([1, 12, 12 + len(content)], "<u4").tobytes() + content,
+        "magic number 278895051": llm_c_header.tobytes() + content,
+        "float32": np.array(ids, "<f4").tobytes(),
+        "float64": np.array(ids, "<f8").tobytes(),
+        "text": b"Hello, this is no row of ids. " * 40,
+    }[kind]
+
+
+@pytest.mark.parametrize("asked", [None, "uint16"])
+@pytest.mark.parametrize(
+    "kind",
+    ["safetensors", "zip", "HDF5", "gzip", "pickle", "litdata", "magic number 278895051", "float32", "float64", "text"],
+)
+def test_a_file_of_another_format_named_bin_is_refused_by_name(tmp_path, kind, asked):
+    ids = np.random.default_rng(0).integers(0, 50_257, 4096)
+    (tmp_path / "a.bin").write_bytes(_container(kind, ids))
+    assert kind in refusal(documents_read, tmp_path / "a.bin", 65_536, asked)

@@ -88,27 +88,76 @@ def test_a_comma_with_two_readings_is_refused_with_both(tmp_path, text, readings
     assert all(reading in str(caught.value) for reading in readings)
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "1_000",
-        "0x1F",
-        "1e400",
-        "5%",
-        "1 000",
-        "1'000",
-        "True",
-        "true",
-        "5Mi",
-        "--5",
-        "1.000.000",
-        "1,00,000",
-    ],
-)
+@pytest.mark.parametrize("cell", [
+    "1_00", "0x1F", "1e400", "5%", "1 00", "1'0000", "True", "true", "5Mi", "--5", "1.000.0", "1.000 000", "1,00,000",
+])  # fmt: skip
 def test_what_spells_no_number_is_a_bad_cell(tmp_path, cell):
     (tmp_path / "runs.csv").write_text(f"params;tokens;loss\n{cell};2e7;3.1\n2e6;4e7;3.0\n")
     with pytest.raises(TableError, match="row 2, column 'params'"):
         read_fit_table(tmp_path / "runs.csv")
+
+
+@pytest.mark.parametrize("separator", [" ", "\u00a0", "\u2009", "\u202f", "'", "\u2019", "_", "."])
+def test_groups_of_three_digits_with_one_reading_are_read(tmp_path, separator):
+    """One table has 950.000 beside 53.300.000: the second proves that the first is no 950."""
+    params, tokens = (950_000, 53_300_000), (19_000_000, 1_066_000_000)
+    rows = [[f"{count:,}".replace(",", separator) for count in run] for run in zip(params, tokens, strict=True)]
+    (tmp_path / "runs.csv").write_text("params;tokens;loss\n" + "".join(f"{n};{d};3.1\n" for n, d in rows))
+    table = read_fit_table(tmp_path / "runs.csv")
+    assert (tuple(table.params), tuple(table.tokens)) == (params, tokens)
+    (tmp_path / "runs.tsv").write_text(f"width\tlr\tloss\n1{separator}024\t.1\t3\n512\t.1\t3.1\n")
+    if separator != ".":  # 1.024 alone may be a fraction
+        assert [point.size for point in read_transfer_table(tmp_path / "runs.tsv").points] == [1024, 512]
+
+
+def test_a_dot_that_may_separate_thousands_is_refused(tmp_path):
+    """Two dots in one column make a single dot of another one doubtful."""
+    (tmp_path / "runs.csv").write_text("params;tokens;loss\n53.300.000;1.066;3.1\n106.600.000;2.132;3.0\n")
+    with pytest.raises(TableError, match=r"column 'tokens': the dot of '1\.066'"):
+        read_fit_table(tmp_path / "runs.csv")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_kept", "num_warnings"),
+    [
+        ("NODE_FAIL", False, 0),
+        ("BOOT_FAIL", False, 0),
+        ("DEADLINE", False, 0),
+        ("In Progress", False, 0),
+        ("Crashed (OOM)", False, 0),
+        ("CancelRequested", False, 0),
+        ("TrialState.COMPLETE", True, 0),
+        ("TERMINATED", True, 0),
+        ("Succeeded", True, 0),
+        ("inactive", True, 0),
+        ("3", True, 1),
+        ("stopped", True, 1),
+    ],
+)
+def test_a_state_is_known_or_warned_of(state, is_kept, num_warnings):
+    rows = [{"params": n, "tokens": 20 * n, "loss": 3.1, "state": "finished"} for n in (1e6, 2e6)]
+    rows.append({"params": 3e6, "tokens": 6e7, "loss": 9.0, "state": state})
+    table = read_fit_table(cells_of(rows))
+    assert (table.num_runs, len(table.dropped)) == ((3, 0) if is_kept else (2, 1))
+    assert sum(repr(state) in warning for warning in table.warnings) == num_warnings
+    runs = [{"width": width, "lr": 0.1, "loss": 3.1, "state": state} for width in (64, 128)]
+    runs += [{"width": width, "lr": 0.2, "loss": 3.2, "state": "ok"} for width in (64, 128)]
+    judged = read_transfer_table(cells_of(runs))
+    assert (len(judged.points), sum(repr(state) in note for note in judged.notes)) == (
+        4 if is_kept else 2,
+        num_warnings,
+    )
+
+
+def test_planned_counts_are_taken_only_without_better_ones_and_said():
+    names = ["params_target", "params_real", "tokens_target", "tokens_seen"]
+    assert choose_columns(names, ("params", "tokens"), {}).columns == {"params": "params_real", "tokens": "tokens_seen"}
+    choice = choose_columns(["params_target"], ("params",), {})
+    assert choice.columns == {"params": "params_target"} and "planned" in choice.notes[0]
+    optuna = ["number", "value", "datetime_start", "params_num_params", "user_attrs_tokens", "state"]
+    assert choose_columns(optuna, ("params", "tokens", "loss"), {}).columns == {
+        "params": "params_num_params", "tokens": "user_attrs_tokens", "loss": "value"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

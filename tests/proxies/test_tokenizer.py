@@ -97,6 +97,21 @@ def test_the_configuration_beside_a_tokenizer_says_its_end_token(tmp_path, writt
         load_tokenizer(str(path))
 
 
+def test_what_other_files_beside_a_tokenizer_say_of_its_end_token_counts(tmp_path):
+    """Older releases have `special_tokens_map.json`; others mark tokens as special in the configuration alone."""
+    path = word_tokenizer(tmp_path / "t.json", ("</s>", "<fin>", "<eos>"))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<fin>"}}))
+    assert end_of(path)[0] == 11 and "special_tokens_map.json" in end_of(path)[1]
+    (tmp_path / "special_tokens_map.json").unlink()
+    value = json.loads(path.read_text())
+    for token in value["added_tokens"]:
+        token["special"] = False
+    path.write_text(json.dumps(value))
+    decoder = {"10": {"content": "</s>", "special": False}, "12": {"content": "<eos>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    assert end_of(path)[0] == 12
+
+
 def damaged(path, **parts):
     value = json.loads(word_tokenizer(path).read_text()) | parts
     path.write_text(json.dumps(value))

@@ -8,8 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+<<<<<<< HEAD
 from proxies.core.notation import counted
 from proxies.core.tables.columns import drop_unfinished, read_columns
+=======
+from proxies.core.tables.columns import describe_unknown_states, drop_unfinished, read_columns
+>>>>>>> attack
 from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
@@ -238,6 +242,7 @@ def _read_numbers(sheet: Cells, names: TableColumns) -> tuple[dict[str, _Column]
 def _notes(sheet: Cells, names: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
     size, value = names.sizes[axis], names.values[hyperparameter]
     notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})", *names.notes]
+    notes += describe_unknown_states(sheet.rows, names.state)
     if ignored := [name for name in sheet.columns if name and name not in names.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:

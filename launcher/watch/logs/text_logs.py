@@ -49,6 +49,8 @@ _NAMES = {
 }
 _SPACED = re.compile(r"(?:s|step):(\d+)(?:/\d+)?((?:\s+[\w./-]+:\S+)+)\s*")
 _BARRED = re.compile(r"(?:^|\s)(?:validation loss at )?iteration:?\s*(\d+)\s*(?:/\s*\d+)?\s*\|(.*)")
+_ARRAY = re.compile(r"\s*\[\s*(\{|$)")
+"""Beginning of a JSON array of objects; `[2026-01-31 10:00:00]` or `[rank0]:` begins a line of text."""
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
@@ -87,7 +89,7 @@ def open_log(path: Path, wanted: frozenset[str]) -> Rows:
     line = read_first_line(path)
     if path.suffix in (".jsonl", ".wandb") or "tfevents" in path.name or not line:
         return rows_of(path, wanted, "step")
-    if path.suffix == ".json" or line.strip() in ("{", "[") or line.startswith("["):
+    if path.suffix == ".json" or line.strip() == "{" or _ARRAY.match(line):
         return JsonDocument(path, wanted)
     if line.lstrip().startswith("{"):
         return rows_of(path, wanted, "step")

@@ -6,6 +6,7 @@ Messages and docstrings call forerun's own name of a column its role: `learning_
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -91,9 +92,10 @@ _SECTIONS = {
 _LOSS_SECTIONS = {"summary", "metrics", "user_attrs", "run"}
 """Sections that may precede a loss; `train/loss` and `model.loss` are not the validation loss."""
 _PREFIXES = ("params_", "config_", "user_attrs_")
-"""Sections that the exports of Optuna and W&B join to the name with an underscore."""
-_ACTUAL = {"actual", "achieved", "measured", "realized"}
-_PLANNED = {"planned", "target", "nominal", "intended", "expected", "estimated"}
+"""Sections that Optuna's and W&B's exports join to the name with an underscore."""
+_ACTUAL = {"actual", "achieved", "measured", "observed", "real", "realized", "seen", "true"}
+_PLANNED = {"planned", "target", "requested", "nominal", "intended", "ideal", "expected", "estimated"}
+_IS_PLANNED = 2
 _MARKED = {"params", "tokens", "flops"}
 """Roles that some tables have twice: as planned and as measured."""
 _KINDS: Mapping[str, NumberKind] = {
@@ -103,40 +105,17 @@ _KINDS: Mapping[str, NumberKind] = {
 _OPTUNA_OBJECTIVE = "value"
 _OPTUNA_COLUMNS = ({"number", "state"}, {"number", "datetime_start"})
 
-_UNFINISHED = {
-    "crashed",
-    "crash",
-    "failed",
-    "fail",
-    "failure",
-    "error",
-    "errored",
-    "killed",
-    "oom",
-    "out_of_memory",
-    "running",
-    "pending",
-    "queued",
-    "waiting",
-    "created",
-    "starting",
-    "started",
-    "scheduled",
-    "preempted",
-    "preempting",
-    "paused",
-    "suspended",
-    "canceled",
-    "cancelled",
-    "aborted",
-    "interrupted",
-    "pruned",
-    "timeout",
-    "timed_out",
-    "unfinished",
-    "incomplete",
-}
-"""States of runs without a final loss, as W&B, Optuna, Ray and Slurm write them."""
+_UNFINISHED = re.compile(
+    "abort|active$|cancel|crash|creat|dead|err|evict|fail|hung$|incomplete|init|interrupt|kill|launch|lost$|memory$|not$"
+    "|oom$|paus|pend|preempt|prepar|progress|provision|prun|queu|requeu|resiz|revok|run|schedul|start|stopping|stuck"
+    "|submit|suspend|timed|timeout|unfinish|wait|inprogress"
+)
+"""Beginnings of the words of states in which a run has no final loss, as W&B, Optuna, Ray, MLflow, ClearML, cloud
+services and Slurm write them; `$` ends a word. One such word is enough: `NODE_FAIL`, `Crashed (OOM)`."""
+_FINISHED = re.compile(
+    "clos|complete|converg|diverg|done$|end|finish|good$|inactive|ok$|pass|publish|succe|terminat|valid"
+)
+"""The same for states in which it has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +161,11 @@ def choose_columns(names: Sequence[str], wanted: Iterable[str], given: Mapping[s
             choice.problems.append(f"{role} may be {' or '.join(map(repr, tied))}: choose with --column {role}=NAME")
         elif ranked:
             choice.columns[role] = ranked[0][1]
-            if len(ranked) > 1:
+            if ranked[0][0][0] == _IS_PLANNED:
+                choice.notes.append(
+                    f"{role} is column {ranked[0][1]!r}, planned by its name; --column {role}=NAME takes another"
+                )
+            elif len(ranked) > 1:
                 unused = " and ".join(repr(name) for _, name in ranked[1:])
                 choice.notes.append(
                     f"{role} is column {ranked[0][1]!r}, not {unused}; --column {role}=NAME takes another"
@@ -244,11 +227,22 @@ def drop_unfinished(cells: Cells, column: str | None) -> tuple[Rows, list[tuple[
     dropped = list(cells.dropped)
     for line, record in cells.rows:
         state = str(record.get(column) or "").strip()
-        if _find_state(state) in _UNFINISHED:
+        if _is_unfinished(state):
             dropped.append((line, f"{column} is {state!r}: the run did not finish"))
         else:
             rows.append((line, record))
     return rows, sorted(dropped)
+
+
+def describe_unknown_states(rows: Rows, column: str | None) -> list[str]:
+    """Return a warning if the state of a run that counts is not known to mean that it has finished."""
+    states = Counter(str(record.get(column) or "").strip() for _, record in rows) if column is not None else Counter()
+    unknown = [state for state in states if _is_unfinished(state) is None]
+    if not unknown:
+        return []
+    named = ", ".join(f"{state[:40]!r} ({states[state]})" for state in unknown[:5]) + (", ..." if unknown[5:] else "")
+    warning = f"column {column!r} has states that forerun does not know, with their rows: {named}"
+    return [f"{warning}. They count as finished: remove those that did not finish"]
 
 
 def read_columns(cells: Cells, rows: Rows, columns: Mapping[str, str]) -> tuple[dict[str, NumberColumn], list[str]]:
@@ -271,18 +265,17 @@ def read_columns(cells: Cells, rows: Rows, columns: Mapping[str, str]) -> tuple[
         for role, name in columns.items()
     }
     doubts = [f"column {columns[role]!r}: {column.doubt}" for role, column in numbers.items() if column.doubt]
-
-    # Where one column has decimal commas, the dots of another may separate thousands
-    decimal = next((columns[role] for role, column in numbers.items() if column.has_decimal_comma), None)
-    if decimal is None:
-        return numbers, doubts
-    for role, name in columns.items():
-        cell = next((record[name] for _, record in rows if has_grouped_dot(record.get(name))), None)
-        if cell is not None and not numbers[role].has_decimal_comma:
-            doubts.append(
-                f"column {name!r}: the dot of {cell!r} may separate thousands, since column {decimal!r} has "
-                "decimal commas: write both columns with dots, and without separators"
-            )
+    proof = next((columns[role] for role, column in numbers.items() if column.uses_dots_for_thousands), None)
+    if proof is not None:
+        for role, name in columns.items():
+            if numbers[role].uses_dots_for_thousands:
+                continue
+            dotted = next((cell for _, record in rows if has_grouped_dot(cell := record.get(name))), None)
+            if dotted is not None:
+                doubts.append(
+                    f"column {name!r}: the dot of {dotted!r} may separate thousands, since column {proof!r} has "
+                    "decimal commas or dots for thousands: write both columns with one dot, and without separators"
+                )
     return numbers, doubts
 
 
@@ -308,31 +301,25 @@ def _rank_name(name: str, role: str) -> tuple[int, int, int] | None:
     parts = [re.sub(r"[^0-9a-z]+", "_", part.lower()).strip("_") for part in re.split(r"[/.]", name)]
     num_sections = next((num for num, part in enumerate(parts[:-1]) if part not in sections), len(parts) - 1)
     word = "_".join(parts[num_sections:])
-
-    # A section joined to the name by an underscore: `params_lr`
-    if role not in _MARKED and role != "loss":
-        for prefix in _PREFIXES:
-            if word.startswith(prefix):
-                word = word.removeprefix(prefix)
-                num_sections += 1
-                break
-
-    # A mark before or behind the name: `actual_tokens`, `params_planned`
+    prefix = "" if role == "loss" or word in names else next(filter(word.startswith, _PREFIXES), "")
+    prefix = prefix if word.removeprefix(prefix) in names else ""
+    word, num_sections = word.removeprefix(prefix), num_sections + bool(prefix)
     planned = 1
     if role in _MARKED:
         first, _, after = word.partition("_")
         before, _, last = word.rpartition("_")
         for mark, unmarked in ((first, after), (last, before)):
             if mark in _ACTUAL | _PLANNED and unmarked:
-                planned = 2 if mark in _PLANNED else 0
-                word = unmarked
+                planned, word = _IS_PLANNED if mark in _PLANNED else 0, unmarked
                 break
     if word not in names or word in _EXACT_CASE:
         return None
     return (planned, num_sections, names.index(word))
 
 
-def _find_state(state: str) -> str:
-    """Return the word that names a state: `fail` in `TrialState.FAIL`, `cancelled` in `CANCELLED by 1000`."""
-    words = state.lower().rpartition(".")[2].split()
-    return words[0] if words else ""
+def _is_unfinished(state: str) -> bool | None:
+    """Return whether a run in a state has no final loss; None: a state that is not known."""
+    words = re.findall("[a-z]+", state.lower())
+    if any(map(_UNFINISHED.match, words)):
+        return True
+    return False if not state or any(map(_FINISHED.match, words)) else None

@@ -14,14 +14,31 @@ from decimal import Decimal
 from typing import Literal
 
 NumberKind = Literal["amount", "whole", "real"]
-"""Kind of a column's numbers: an amount may have a suffix and thousands separators, a whole number thousands
-separators, and a real number neither."""
-SUFFIX_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
-"""Power of ten by suffix, in lower case."""
+"""Spelling that a column's numbers may have: an amount with a suffix or with thousands separators, a whole number with
+thousands separators, and any other number with neither."""
+SUFFIX_POWERS = {
+    "k": 3,
+    "thousand": 3,
+    "m": 6,
+    "mn": 6,
+    "million": 6,
+    "b": 9,
+    "bn": 9,
+    "g": 9,
+    "billion": 9,
+    "t": 12,
+    "tn": 12,
+    "trillion": 12,
+}
+"""Powers of ten of the suffixes of counts, in either case."""
 
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
-_GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}\.[0-9]{3}")
+_WITH_SUFFIX = re.compile(r"(.*[0-9.])\s*([a-z]+)", re.IGNORECASE)
+_GROUPS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:([\s'\u2019_])[0-9]{3}(?:\1[0-9]{3})*|(?:\.[0-9]{3}){2,})")
+"""Groups of three digits whose separators have one reading: spaces, apostrophes, underscores, and dots from the second
+on."""
+_GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+")
 
 
 def parse_number(text: str) -> float | None:
@@ -40,13 +57,20 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_amount(text: str) -> float | None:
-    """Return the number that a text spells, with or without a suffix K, M, B, or T: `53.3M` is 5.33e7."""
-    stripped = text.strip()
-    power = SUFFIX_POWERS.get(stripped[-1:].lower())
-    if power is None:
-        return parse_number(stripped)
-    # 1.1e9 is the nearest float; 1.1 times 1e9 is another one.
-    return parse_number(f"{stripped[:-1].rstrip()}e{power}")
+    """Return the number that a text spells, also with a suffix, or in groups of three: `53.3M`, `53 300 000`."""
+    mantissa, power = _split_suffix(text.strip())
+    if _GROUPS.fullmatch(mantissa):
+        mantissa = _join_groups(mantissa)
+    # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9.
+    return parse_number(f"{mantissa}e{power}" if power else mantissa)
+
+
+def _parse_whole(text: str) -> float | None:
+    return parse_number(_join_groups(text) if _GROUPS.fullmatch(text) else text)
+
+
+def _join_groups(text: str) -> str:
+    return re.sub(r"[\s'\u2019_.]", "", text)
 
 
 def to_number(cell: object) -> float | None:
@@ -74,9 +98,10 @@ class NumberColumn:
     values: Sequence[float | None]
     """Value of each cell; None if the cell is missing or not a number."""
     doubt: str = ""
-    """Message with both readings of the column's commas, if the column does not decide between them; else empty."""
-    has_decimal_comma: bool = False
-    """Whether the column proves that its commas are decimal commas."""
+    """Both readings of the column's commas, where nothing in it decides between them; empty if there is no doubt."""
+    uses_dots_for_thousands: bool = False
+    """Whether the column proves that a dot of this table, if there is one, separates thousands: by its decimal commas,
+    or by a number with two dots."""
 
 
 def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas: bool) -> NumberColumn:
@@ -91,7 +116,7 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
     Returns:
         The numbers, and any doubt about them.
     """
-    parse = parse_amount if kind == "amount" else parse_number
+    parse = {"amount": parse_amount, "whole": _parse_whole, "real": parse_number}[kind]
     values = [to_number(cell) for cell in cells]
     texts = {
         place: cell.strip()
@@ -109,20 +134,29 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
             values[place] = parse(text)
         elif pattern is not None and pattern.fullmatch(mantissas[place]):
             values[place] = parse(text.replace(",", "." if is_decimal else ""))
-    if is_decimal:  # in such a column a dot may separate thousands
+    groups_by_dots = kind != "real" and any("." in text and _GROUPS.fullmatch(text) for text in mantissas.values())
+    if is_decimal or groups_by_dots:  # any other dot of the column may separate thousands too
         for place, cell in enumerate(cells):
             if isinstance(cell, str) and "." in cell and "," not in cell:
-                values[place] = None
-    return NumberColumn(values=values, doubt=doubt, has_decimal_comma=is_decimal)
+                joined = groups_by_dots and _GROUPED_DOT.fullmatch(_strip_suffix(cell.strip()))
+                values[place] = parse(cell.strip().replace(".", "")) if joined else None
+    return NumberColumn(values=values, doubt=doubt, uses_dots_for_thousands=is_decimal or groups_by_dots)
 
 
 def has_grouped_dot(cell: object) -> bool:
-    """Return whether a dot in a cell may separate thousands, as in `53.300`."""
+    """Return whether a dot in a cell may separate thousands: `53.300`."""
     return isinstance(cell, str) and _GROUPED_DOT.fullmatch(_strip_suffix(cell.strip())) is not None
 
 
 def _strip_suffix(text: str) -> str:
-    return text[:-1].rstrip() if text[-1:].lower() in SUFFIX_POWERS else text
+    return _split_suffix(text)[0]
+
+
+def _split_suffix(text: str) -> tuple[str, int]:
+    """Return a number without its suffix, and the suffix's power of ten."""
+    match = _WITH_SUFFIX.fullmatch(text)
+    power = SUFFIX_POWERS.get(match[2].lower(), 0) if match else 0
+    return (match[1], power) if match and power else (text, 0)
 
 
 def _judge_commas(texts: list[str], kind: NumberKind, *, splits_at_commas: bool) -> tuple[str, bool, bool]:

@@ -59,12 +59,19 @@ def table(delimiter):
     return "\r\n".join(map(delimiter.join, rows))
 
 
+def llama_factory():
+    rows = [{"current_steps": s, "total_steps": NUM_STEPS, "loss": loss_at(s), "grad_norm": 1.25} for s in STEPS]
+    return "\ufeff" + "".join(json.dumps(row) + "\n" for row in rows)
+
+
 LOGS = {
     "llm.c": ("main.log", llm_c, FINAL),
     "modded-nanogpt": ("4f2e.txt", modded_nanogpt, FINAL),
     "nanotron": ("train.log", nanotron, None),
     "Megatron-LM": ("out.txt", megatron, FINAL),
     "trainer_state.json": ("trainer_state.json", trainer_state, FINAL),
+    "Megatron-LM under torchrun": ("out.txt", lambda: "[W1128 09:00:00] warning\n" + megatron(), FINAL),
+    "LLaMA-Factory": ("trainer_log.jsonl", llama_factory, None),
     "CSV": ("metrics.csv", lambda: table(","), FINAL),
     "TSV": ("metrics.tsv", lambda: table("\t"), FINAL),
     "semicolons": ("metrics.csv", lambda: table(";"), FINAL),
@@ -81,7 +88,7 @@ def test_a_trainers_log_is_read(tmp_path, trainer):
     assert columns.train_loss_nats == pytest.approx([loss_at(s) for s in STEPS], abs=1e-4)
     assert trainer == "modded-nanogpt" or set(columns.grad_norm.tolist()) == {1.25}
     assert columns.validation_loss_nats.tolist()[-1:] == ([] if final is None else [pytest.approx(final, abs=1e-4)])
-    if trainer in ("nanotron", "Megatron-LM"):
+    if trainer == "nanotron" or trainer.startswith("Megatron-LM"):
         assert set(columns.seconds.tolist()) == {0.25}
 
 
