@@ -8,12 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-<<<<<<< HEAD
 from proxies.core.notation import counted
-from proxies.core.tables.columns import drop_unfinished, read_columns
-=======
 from proxies.core.tables.columns import describe_unknown_states, drop_unfinished, read_columns
->>>>>>> attack
 from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
