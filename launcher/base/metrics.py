@@ -63,6 +63,46 @@ class Following:
         return [value for line in whole if isinstance(value := _parsed(line), dict)], begins
 
 
+class RecordedSteps:
+    """The steps and the newest save that a run's metrics hold, read on as the file grows."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        """Last step that has a line."""
+        self.saved = 0
+        """Step of the newest save that is reported; 0 if there is none."""
+        self._gaps: list[range] = []
+
+    def take(self, lines: list[dict[str, Json]], *, begins: bool) -> None:
+        """Add lines as `Following.read` returns them; the first lines of a replaced file begin anew."""
+        if begins:
+            self.last, self.saved, self._gaps = 0, 0, []
+        for line in lines:
+            step = line.get("step")
+            if not isinstance(step, int):
+                continue
+            if line.get("event") == "saved":
+                self.saved = step
+            elif "train_loss_nats" in line:
+                if step > self.last + 1:
+                    self._gaps.append(range(self.last + 1, step))
+                self.last = max(self.last, step)
+
+    def find_gaps(self, last_step: int = 0) -> list[range]:
+        """Return the steps without a line, from the first step to the last that has one, or to `last_step`."""
+        return self._gaps + ([range(self.last + 1, last_step + 1)] if last_step > self.last else [])
+
+
+def read_recorded(run_dir: Path) -> RecordedSteps:
+    """Return what the metrics of a run hold now."""
+    recorded, following = RecordedSteps(), Following(run_dir)
+    while True:
+        lines, begins = following.read()
+        recorded.take(lines, begins=begins)
+        if following.at_end:
+            return recorded
+
+
 def _parsed(line: bytes) -> Json:
     try:
         return canon.parse(line)

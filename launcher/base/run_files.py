@@ -19,6 +19,11 @@ CHECKPOINTS, ROLLBACKS_FILE = "checkpoints", "rollbacks.json"
 _COMPLETE = re.compile(r"step-(\d{8})")
 
 
+def name_checkpoint(step: int) -> str:
+    """Return the name of the folder of the complete checkpoint after `step` optimizer steps."""
+    return f"step-{step:08d}"
+
+
 def complete_folders(root: Path) -> dict[int, Path]:
     """Complete checkpoints by the updates made, newest first."""
     if not root.is_dir():

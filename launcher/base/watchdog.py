@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.base.metrics import Following
+from launcher.base.metrics import Following, RecordedSteps
 from launcher.base.run_files import CHECKPOINTS
 from proxies.core.canon import Json
 from proxies.core.notation import format_duration
@@ -104,11 +104,13 @@ class Watchdog:
     """Looks at a run's metrics whenever asked to; `now` is always of one monotonic clock, in seconds."""
 
     def __init__(self, run_dir: Path, limits: Limits, now: float) -> None:
-        self.pace = Pace()
+        self.pace, self.recorded = Pace(), RecordedSteps()
         self._following, self._limits, self._moved, self._stepping = Following(run_dir), limits, now, False
         self._run_dir, self._looked, self._written = run_dir, now, _written(run_dir)
         while True:  # what earlier attempts left
-            self._time(self._following.read()[0])
+            lines, begins = self._following.read()
+            self.recorded.take(lines, begins=begins)
+            self._time(lines)
             if self._following.at_end:
                 break
 
@@ -123,6 +125,7 @@ class Watchdog:
             lines, begins = self._following.read()
             if lines:  # an empty file begins at every look
                 self._moved = now
+            self.recorded.take(lines, begins=begins)
             self._time(lines)
             for line in lines:
                 self._take(line, now, old=begins)

@@ -24,6 +24,7 @@ from launcher.base.signals import JOB_VARIABLE, Flag, make_child_die_with_us
 from launcher.base.talk import say
 from launcher.base.watchdog import Limits, Pace, Watchdog
 from launcher.supervisor.run_folder import RunFolder
+from launcher.supervisor.run_record import RunRecord
 from proxies.core.failures import Crash, crash_of, end_of, oom_kills
 from proxies.core.notation import format_duration, format_loss, format_speed
 from proxies.core.redaction import LineRedactor
@@ -87,10 +88,13 @@ class AttemptSpec:
         return self.command[0] == "srun"
 
 
-def attempt(spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None) -> metrics.AttemptEnd | Crash:
+def attempt(
+    spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None, record: RunRecord | None = None
+) -> metrics.AttemptEnd | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
 
     A job whose `run_folder` is removed is asked to save and end; one whose folder somebody else holds ends at once.
+    What disappears of the `record` meanwhile is told at once.
 
     Returns:
         How it ended, in order or because it was asked to; or why it died.
@@ -107,7 +111,9 @@ def attempt(spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = 
         begins = spec.log.stat().st_size
         job = ProcessSession(spec.command, log.fileno())
         try:
-            hung = _follow(job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None), run_folder)
+            hung = _follow(
+                job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None), run_folder, record
+            )
         finally:
             job.clear(remote=spec.remote)
     if _stamp(ending_file) not in (before, None) and (ending := metrics.read_ending(spec.run_dir)):
@@ -144,6 +150,7 @@ def _follow(
     watchdog: Watchdog,
     has_ended: Callable[[], bool],
     run_folder: RunFolder | None,
+    record: RunRecord | None,
 ) -> str:
     """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called hung, if it is."""
     every = LIVE_SECONDS if sys.stderr.isatty() else PLAIN_SECONDS
@@ -154,6 +161,8 @@ def _follow(
             time.sleep(POLL_SECONDS)
         now = time.monotonic()
         hung = watchdog.look(now)
+        if record is not None:
+            record.check(watchdog.recorded)
         if run_folder is not None:
             run_folder.check()
             if run_folder.new_holder:

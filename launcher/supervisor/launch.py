@@ -25,6 +25,7 @@ from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
 from launcher.supervisor.attempt import AttemptSpec, Signals, attempt, hearing, last_step
 from launcher.supervisor.run_folder import RunFolder
+from launcher.supervisor.run_record import RunRecord
 from proxies.core.canon import Json
 from proxies.core.failures import CAUSES, Crash
 from proxies.core.notation import format_duration
@@ -171,17 +172,18 @@ class _Supervisor:
         from_step = _newest_step(spec.run_dir)
         self._record("launched", f"launched from step {from_step} of {spec.num_steps}", from_step,
                      {"command": shlex.join(spec.command)})  # fmt: skip
+        record = RunRecord(spec.run_dir, from_step) if spec.keeps_ending else None
         num_deaths, num_idle, last = 0, 0, None  # in a row
         while not self._signals.save.is_set():
             saved = _saved(spec.run_dir)
-            ended = attempt(spec, self._signals, self._run_folder)
+            ended = attempt(spec, self._signals, self._run_folder, record)
             self._run_folder.check()
             if self._run_folder.new_holder:
                 raise StudyHeld(f"the lock file was removed while the run trained, and {self._run_folder.new_holder}")
             if self._run_folder.is_removed:
                 return self._end_removed_run(ended)
             if not isinstance(ended, Crash):
-                return self._over(LaunchOutcome(**dataclasses.asdict(ended)))
+                return self._over(_add_losses(LaunchOutcome(**dataclasses.asdict(ended)), record))
             progressed = bool(_saved(spec.run_dir) - saved)
             num_deaths, num_idle = (1, 0) if progressed else (num_deaths + 1, num_idle + 1)
             again = last is not None and (last.cause, last.step) == (ended.cause, ended.step)
@@ -252,6 +254,15 @@ class _Supervisor:
             chronicle.record(self._spec.run_dir, kind, text, step=step, digest=self._digest, data=data)
         except OSError as error:
             say(f"forerun: {self._spec.run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded: {text}")
+
+
+def _add_losses(outcome: LaunchOutcome, record: RunRecord | None) -> LaunchOutcome:
+    """Return the outcome with what the run's record lost while it trained, which is no success."""
+    losses = record.describe_losses(outcome.step) if record else ""
+    if not losses:
+        return outcome
+    reason = f"{outcome.reason}; {losses}" if outcome.reason else losses
+    return dataclasses.replace(outcome, exit_code=outcome.exit_code or 2, reason=reason)
 
 
 def _saved(run_dir: Path) -> frozenset[tuple[int, int]]:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.base.run_files import RefusedCheckpoint, complete_folders
+from launcher.base.run_files import RefusedCheckpoint, complete_folders, name_checkpoint
 from proxies.core import canon
 from proxies.core.plain_files import open_plain, read_plain
 
@@ -158,7 +158,7 @@ class Manifest:
 
 def folder_of(root: Path, step: int) -> Path:
     """Where the checkpoint after `step` optimizer steps lies."""
-    return root / f"step-{step:08d}"
+    return root / name_checkpoint(step)
 
 
 def part_of(root: Path, step: int) -> Path:

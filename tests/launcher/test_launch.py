@@ -90,7 +90,7 @@ def test_a_process_that_the_kernel_killed_for_memory_is_told_as_such(scripted, m
 
 def test_a_death_at_the_same_step_ends_it_where_nothing_was_saved_between(scripted, tmp_path):
     outcome = scripted(
-        "step(5)\nsave(count + 1) if count < 3 else None\nraise ValueError('a bad shard')", max_restarts=9
+        "save(count + 1) if count < 3 else None\nstep(5)\nraise ValueError('a bad shard')", max_restarts=9
     )
     assert num_attempts(tmp_path) == 4  # three that saved; the last saved nothing, and died where the one before it had
     assert (outcome.event, outcome.exit_code, outcome.cause) == ("failed", 1, "error")
@@ -201,7 +201,7 @@ def after_the_first_attempt_began(tmp_path, *numbers):
 SAVES_SLOWLY = """
 os.environ["LOCAL_RANK"] = "0"
 def told(*_):
-    step(3), time.sleep(float(os.environ["SAVE_SECONDS"])), end("interrupted", 130, 3)
+    step(1), step(2), step(3), time.sleep(float(os.environ["SAVE_SECONDS"])), end("interrupted", 130, 3)
 signal.signal(signal.SIGTERM, told)
 time.sleep(60)
 """
@@ -268,7 +268,8 @@ def test_one_supervisor_a_run(scripted, tmp_path):
 WAITS_FOR_WORD = """
 def told(*_):
     if (run / "began-0").exists(): return
-    step(5), save(5), end("interrupted", 130, 5)
+    for number in range(1, 6): step(number)
+    save(5), end("interrupted", 130, 5)
 signal.signal(signal.SIGTERM, told)
 os.environ["LOCAL_RANK"] = "0"
 step(1), save(1), (run / "at-it").touch()
@@ -311,6 +312,56 @@ def test_a_removed_folder_is_no_success_and_no_reason_to_begin_anew(scripted, tm
     outcome = scripted(f"{text}time.sleep(0.3), run.mkdir(exist_ok=True)\n{then}")
     assert (outcome.event, outcome.exit_code, outcome.num_restarts) == (event, 2, 0)
     assert "nothing could be saved" in outcome.reason
+
+
+def cut(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+
+
+def replace(path):
+    path.with_name("other").write_text('{"step": 3, "train_loss_nats": 2.5}\n')
+    path.with_name("other").replace(path)
+
+
+@pytest.mark.parametrize(
+    ("take_away", "lost"), [(Path.unlink, "steps 1 to 3"), (cut, "step 3"), (replace, "steps 1 to 2")]
+)
+def test_lost_metrics_are_no_success_and_named(scripted, tmp_path, capsys, take_away, lost):
+    once_at_it(tmp_path, lambda run: (take_away(run / "metrics.jsonl"), (run / "done").touch()))
+    text = "step(1), step(2), step(3), (run / 'at-it').touch()\nwhile not (run / 'done').exists(): time.sleep(0.02)\n"
+    outcome = scripted(f"{text}step(4), time.sleep(0.5), end()")
+    assert (outcome.event, outcome.exit_code) == ("finished", 2)
+    assert f"lacks {lost};" in outcome.reason
+    assert f"lacks {lost};" in capsys.readouterr().err, "told as soon as it is seen"
+    again = scripted("end()")
+    assert (again.exit_code, again.reason) == (0, ""), "the launch before said so"
+
+
+def test_metrics_that_a_run_cuts_itself_are_not_lost(scripted, tmp_path):
+    text = "step(1), step(2), save(2), step(3), step(4), time.sleep(0.3)\n"
+    text += (
+        "lines = [line for line in (run / 'metrics.jsonl').read_text().splitlines() if json.loads(line)['step'] < 3]\n"
+    )
+    text += "(run / 'new').write_text(chr(10).join(lines) + chr(10)), (run / 'new').replace(run / 'metrics.jsonl')\n"
+    outcome = scripted(f"{text}time.sleep(0.3), step(3), time.sleep(0.3), end()")
+    assert (outcome.exit_code, outcome.reason) == (0, "")
+
+
+@pytest.mark.parametrize(("then", "left"), [("step(4)", "no checkpoint is left"), ("save(9)", "of step 9")])
+def test_a_removed_checkpoint_is_no_success_and_named(scripted, tmp_path, then, left):
+    text = "step(1), save(1), step(2), time.sleep(0.3), (run / 'checkpoints' / 'step-00000001').rmdir()\n"
+    outcome = scripted(f"{text}time.sleep(0.3), step(3), time.sleep(0.3), {then}, end()")
+    assert (outcome.event, outcome.exit_code) == ("finished", 2)
+    assert "step-00000001 was removed" in outcome.reason and left in outcome.reason
+
+
+def test_a_checkpoint_that_a_run_leaves_when_it_goes_back_is_not_lost(scripted, tmp_path):
+    text = "step(1), save(1), step(2), save(2), step(3), time.sleep(0.3)\n"
+    text += "(run / 'checkpoints' / 'step-00000002').rmdir(), time.sleep(0.3)\n"
+    text += "lines = (run / 'metrics.jsonl').read_text().splitlines()[:2]\n"
+    text += "(run / 'new').write_text(chr(10).join(lines) + chr(10)), (run / 'new').replace(run / 'metrics.jsonl')\n"
+    outcome = scripted(f"{text}step(2), time.sleep(0.3), end()")
+    assert (outcome.exit_code, outcome.reason) == (0, "")
 
 
 def test_a_removed_lock_is_taken_again(scripted, tmp_path):
