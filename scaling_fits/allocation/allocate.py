@@ -4,10 +4,9 @@ With C = 6 N D and a law of inner terms A N^-alpha + B D^-beta the optimum is (a
 
     N* = G (C / 6)^(beta / (alpha + beta)),   D* = C / (6 N*),   G = (alpha A / (beta B))^(1 / (alpha + beta)),
 
-with or without an outer exponent, which does not move it. Pooled laws have no closed form, nor have budgets that
-pay for serving or repeat their data; but the log loss of each is convex in log N along C, and so is their weighted
-mean. What the law without a floor adds is the same for all sizes of a budget; where FLOPs of training vary along it
-(serving, repeats) a single minimum is what all families tried have shown.
+with or without an outer exponent, which does not move it. The best size is the median of the optima of all draws of
+the law. Budgets that pay for serving or repeat their data have no closed form; but the log loss of a law is convex in
+log N along C, so its optimum is the one root of its derivative.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from scaling_fits.allocation.spending import (
     best_log_params,
     curvature,
     log_best_params,
-    pooled_along,
+    expected_along,
     range_within,
     tokens_at,
 )
-from scaling_fits.forecast import cloud
-from scaling_fits.forecast.uncertainty import FittedRuns, predict, reach_of
+from scaling_fits.forecast.posterior import mixture_quantile
+from scaling_fits.forecast.uncertainty import FittedRuns, predict
 from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
@@ -113,7 +112,7 @@ def allocate(
         CannotTellError: the runs identify no law.
     """
     spending = Spending(flops=float(flops), inference_tokens=float(inference_tokens), unique_tokens=unique_tokens)
-    fitted.require()
+    fitted.require_area()
     if unique_tokens is not None:
         spending = dataclasses.replace(spending, unique_params=repeats.fitting_params(fitted, unique_tokens))
     try:
@@ -129,7 +128,7 @@ def allocate(
 def no_number(fitted: FittedRuns, what: str) -> CannotTellError:
     """The refusal of a question that a fit has no finite answer to."""
     return CannotTellError(
-        (f"the fit is {fitted.status} and has no finite number for {what}", *fitted.heaviest.warnings)
+        (f"the fit is {fitted.status} and has no finite number for {what}", *fitted.fit.warnings)
     )
 
 
@@ -137,9 +136,8 @@ def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: fl
     if all(1 <= size <= LARGEST for size in (params, tokens)):
         return
     run = f"a budget of {spending.flops:.4g} FLOPs pays for {params:.3g} parameters on {tokens:.3g} tokens"
-    chooser = fitted.chooser
-    if chooser.status != "converged":
-        reasons = f"{run}, by a fit that is {chooser.status} and determines no size", *chooser.warnings
+    if fitted.status != "converged":
+        reasons = f"{run}, by a fit that is {fitted.status} and determines no size", *fitted.fit.warnings
         raise CannotTellError(reasons)
     raise NoRunError(f"{run}: both must be from 1 to {LARGEST:g}")
 
@@ -149,7 +147,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
     params = exp_finite(best)
     tokens = tokens_at(spending, best)
     _check_run(fitted, spending, params, tokens)
-    if not math.isfinite(pooled_along(fitted, spending, best)):
+    if not math.isfinite(expected_along(fitted, spending, best)):
         raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs")
     counted = tuple(math.exp(float(x[0])) for x in spending.counted(np.array([best])))
     at = predict(fitted, counted[0], counted[1])
@@ -161,7 +159,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         )  # fmt: skip
     flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
-    warnings = _ratio_warnings(tokens / params) + at.warnings
+    warnings = at.warnings
     found = Allocation(
         flops=spending.flops,
         params=params,
@@ -174,7 +172,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         flat_tokens=(tokens_at(spending, flat[1]), tokens_at(spending, flat[0])),
         level=fitted.level,
         extrapolation=extrapolation,
-        doubts=at.doubts,
+        doubts=at.doubts + _ratio_doubts(tokens / params),
         warnings=warnings if limit is None else warnings + repeats.limit_warnings(limit),
         spending=spending,
         data_limit=limit,
@@ -182,8 +180,8 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
     return found if found.size_determined else dataclasses.replace(found, warnings=(_NO_SIZE, *found.warnings))
 
 
-def _ratio_warnings(tokens_per_param: float) -> tuple[str, ...]:
-    """Return a warning of a best run that nobody would build."""
+def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
+    """Return the doubt about a best run that nobody would build."""
     least, most = USUAL_TOKENS_PER_PARAM
     if least <= tokens_per_param <= most:
         return ()
@@ -197,33 +195,24 @@ def _ratio_warnings(tokens_per_param: float) -> tuple[str, ...]:
 def _intervals(
     fitted: FittedRuns, spending: Spending, best: float
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """The intervals of N and D: every refit's own optimum, and how far the laws' shared error moves the optimum.
+    """Return the intervals of N and D: each draw's own optimum, and how far the law's error moves the optimum.
 
     Where that error leans by so much for a factor e in N, the optimum moves by that over the loss's curvature; how much
-    it leans, twice kappa * reach, is what public isoFLOP families ask for (`benchmarks/best_sizes.py`).
+    it leans is what public isoFLOP families ask for (`benchmarks/best_sizes.py`).
     """
-    if not fitted.has_draws:
+    if not fitted.has_intervals:
         return None, None
-    weights, middle_S = np.array(fitted.size_weights), np.zeros(fitted.bootstrap)
-    used = [(fit, weight) for fit, weight in zip(fitted.members, weights, strict=True) if weight > 0]
-    shares_SM = fitted.cloud.weight_draws[:, weights > 0]
-    total_S1 = shares_SM.sum(axis=1, keepdims=True)
-    shares_SM = np.where(total_S1 > 0, shares_SM / np.maximum(total_S1, 1e-12), weights[weights > 0])
-    for (fit, _), share_S in zip(used, shares_SM.T, strict=True):
-        middle_S += share_S * log_best_params(fit.draws, spending)
-    n = np.array([math.exp(best)])
-    moved_S = _LEAN * fitted.cloud.misfit_draws * reach_of(fitted, n, np.array([tokens_at(spending, best)]))
-    sd_S = moved_S / curvature(fitted, spending, best)
+    posterior = fitted.require_area()
+    middle_S = log_best_params(posterior.theta_SP, spending)
+    ratio = np.array([spending.flops / fitted.span.six_nd[1]])
+    moved = _LEAN * posterior.population.error_sd * float(posterior.population.reach(ratio)[0])
+    sd_S = np.full(len(middle_S), moved / curvature(fitted, spending, best))
     tail = (1 - fitted.level) / 2
     low, high = (
-        float(np.clip(cloud.mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling))
+        float(np.clip(mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling))
         for share in (tail, 1 - tail)
     )
-    # A size that the laws put further above the best than the loss itself is in doubt is not the best.
-    at = predict(fitted, float(n[0]), tokens_at(spending, best))
-    assert at.high is not None
-    ends = range_within(fitted, spending, best, math.log(at.high / at.loss_nats) if at.high > at.loss_nats else FLAT)
-    low, high = min(max(low, ends[0]), best), max(min(high, ends[1]), best)
+    low, high = min(low, best), max(high, best)
     return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
 
 
