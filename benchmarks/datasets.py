@@ -341,7 +341,7 @@ def _quest(folder: Path) -> Iterator[Family]:
 
 def _xlstm(folder: Path) -> Iterator[Family]:
     for name, max_loss in XLSTM_FILES.items():
-        rounds = read_pickled((folder / f"isoflop_{name}_wandb_data.pkl").read_bytes())
+        rounds = read_pickled((folder / f"isoflop_{name}_wandb_data.inert").read_bytes())
         context = int(name.split("ctx")[1].split("_")[0])
         points: list[Point] = []
         for runs in rounds.values():  # the runs of one budget
@@ -361,7 +361,7 @@ def _xlstm(folder: Path) -> Iterator[Family]:
 
 def _supercollapse(folder: Path) -> Iterator[Family]:
     for stem, (name, batch) in _COLLAPSE.items():
-        runs = read_frame(read_pickled((folder / f"{stem}.pkl").read_bytes()))
+        runs = read_frame(read_pickled((folder / f"{stem}.inert").read_bytes()))
         histories = [read_frame(history) for history in runs["history"]]
         ends = [(history["step"][-1] * batch, history["test_loss"][-1]) for history in histories]
         points: list[Point] = [
@@ -371,7 +371,7 @@ def _supercollapse(folder: Path) -> Iterator[Family]:
         if stem != "chess_const":
             note = "not text; durations grow with size by one rule; decayed; five seeds a size"
         yield _fetched(f"collapse_{name}", "supercollapse", points, note)
-    runs = read_frame(read_pickled((folder / "c5m_schedules.pkl").read_bytes()))
+    runs = read_frame(read_pickled((folder / "c5m_schedules.inert").read_bytes()))
     for schedule in ("linear", "multicosine"):
         points = []
         for i, history in enumerate(read_frame(each) for each in runs["history"]):
@@ -387,7 +387,7 @@ def _supercollapse(folder: Path) -> Iterator[Family]:
 
 
 def _openwebtext2(folder: Path) -> Iterator[Family]:
-    setups = read_frame(read_pickled(lzma.decompress((folder / "summary_df_owt2.pickle.xz").read_bytes())))
+    setups = read_frame(read_pickled(lzma.decompress((folder / "summary_df_owt2.inert").read_bytes())))
     for i, data in enumerate(setups["data"]):
         setup = "_".join(setups[key][i] for key in ("hparams", "warmup", "decay", "param_count", "val"))
         budgets = read_frame(data)

@@ -52,6 +52,9 @@ class Source:
     repository: str
     commit: str
     licence: str
+    is_inert: bool = True
+    """False for files that Python could run while it reads them: they are stored as NAME.inert, which
+    no library recognizes, and `inert_pickle` reads them."""
     digests: Mapping[str, str] | None = None
     """Digest of each file by its path in the repository; None for those of `data.sha256`."""
 
@@ -61,13 +64,15 @@ class Source:
         return f"{self.repository} {self.commit[:8]}"
 
     def list_files(self, folder: Path) -> list[tuple[str, Path, str]]:
-        """Return each file's address, its place below `folder` (by its last name), and its digest."""
+        """Return each file's address, its place below `folder`, and its digest."""
         digests = read_manifest()[self.name] if self.digests is None else self.digests
         root = f"{_HOST}/{self.repository}/{self.commit}"
-        return [
-            (f"{root}/{urllib.parse.quote(path)}", folder / self.name / Path(path).name, digest)
-            for path, digest in digests.items()
-        ]
+        files = []
+        for path, digest in digests.items():
+            name = Path(path).name
+            stored_name = name if self.is_inert else f"{name.split('.')[0]}.inert"
+            files.append((f"{root}/{urllib.parse.quote(path)}", folder / self.name / stored_name, digest))
+        return files
 
 
 SOURCES = (
@@ -130,18 +135,21 @@ SOURCES = (
         repository="NX-AI/xlstm_scaling_laws",
         commit="604bb3062d3a7681bb33e467108cb0a6f81267fc",
         licence=NO_LICENCE,
+        is_inert=False,
     ),
     Source(
         name="supercollapse",
         repository="shikaiqiu/supercollapse",
         commit="003336f61d167a47cbe8a356faac85759daacdff",
         licence=NO_LICENCE,
+        is_inert=False,
     ),
     Source(
         name="openwebtext2",
         repository="formll/resolving-scaling-law-discrepancies",
         commit="0dc60d91b8a525858a3067fc9e4a46ff5374cc6f",
         licence="MIT",
+        is_inert=False,
     ),
     Source(
         name="colpret",

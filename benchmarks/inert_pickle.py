@@ -1,9 +1,9 @@
-"""Read the tables and dictionaries of a pickle without running anything that the pickle names.
+"""Read tables and dictionaries that Python serialized, without running anything that they name.
 
-A pickle is a program for a stack machine: it can import any function and call it. Some studies
-publish their runs only as pickled pandas tables. `read_pickled` runs the stack operations that
-`pickletools` lists and records each call as a `Call` instead of making it; `read_frame` and
-`read_array` then take numbers and texts out of the records of pandas and numpy.
+Such a file is a program for a stack machine: it can import any function and call it. Some studies
+publish their runs only in this form. `read_pickled` runs the stack operations that the standard
+library lists and records each call as a `Call` instead of making it; `read_frame` and `read_array`
+then take numbers and texts out of the records of pandas and numpy.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _MARK = object()
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call that a pickle asks for, recorded and not made."""
+    """A call that a file asks for, recorded and not made."""
 
     function: str
     arguments: tuple[Any, ...]
     state: Any = None
-    """What the pickle would hand to the result afterwards."""
+    """Attributes or items that the file would give to the result."""
 
 
 def read_pickled(content: bytes) -> Any:
-    """Return the object of a pickle (protocol 4 or 5), with a `Call` in place of every call.
+    """Return the object of a file (protocol 4 or 5), with a `Call` in place of every call.
 
     Raises:
-        ValueError: The pickle is malformed, or uses an operation that plain tables do not need.
+        ValueError: The content is malformed, or uses an operation that plain tables do not need.
     """
     machine = _Machine()
     stack, memo = machine.stack, machine.memo
@@ -79,11 +79,11 @@ def read_pickled(content: bytes) -> Any:
                 machine.combine(name)
         return stack[-1]
     except (IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"malformed pickle: {error!r}") from error
+        raise ValueError(f"malformed content: {error!r}") from error
 
 
 class _Machine:
-    """The stack and the memo of a pickle that is being read."""
+    """The stack and the memo of a file that is being read."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -116,7 +116,7 @@ class _Machine:
             state = self.stack.pop()
             self.stack[-1].state = state
         else:
-            raise ValueError(f"{name}: a pickle of plain tables does not need this operation")
+            raise ValueError(f"{name}: plain tables do not need this operation")
 
     def _pop_to_mark(self) -> list[Any]:
         position = len(self.stack) - 1

@@ -143,7 +143,7 @@ def test_xlstm_leaves_out_what_did_not_finish_or_diverged(modules, tmp_path):
         "second": [run(50, 100, 2.2), run(60, 100, 2.1, batch=256), WandBRunData({"_step": 0})],
     }
     for name in datasets.XLSTM_FILES:
-        (tmp_path / f"isoflop_{name}_wandb_data.pkl").write_bytes(pickle.dumps(rounds, protocol=4))
+        (tmp_path / f"isoflop_{name}_wandb_data.inert").write_bytes(pickle.dumps(rounds, protocol=4))
     families = {each.name: each for each in datasets.FETCHED_READERS["xlstm"](tmp_path)}
     tokens = 100 * 2**20
     table = families["xlstm_llama_ctx2048"].table
@@ -162,7 +162,7 @@ def test_supercollapse_takes_the_ends_of_histories(modules, tmp_path):
         history=([history, history], object),
     )
     for name, table in (("chess", plain), ("chess_const", plain), ("c5m", plain), ("c5m_schedules", crossed)):
-        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps(table, protocol=4))
+        (tmp_path / f"{name}.inert").write_bytes(pickle.dumps(table, protocol=4))
     families = {each.name: each for each in datasets.FETCHED_READERS["supercollapse"](tmp_path)}
     assert _points(families["collapse_chess_linear"]) == [(10, 7 * 2**16, 0.7), (20, 7 * 2**16, 0.7)]
     assert _points(families["collapse_cifar5m_cross_linear"]) == [(10, 70, 0.7)]
@@ -180,7 +180,7 @@ def test_openwebtext2_reads_nested_tables(modules, tmp_path):
     )
     setup = {key: ([key], object) for key in ("hparams", "warmup", "decay", "param_count", "val")}
     content = pickle.dumps(_frame(**setup, data=([budgets], object)), protocol=4)
-    (tmp_path / "summary_df_owt2.pickle.xz").write_bytes(lzma.compress(content))
+    (tmp_path / "summary_df_owt2.inert").write_bytes(lzma.compress(content))
     (family,) = datasets.FETCHED_READERS["openwebtext2"](tmp_path)
     assert family.name == "openwebtext2_hparams_warmup_decay_param_count_val" and family.group == "refined_web"
     assert _points(family) == [(1e6, 2e8, 4.0), (2e6, 1e8, 4.1)]
