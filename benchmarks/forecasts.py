@@ -4,9 +4,9 @@
     python benchmarks/forecasts.py --json benchmarks/results/forecasts.json
     python benchmarks/forecasts.py --learn                           # the numbers of `forecast.population.PUBLIC`
 
-A task takes a ladder of one family, fits the runs of up to 1/r of its largest budget (r = 3, 10, 30, 100), and predicts
-the good runs of that budget: those within 2 % of its best loss. Ladders are the families as published, and, of grids and
-isoFLOP families, the runs along one ratio of tokens to parameters and those of one duration.
+A task takes a ladder of one family, fits the runs of up to 1/r of its largest budget (r = 3, 10, 30, 100), and
+predicts the good runs of that budget: those within 2 % of its best loss. Ladders are the families as published, and,
+of grids and isoFLOP families, the runs along one ratio of tokens to parameters and those of one duration.
 
 **The split.** Studies are dealt into four folds. The population that predicts a study is learned from the studies of
 the other folds alone, by a random search from `START` that never sees the study. `PUBLIC` is learned by the same
@@ -57,8 +57,8 @@ NUM_RESAMPLES = 1000
 METHODS = ("forerun", "chinchilla", "variable_projection", "power_in_compute")
 
 NAMES = (
-    "mean_e", "mean_w", "mean_slope", "mean_k", "log_sd_e", "log_sd_w", "log_sd_slope", "log_sd_k", "e_slope", "slope_k",
-    "e_k", "slopes", "log_noise_sd", "log_length", "decay", "log_near", "log_error_sd", "reach_power",
+    "mean_e", "mean_w", "mean_slope", "mean_k", "log_sd_e", "log_sd_w", "log_sd_slope", "log_sd_k",
+    "e_slope", "slope_k", "e_k", "slopes", "log_noise_sd", "log_length", "decay", "log_near", "log_error_sd", "reach_power",
 )  # fmt: skip
 START = np.array([0.2, 0.0, np.log(0.33), -0.3, np.log(0.7), np.log(0.7), np.log(0.35), np.log(0.4), 0.3, 0.3, 0.3, 0.3,
                   np.log(0.003), np.log(2.0), 0.0, np.log(0.03), np.log(0.004), 0.75])  # fmt: skip
@@ -166,7 +166,7 @@ def quantile_loss(task: Task, population: Population, num_draws: int) -> float:
     posterior = fit_posterior(task.table, num_draws=num_draws, seed=0, population=population)
     y = np.log(task.held.loss)
     ends = posterior.quantiles(task.held.params, task.held.tokens, SHARES)
-    losses = [np.where(y >= end, share * (y - end), (1 - share) * (end - y)) for share, end in zip(SHARES, ends)]
+    losses = [np.where(y >= end, share * (y - end), (1 - share) * (end - y)) for share, end in zip(SHARES, ends, strict=True)]
     return float(200 * np.mean(losses))
 
 
@@ -286,7 +286,8 @@ def report(tasks: list[Task], scores: list[dict[str, float]]) -> dict[str, Any]:
     """Return the summary of all tasks, by reach, by kind of ladder, and by study."""
 
     def part(keep: list[bool]) -> dict[str, Any]:
-        return summarize([t for t, k in zip(tasks, keep) if k], [s for s, k in zip(scores, keep) if k])
+        places = [place for place, is_in in enumerate(keep) if is_in]
+        return summarize([tasks[place] for place in places], [scores[place] for place in places])
 
     studies = sorted({task.study for task in tasks})
     return {

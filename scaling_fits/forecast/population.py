@@ -81,17 +81,17 @@ NEXT_RUNG = 1.25
 """A new run is one step away even where nothing is extrapolated."""
 
 PUBLIC = Population(
-    mean=(0.2, 0.0, -1.11, -1.11, -0.3),
-    sd=(0.53, 0.56, 0.3, 0.3, 0.64),
-    correlation_e_slope=0.46,
-    correlation_slope_k=0.13,
-    correlation_e_k=0.06,
-    correlation_slopes=0.74,
-    noise_sd=0.0056,
-    length=1.68,
-    decay=-0.5,
-    near=0.03,
-    error_sd=0.002,
-    reach_power=0.6,
+    mean=(0.197, -0.322, -1.485, -1.485, -0.768),
+    sd=(0.476, 0.476, 0.302, 0.302, 0.261),
+    correlation_e_slope=0.665,
+    correlation_slope_k=-0.281,
+    correlation_e_k=0.037,
+    correlation_slopes=0.760,
+    noise_sd=0.00414,
+    length=2.519,
+    decay=-0.279,
+    near=0.01174,
+    error_sd=0.00311,
+    reach_power=1.16,
 )
 """The population of the published studies in docs/public-data.md."""
