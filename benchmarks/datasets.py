@@ -54,9 +54,9 @@ _ROUTED = (("Dense", 1), ("Hash", 64), ("RL-R", 64), ("S-Base", 8), ("S-Base", 6
 _ROUTED_STEPS, _ROUTED_BATCH = 250_000, 256 * 2048
 _QUEST = {  # name: quantizers of weights and activations, bits of both
     "bf16": ("NoQuantizer", "NoQuantizer", 16),
-    "lsq_w4a4": ("TrustQuantizer", "TrustQuantizer", 4),
-    "quest_w4a4": ("HadamardTrustQuantizer", "HadamardTrustQuantizer", 4),
-    "quest_w1a1": ("HadamardClipQuantizer", "HadamardClipQuantizer", 1),
+    "trust_w4a4": ("TrustQuantizer", "TrustQuantizer", 4),
+    "hadamard_trust_w4a4": ("HadamardTrustQuantizer", "HadamardTrustQuantizer", 4),
+    "hadamard_clip_w1a1": ("HadamardClipQuantizer", "HadamardClipQuantizer", 1),
     "half_hadamard_w4a4": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 4),
     "half_hadamard_w3a3": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 3),
     "half_hadamard_w2a2": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 2),

@@ -122,7 +122,7 @@ def test_quest_separates_kinds_of_quantization(modules, tmp_path):
     (tmp_path / "runs_for_scaling.json").write_text(json.dumps(runs))
     families = {each.name: each for each in datasets.FETCHED_READERS["quest"](tmp_path)}
     assert _points(families["quest_bf16"]) == [(10, 1000, 3.0)]
-    assert _points(families["quest_lsq_w4a4"]) == [(10, 1000, 3.5)]
+    assert _points(families["quest_trust_w4a4"]) == [(10, 1000, 3.5)]
 
 
 def test_xlstm_leaves_out_what_did_not_finish_or_diverged(modules, tmp_path):
