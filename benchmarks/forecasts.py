@@ -58,7 +58,8 @@ METHODS = ("forerun", "chinchilla", "variable_projection", "power_in_compute")
 
 NAMES = (
     "mean_e", "mean_w", "mean_slope", "mean_k", "log_sd_e", "log_sd_w", "log_sd_slope", "log_sd_k",
-    "e_slope", "slope_k", "e_k", "slopes", "log_noise_sd", "log_length", "decay", "log_near", "log_error_sd", "reach_power",
+    "e_slope", "slope_k", "e_k", "slopes", "log_noise_sd", "log_length", "decay", "log_near", "log_error_sd",
+    "reach_power",
 )  # fmt: skip
 START = np.array([0.2, 0.0, np.log(0.33), -0.3, np.log(0.7), np.log(0.7), np.log(0.35), np.log(0.4), 0.3, 0.3, 0.3, 0.3,
                   np.log(0.003), np.log(2.0), 0.0, np.log(0.03), np.log(0.004), 0.75])  # fmt: skip
@@ -166,7 +167,9 @@ def quantile_loss(task: Task, population: Population, num_draws: int) -> float:
     posterior = fit_posterior(task.table, num_draws=num_draws, seed=0, population=population)
     y = np.log(task.held.loss)
     ends = posterior.quantiles(task.held.params, task.held.tokens, SHARES)
-    losses = [np.where(y >= end, share * (y - end), (1 - share) * (end - y)) for share, end in zip(SHARES, ends, strict=True)]
+    losses = [
+        np.where(y >= end, share * (y - end), (1 - share) * (end - y)) for share, end in zip(SHARES, ends, strict=True)
+    ]
     return float(200 * np.mean(losses))
 
 

@@ -138,7 +138,7 @@ def _law_fit(body: dict[str, Json]) -> FittedRuns:
     posterior = None
     if isinstance(body["posterior"], dict):
         values = _fields(LawPosterior, body["posterior"], besides=("cells", "population"))
-        values["theta_SP"] = values["theta_SP"].reshape(-1, NUM_COORDINATES)
+        values["theta"] = values["theta"].reshape(-1, NUM_COORDINATES)
         cells = Cells(**_fields(Cells, body["posterior"]["cells"]))
         population = canon.decode(Population, body["posterior"]["population"])
         posterior = LawPosterior(**values, cells=cells, population=population)

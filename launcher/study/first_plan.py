@@ -35,6 +35,7 @@ from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problem
 from proxies.external.command import CommandError, find_program
 from scaling_fits.allocation.shapes import published_layers
 from scaling_fits.forecast.conclusive import FARTHEST_REACH
+from scaling_fits.laws.forms import MIN_POINTS
 
 # Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise.
 #
@@ -109,15 +110,11 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     return notes
 
 
-_MIN_FREEDOM = 2
-"""Runs beyond the law's parameters that a back-test needs below the largest rung (`scaling_fits.forecast.hindcast`)."""
-
-
 def _undecidable(study: Study) -> list[str]:
     """Return which gates cannot pass whatever the runs find, as far as the plan alone tells."""
     plan, ladder, notes = study.plan, study.plan.ladder, list[str]()
     num_rungs = sum(len(plan.ladder_depths(width)) for width in ladder.widths) * len(ladder.num_steps)
-    needed = num_law_parameters(plan) + _MIN_FREEDOM
+    needed = MIN_POINTS if ladder.form in ("auto", "compute") else num_law_parameters(plan) + 1
     if (num_rungs - 1) * ladder.num_seeds < needed:
         notes.append(
             f"gate fit: {num_rungs} rungs are too few to hold out the largest one, so the gate will say 'cannot tell'; "

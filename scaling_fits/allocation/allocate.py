@@ -24,8 +24,8 @@ from scaling_fits.allocation.spending import (
     Spending,
     best_log_params,
     curvature,
-    log_best_params,
     expected_along,
+    log_best_params,
     range_within,
     tokens_at,
 )
@@ -127,9 +127,7 @@ def allocate(
 
 def no_number(fitted: FittedRuns, what: str) -> CannotTellError:
     """The refusal of a question that a fit has no finite answer to."""
-    return CannotTellError(
-        (f"the fit is {fitted.status} and has no finite number for {what}", *fitted.fit.warnings)
-    )
+    return CannotTellError((f"the fit is {fitted.status} and has no finite number for {what}", *fitted.fit.warnings))
 
 
 def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: float) -> None:
@@ -203,7 +201,7 @@ def _intervals(
     if not fitted.has_intervals:
         return None, None
     posterior = fitted.require_area()
-    middle_S = log_best_params(posterior.theta_SP, spending)
+    middle_S = log_best_params(posterior.theta, spending)
     ratio = np.array([spending.flops / fitted.span.six_nd[1]])
     moved = _LEAN * posterior.population.error_sd * float(posterior.population.reach(ratio)[0])
     sd_S = np.full(len(middle_S), moved / curvature(fitted, spending, best))

@@ -54,7 +54,7 @@ def fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
     median error of the loss is 2.3 and 4.8 % with the fit's own, 0.5 and 1.3 % with the paper's, 0.7 and 2.1 %
     when repeated tokens count as fresh.
     """
-    _, a, b, alpha, beta, _ = fitted.require_area().theta_SP.T
+    _, a, b, alpha, beta, _ = fitted.require_area().theta.T
     logs = float(np.median((np.log(alpha / beta) + a - b + beta * math.log(unique_tokens)) / alpha))
     return max(math.exp(min(max(logs, -600.0), 600.0)), unique_tokens / TOKENS_PER_PARAM)
 

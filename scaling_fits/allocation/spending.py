@@ -120,7 +120,7 @@ def expected_along(fitted: FittedRuns, spending: Spending, log_params: float) ->
 
 def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
     """Return log N*: the median over the draws of the law of each draw's own optimum."""
-    return float(np.median(log_best_params(fitted.require_area().theta_SP, spending)))
+    return float(np.median(log_best_params(fitted.require_area().theta, spending)))
 
 
 def curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:

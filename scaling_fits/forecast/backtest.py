@@ -14,15 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_fits.forecast.posterior import LawPosterior
+from scaling_fits.laws.forms import MIN_POINTS
 from scaling_fits.laws.table import RunTable
 
 CUTS = (1.25, 3.0, 10.0, 30.0, 100.0)
 """The runs above the largest budget over each of these are held out in turn."""
-MIN_POINTS = 4
-"""Different pairs of N and D that must be left to fit."""
-NUM_DRAWS = 100
-SAME_DISTANCE = 3.0
-"""Factor within which a back-test counts as one at the distance that is asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

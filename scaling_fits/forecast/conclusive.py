@@ -69,8 +69,10 @@ def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
 
     num_runs, num_covered = len(backtest.runs), backtest.num_covered
     findings = [
-        f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted with at most "
-        f"{backtest.largest_error:.2%} error from runs {backtest.extrapolation:.3g} times smaller"
+        (
+            f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted with at most "
+            f"{backtest.largest_error:.2%} error from runs {backtest.extrapolation:.3g} times smaller"
+        )
     ]
     if num_covered is None:
         return findings, backtest.largest_error > LARGEST_ERROR

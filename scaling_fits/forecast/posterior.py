@@ -6,7 +6,8 @@ The law has the six coordinates of `population`. No law is exact, so a departure
 log N and log D, smooth over `Population.length`, whose variance is a multiple of the noise's (`DEPARTURES`). For each
 multiple the mode is found by Levenberg-Marquardt, and draws around it come from a multivariate t with importance
 weights (Gelman et al., Bayesian Data Analysis, third edition, sections 10.4 and 13.3). All draws are pooled by evidence
-and resampled, so that each counts alike. The noise variance has a scaled inverse chi-square prior and is integrated out.
+and resampled, so that each counts alike. The noise variance has a scaled inverse chi-square prior and is integrated
+out.
 
 Letters: S draws, R runs or cells of runs, T new runs, P the six coordinates.
 """
@@ -14,7 +15,6 @@ Letters: S draws, R runs or cells of runs, T new runs, P the six coordinates.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from scaling_fits.forecast.population import PUBLIC, Population
 from scaling_fits.laws import solver
 from scaling_fits.laws.solver import Floats, bisected
 from scaling_fits.laws.table import TRUNK, RunTable
+from scaling_fits.laws.traps import is_along_schedules
 from scaling_fits.laws.weights import excess
 
 DEPARTURES = (1.0, 4.0, 16.0, 64.0)
@@ -75,21 +76,21 @@ class LawPosterior:
 
     population: Population
     cells: Cells
-    theta_SP: Floats
-    """Laws as the coordinates of `laws.solver`: log E, log A, log B, alpha, beta, k."""
-    noise_sd_S: Floats
-    """Standard deviation of the log loss of one run on the frontier."""
-    departure_S: Floats
-    """Variance of the departure from the law over that of the noise."""
+    theta: Floats
+    """Laws (S, P) in the coordinates of `laws.solver`: log E, log A, log B, alpha, beta, k."""
+    noise_sds: Floats
+    """Standard deviations (S,) of the log loss of one run on the frontier."""
+    departures: Floats
+    """Variances (S,) of the departure from the law over that of the noise."""
     mode: Floats
-    """The most probable law, in the same six coordinates."""
+    """The most probable law (P,)."""
     standardized: Floats
     """Residual of each cell in standard deviations, predicted from the other cells (R,); empty for a chosen form."""
 
     @property
     def noise_sd(self) -> float:
         """Median standard deviation of one run's log loss."""
-        return float(np.median(self.noise_sd_S))
+        return float(np.median(self.noise_sds))
 
     def forecast(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
         """Return the mean and the standard deviation of log loss that each draw gives each new run (S, T).
@@ -98,21 +99,21 @@ class LawPosterior:
         noise of one run.
         """
         n, d = np.log(params), np.log(tokens)
-        middle_ST = solver.log_loss(self.theta_SP, n, d)
-        residual_SR = self.cells.log_loss - solver.log_loss(self.theta_SP, self.cells.log_params, self.cells.log_tokens)
+        middle_ST = solver.log_loss(self.theta, n, d)
+        residual_SR = self.cells.log_loss - solver.log_loss(self.theta, self.cells.log_params, self.cells.log_tokens)
         kernel_TR = _kernel(np.stack([n, d], axis=1), _places(self.cells), self.population.length)
         largest = float((self.cells.log_params + self.cells.log_tokens).max())
         error_T = self.population.error_sd * self.population.reach(np.exp(n + d - largest))
         sd_ST = np.empty_like(middle_ST)
-        for departure in np.unique(self.departure_S):
-            chosen = self.departure_S == departure
+        for departure in np.unique(self.departures):
+            chosen = self.departures == departure
             if departure == 0:
-                sd_ST[chosen] = np.hypot(self.noise_sd_S[chosen, None], error_T)
+                sd_ST[chosen] = np.hypot(self.noise_sds[chosen, None], error_T)
                 continue
             gain_TR = departure * kernel_TR @ np.linalg.inv(self._covariance(float(departure)))
             middle_ST[chosen] += residual_SR[chosen] @ gain_TR.T
             left_T = np.maximum(departure - departure * (gain_TR * kernel_TR).sum(axis=1), 0.0)
-            sd_ST[chosen] = np.sqrt(self.noise_sd_S[chosen, None] ** 2 * (1.0 + left_T) + error_T**2)
+            sd_ST[chosen] = np.sqrt(self.noise_sds[chosen, None] ** 2 * (1.0 + left_T) + error_T**2)
         return middle_ST, sd_ST
 
     def _covariance(self, departure: float) -> Floats:
@@ -131,9 +132,7 @@ def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
     return np.asarray((low + high) / 2)
 
 
-def fit_posterior(
-    table: RunTable, *, num_draws: int, seed: int, population: Population | None = None
-) -> LawPosterior:
+def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Population | None = None) -> LawPosterior:
     """Draw laws, departures, and noise from the posterior of one study.
 
     Args:
@@ -164,9 +163,9 @@ def fit_posterior(
     return LawPosterior(
         population=population,
         cells=dataclasses.replace(cells, variance=heaviest.variance),
-        theta_SP=to_theta(coordinates_SP, cells.reference),
-        noise_sd_S=np.sqrt(noise_S),
-        departure_S=np.repeat(DEPARTURES, num_draws)[chosen],
+        theta=to_theta(coordinates_SP, cells.reference),
+        noise_sds=np.sqrt(noise_S),
+        departures=np.repeat(DEPARTURES, num_draws)[chosen],
         mode=to_theta(heaviest.coordinates[None, :], cells.reference)[0],
         standardized=heaviest.standardized,
     )
@@ -179,6 +178,8 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
     """
     variance = (1.0 + (excess(table) / population.near) ** 2) * table.weight.mean() / table.weight
     own = np.asarray(-1.0 - np.arange(table.num_runs), dtype=np.float64)
+    if is_along_schedules(table.params, table.tokens):  # points of one curve share its noise, as branches do
+        own = np.unique(table.params, return_inverse=True)[1].astype(np.float64)
     trunk = np.asarray(table.extra.get(TRUNK, own), dtype=np.float64)
     columns = np.stack([np.log(table.params), np.log(table.tokens), np.log(table.loss)])
     size = _SMALLEST_CELL

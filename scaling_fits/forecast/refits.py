@@ -53,9 +53,9 @@ def refit_posterior(table: RunTable, form: Form, num_draws: int, seed: int) -> t
     return fit, LawPosterior(
         population=dataclasses.replace(PUBLIC, error_sd=SINGLE_LAW_ERROR_SD),
         cells=merge_runs(table),
-        theta_SP=fit.theta + widening * (refits.theta - fit.theta),
-        noise_sd_S=(fit.residual_sd or 0.0) * np.sqrt(fit.degrees_of_freedom / squares_S),
-        departure_S=np.zeros(num_draws),
+        theta=fit.theta + widening * (refits.theta - fit.theta),
+        noise_sds=(fit.residual_sd or 0.0) * np.sqrt(fit.degrees_of_freedom / squares_S),
+        departures=np.zeros(num_draws),
         mode=fit.theta,
         standardized=np.zeros(0),
     )

@@ -7,7 +7,6 @@ for one new run: it holds the draws, the law's error beyond its runs, and the no
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -104,7 +103,7 @@ class FittedRuns:
         Raises:
             CannotTellError: The runs identify no law.
         """
-        return self.require().theta_SP
+        return self.require().theta
 
     @property
     def backtest(self) -> Backtest | None:
@@ -130,8 +129,8 @@ class FittedRuns:
         posterior = self.require()
         if self.path is not None:
             reason = (
-                f"{self.path.describe()}: they tell how loss falls along that line, not which size is best; add runs of "
-                "other sizes at the same FLOPs"
+                f"{self.path.describe()}: they tell how loss falls along that line, not which size is best; add runs "
+                "of other sizes at the same FLOPs"
             )
             raise CannotTellError((reason,))
         return posterior
@@ -192,7 +191,9 @@ def fit_runs(
     path = find_path(table)
     reasons = law.why_no_forecast(table)
     if form == "compute" and path is None and not reasons:
-        reasons = ("form compute is for runs along one line in log N and log D, and these spread over an area: use auto",)
+        reasons = (
+            "form compute is for runs along one line in log N and log D, but these spread over an area: use auto",
+        )
 
     def fit_part(part: RunTable, num_draws: int) -> tuple[LawFit, LawPosterior | None]:
         if form not in ("auto", "compute"):
@@ -233,7 +234,7 @@ def fit_runs(
 
 def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
     """Return the most probable law, with what a reader must know of it."""
-    residual = np.log(table.loss) - solver.log_loss(posterior.mode[None, :], np.log(table.params), np.log(table.tokens))[0]
+    residual = np.log(table.loss) - law.log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
     warnings = _describe_nonsense(table, posterior)
     off = np.abs(posterior.standardized) > OUTLIER_SDS
     return LawFit(
@@ -246,7 +247,7 @@ def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
         num_effective_runs=law.effective_runs(table.weight),
         warnings=warnings,
         outliers=tuple(np.flatnonzero(off).tolist()) if len(off) == table.num_runs else (),
-        draws=posterior.theta_SP,
+        draws=posterior.theta,
     )
 
 
@@ -357,10 +358,10 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
     path = fitted.path
     if path is None or path.distance(params, tokens) <= MAX_OFF:
         return
+    off, most = (math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF))
     reason = (
-        f"{path.describe()}, and a run of {params:.4g} parameters on {tokens:.4g} tokens lies off that line by a factor "
-        f"of {math.exp(math.sqrt(2) * path.distance(params, tokens)):.2g} (at most {math.exp(math.sqrt(2) * MAX_OFF):.2g}): "
-        "add runs of other tokens per parameter"
+        f"{path.describe()}, and a run of {params:.4g} parameters on {tokens:.4g} tokens lies off that line by a "
+        f"factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per parameter"
     )
     raise CannotTellError((reason,))
 

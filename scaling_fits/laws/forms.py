@@ -108,6 +108,9 @@ def _scales(theta_MP: Floats) -> tuple[Floats, ...]:
     return (*(_exp(theta_MP[:, i]) for i in range(3)), *(theta_MP[:, i] for i in range(3, 6)))
 
 
+MIN_POINTS = 4
+"""Different pairs of size and tokens from which a law with a prior is drawn."""
+
 _FLOORS = (0.01, 0.2, 0.4, 0.6, 0.75, 0.87, 0.95)
 SHAPES: dict[str, FormShape] = {
     "chinchilla": FormShape(

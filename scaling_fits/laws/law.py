@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from scaling_fits.laws import search, solver
-from scaling_fits.laws.forms import SHAPES, Form, FormShape
+from scaling_fits.laws.forms import MIN_POINTS, SHAPES, Form, FormShape
 from scaling_fits.laws.solver import Floats, Points
 from scaling_fits.laws.table import RunTable
 from scaling_fits.laws.weights import effective_runs as effective_runs
@@ -176,10 +176,6 @@ def whyunidentified(table: RunTable, form: Form) -> tuple[str, ...]:
         if np.abs(direction @ centred).max() < _LEAST_SPREAD:
             reasons.append("sizes and tokens lie on one line: vary tokens per parameter")
     return tuple(reasons)
-
-
-MIN_POINTS = 4
-"""Different pairs of size and tokens from which a law with a prior is drawn."""
 
 
 def why_no_forecast(table: RunTable) -> tuple[str, ...]:

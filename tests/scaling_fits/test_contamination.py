@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
+from scaling_fits.laws.lack_of_fit import trend
 
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws import law
-from scaling_fits.laws.lack_of_fit import trend
 from scaling_fits.laws.table import from_columns
 
 WIDE = {"sizes": np.geomspace(1e6, 1e8, 6), "tokens": np.geomspace(1e7, 1e10, 6)}

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder
+from scaling_fits.forecast.hindcast import hindcast
 
 from scaling_fits.forecast import cloud
-from scaling_fits.forecast.hindcast import hindcast
 from scaling_fits.laws import law
 from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.table import from_columns

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, POWER, ladder
+from scaling_fits.laws.lack_of_fit import p_value, structure_of
 
 from scaling_fits.laws import law
-from scaling_fits.laws.lack_of_fit import p_value, structure_of
 from scaling_fits.laws.table import from_columns
 
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 7), "tokens": np.geomspace(1e6, 1e9, 7)}

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
 from scaling_fits.forecast.pooling import beyond, learn, reach, rest
-from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.lack_of_fit import Structure
+
+from scaling_fits.laws.forms import SHAPES
 
 FORMS = ("chinchilla", "coupled", "power")
 SMOOTH = Structure(coefficients=np.zeros((3, 6)), noise_sd=0.002, num_runs=60)
