@@ -142,8 +142,9 @@ def _law_fit(body: dict[str, Json]) -> FittedRuns:
         cells = Cells(**_fields(Cells, body["posterior"]["cells"]))
         population = canon.decode(Population, body["posterior"]["population"])
         posterior = LawPosterior(**values, cells=cells, population=population)
-    rest = _fields(FittedRuns, body, besides=("fit", "posterior"))
-    return FittedRuns(fit=LawFit(**fit), posterior=posterior, **rest)
+    optima = canon.decode(ComputeFit, body["optima"]) if isinstance(body["optima"], dict) else None
+    rest = _fields(FittedRuns, body, besides=("fit", "posterior", "optima"))
+    return FittedRuns(fit=LawFit(**fit), posterior=posterior, optima=optima, **rest)
 
 
 def _fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:

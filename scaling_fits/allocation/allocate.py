@@ -29,6 +29,7 @@ from scaling_fits.allocation.spending import (
     range_within,
     tokens_at,
 )
+from scaling_fits.compute.optima import predict_at
 from scaling_fits.forecast.posterior import mixture_quantile
 from scaling_fits.forecast.uncertainty import FittedRuns, predict
 from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
@@ -193,13 +194,19 @@ def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
 def _intervals(
     fitted: FittedRuns, spending: Spending, best: float
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """Return the intervals of N and D: each draw's own optimum, and how far the law's error moves the optimum.
+    """Return the intervals of N and D: of the runs' own minima, or of each draw's optimum and how the error moves it.
 
     Where that error leans by so much for a factor e in N, the optimum moves by that over the loss's curvature; how much
     it leans is what public isoFLOP families ask for (`benchmarks/best_sizes.py`).
     """
     if not fitted.has_intervals:
         return None, None
+    if fitted.optima is not None:
+        there = predict_at(fitted.optima, spending.flops)
+        assert there.params_interval is not None
+        low, high = (best + math.log(end / there.params) for end in there.params_interval)
+        low, high = min(low, spending.ceiling), min(high, spending.ceiling)
+        return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
     posterior = fitted.require_area()
     middle_S = log_best_params(posterior.theta, spending)
     ratio = np.array([spending.flops / fitted.span.six_nd[1]])

@@ -13,6 +13,7 @@ import numpy as np
 
 from proxies.core.checks import Checks
 from scaling_fits.allocation import repeats
+from scaling_fits.compute.optima import predict_at
 from scaling_fits.forecast.uncertainty import FittedRuns, expected_log_loss
 from scaling_fits.laws import law
 from scaling_fits.laws.law import exp_finite
@@ -119,8 +120,16 @@ def expected_along(fitted: FittedRuns, spending: Spending, log_params: float) ->
 
 
 def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
-    """Return log N*: the median over the draws of the law of each draw's own optimum."""
-    return float(np.median(log_best_params(fitted.require_area().theta, spending)))
+    """Return log N*: that of the runs' own isoFLOP minima, or else the median over the draws of the law.
+
+    Where a budget pays for serving, or repeats data, the law says how far that moves the optimum.
+    """
+    best = float(np.median(log_best_params(fitted.require_area().theta, spending)))
+    if fitted.optima is None:
+        return best
+    training = Spending(flops=spending.flops)
+    moved = best - float(np.median(log_best_params(fitted.require_area().theta, training)))
+    return math.log(predict_at(fitted.optima, spending.flops).params) + moved
 
 
 def curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:

@@ -84,10 +84,7 @@ def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
 
 def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapolation: float) -> tuple[str, ...]:
     """Why a conclusive fit may say little about a run so far out, or one whose loss has so wide an interval."""
-    doubts = []
-    if extrapolation > FARTHEST_REACH:
-        reach = f"target at {extrapolation:.3g} times the largest rung's FLOPs"
-        doubts.append(f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs")
+    doubts = list(distance_doubts(extrapolation))
     if loss_nats > MAX_LOSS_NATS:
         doubts.append(
             f"the predicted loss of {loss_nats:.4g} nats is above {MAX_LOSS_NATS:g}, the loss of a uniform guess among "
@@ -99,6 +96,14 @@ def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapo
             known = f"known to {half:.0%} only" if half < 1 else "not determined"
             doubts.append(f"the predicted loss is {known}: add rungs")
     return tuple(doubts)
+
+
+def distance_doubts(extrapolation: float) -> tuple[str, ...]:
+    """Return the doubt about a run farther out than any back-test."""
+    if extrapolation <= FARTHEST_REACH:
+        return ()
+    reach = f"target at {extrapolation:.3g} times the largest rung's FLOPs"
+    return (f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs",)
 
 
 def inconclusive(doubts: tuple[str, ...]) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ class Population:
     """Standard deviation of the law's error in log loss where `reach` is 1."""
     reach_power: float
     """Power by which that error grows with the log of the extrapolation."""
+    scale: float = 1.0
+    """Factor on both arms of an interval of log loss under which studies that were left out are covered."""
 
     @property
     def covariance(self) -> Floats:

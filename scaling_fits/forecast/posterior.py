@@ -122,7 +122,9 @@ class LawPosterior:
     def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
         """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each share."""
         middle_ST, sd_ST = self.forecast(params, tokens)
-        return [mixture_quantile(middle_ST, sd_ST, share) for share in shares]
+        median = mixture_quantile(middle_ST, sd_ST, 0.5)
+        ends = [median if share == 0.5 else mixture_quantile(middle_ST, sd_ST, share) for share in shares]
+        return [median + self.population.scale * (end - median) for end in ends]
 
 
 def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:

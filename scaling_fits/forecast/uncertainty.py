@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scaling_fits.compute.isoflop import fit_isoflop
+from scaling_fits.compute.optima import ComputeFit, OptimaError
 from scaling_fits.forecast.backtest import Backtest, nearest_backtest, run_backtests
 from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
 from scaling_fits.forecast.path import MAX_OFF, LadderPath, find_path
@@ -73,6 +75,8 @@ class FittedRuns:
     """None where the runs identify no law."""
     path: LadderPath | None
     """The line that all runs lie on; None where they spread over an area."""
+    optima: ComputeFit | None
+    """Best sizes of the runs' own budgets and their law; None where the runs hold no four isoFLOP minima."""
     bootstrap: int
     """Draws behind the intervals; 0: no intervals."""
     level: float
@@ -222,6 +226,7 @@ def fit_runs(
         fit=fit,
         posterior=posterior,
         path=path if form in ("auto", "compute") else None,
+        optima=_fit_optima(table, bootstrap, level, seed) if form == "auto" and path is None else None,
         bootstrap=bootstrap,
         level=level,
         seed=seed,
@@ -230,6 +235,15 @@ def fit_runs(
         dropped=table.dropped,
         warnings=warnings,
     )
+
+
+def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> ComputeFit | None:
+    """Return the law of the best sizes of isoFLOP budgets, counted as 6 N D; None where the runs hold none."""
+    try:
+        optima = fit_isoflop(table, bootstrap=bootstrap, level=level, seed=seed, flops_from="6nd")
+    except OptimaError:
+        return None
+    return optima if optima.status == "converged" else None
 
 
 def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
