@@ -1,10 +1,10 @@
-"""How often the coordinate check is wrong: right models and planted mistakes over vocabularies, corpora and models.
+"""Measure how often the coordinate check is wrong, on correct models and on models with planted mistakes.
 
     python benchmarks/coordinate_checks.py --results benchmarks/results/coordinate_checks.jsonl
 
-Every check is drawn from a fixed seed (`coordinate_draws.py`) and is one line of the results; checks that the file has
-are not run again, so a stopped run is resumed by the same command. The rule was chosen on the checks of `--seed dev`;
-the committed results are those of the seed `second`. A check takes some five processor seconds; `--summary` prints
+Every check is drawn from a fixed seed (`coordinate_draws.py`) and is one line of the results. Checks that are in the
+file are not run again, so the same command resumes a stopped run. The rule was chosen on the checks of `--seed dev`;
+the committed results are those of the seed `second`. A check takes about five processor seconds. `--summary` prints
 the tables of docs/coordinate-check.md from the file.
 """
 
@@ -25,11 +25,11 @@ from coordinate_draws import Draw, Mistake, draw, open_corpus, run_check
 from proxies.coordinates.coordinates import CoordinateCheck
 
 NUM_RIGHT, NUM_EACH = 400, 20
-OUTCOMES = ("passes", "cannot_tell", "vanishes", "blows_up")
+"""Number of checks of correct models, and of each planted mistake."""
 WORK = Path(__file__).parent / "data" / "coordinate_checks"
 HIDDEN_RATE = "hidden matrices' learning rate"
-NAMED: dict[str, tuple[str, ...]] = {
-    # Tied, the shared matrix starts from its own fan-in too
+MISTAKE_NAMES: dict[str, tuple[str, ...]] = {
+    # In a tied model the shared matrix is initialized by its own fan-in too
     "every model its own base": (HIDDEN_RATE, "unscaled readout", "initial std"),
     "the widest model on its own base": (HIDDEN_RATE, "unscaled readout", "initial std"),
     "attention over 1/sqrt(head_dim)": ("attention logits blow up",),
@@ -41,11 +41,11 @@ NAMED: dict[str, tuple[str, ...]] = {
     "hidden initial std does not shrink": ("hidden matrices' initial std",),
     "no depth rule": ("no depth rule",),
 }
-"""What names a mistake: one of these in the check's words."""
+"""Words by mistake; the check has named a mistake if its message contains one of them."""
 
 
 def list_jobs() -> list[tuple[Mistake, int]]:
-    """Return every check in a fixed, shuffled order: a run that is stopped has a fair part of them."""
+    """Return all checks in a fixed random order, so that a stopped run has a representative part of them."""
     mistakes = get_args(Mistake)
     jobs = [(mistake, index) for mistake in mistakes for index in range(NUM_RIGHT if mistake == "none" else NUM_EACH)]
     random.Random("order").shuffle(jobs)
@@ -53,8 +53,8 @@ def list_jobs() -> list[tuple[Mistake, int]]:
 
 
 def describe(setting: Draw, check: CoordinateCheck, seconds: float) -> dict[str, Any]:
-    """Return the line of a check: what was drawn, the outcome, and how far its slopes lie from what is expected."""
-    beside = [
+    """Return the result of a check: its settings, its outcome, and the distances of its slopes from their intervals."""
+    distances = [
         (layer.slope - layer.expected[0], layer.slope - layer.expected[1])
         for layer in check.layers
         if math.isfinite(layer.slope)
@@ -78,49 +78,50 @@ def describe(setting: Draw, check: CoordinateCheck, seconds: float) -> dict[str,
         "outcome": check.outcome,
         "mistakes": check.mistakes,
         "not_passed": [layer.layer for layer in check.layers if layer.outcome != "passes"],
-        "lowest_beside": round(min((low for low, _ in beside), default=0.0), 3),
-        "highest_beside": round(max((high for _, high in beside), default=0.0), 3),
+        "lowest_beside": round(min((low for low, _ in distances), default=0.0), 3),
+        "highest_beside": round(max((high for _, high in distances), default=0.0), 3),
         "seconds": round(seconds, 1),
     }
 
 
 def run(seed: str, results: Path, work: Path) -> None:
-    """Run every check that the results lack."""
+    """Run the checks that are not in the results."""
     done = {(row["seed"], row["mistake"], row["index"]) for row in read_rows(results)}
     for mistake, index in list_jobs():
         if (seed, mistake, index) in done:
             continue
-        setting, began = draw(seed, index, mistake), time.perf_counter()
+        setting = draw(seed, index, mistake)
+        start = time.perf_counter()
         check = run_check(setting, open_corpus(setting.corpus, setting.vocab_size, work))
         row = {"seed": seed, "mistake": mistake, "index": index}
-        row |= describe(setting, check, time.perf_counter() - began)
+        row |= describe(setting, check, time.perf_counter() - start)
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
 def read_rows(results: Path) -> list[dict[str, Any]]:
-    """Return the checks that are done."""
+    """Return the results of the checks that were run before."""
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 def summarize(rows: list[dict[str, Any]]) -> str:
-    """Return tables: right checks by what was drawn, then planted mistakes."""
+    """Return the tables of correct models by setting, and of planted mistakes."""
     right = [row for row in rows if row["mistake"] == "none"]
     lines = ["| right | checks | passes | cannot tell | flagged |", "|---|---|---|---|---|"]
-    lines.append(_line("all", right))
+    lines.append(_format_row("all", right))
     for key in ("vocab_size", "corpus", "model", "tied", "optimizer", "axis"):
         values = sorted({row[key] for row in right})
-        lines += [_line(f"{key} {value}", [row for row in right if row[key] == value]) for value in values]
+        lines += [_format_row(f"{key} {value}", [row for row in right if row[key] == value]) for value in values]
     lines += ["", "| mistake | checks | flagged | named |", "|---|---|---|---|"]
-    for mistake, words in NAMED.items():
+    for mistake, words in MISTAKE_NAMES.items():
         planted = [row for row in rows if row["mistake"] == mistake]
         flagged = [row for row in planted if row["outcome"] in ("vanishes", "blows_up")]
-        named = [row for row in flagged if any(word in said for word in words for said in row["mistakes"])]
+        named = [row for row in flagged if any(word in message for word in words for message in row["mistakes"])]
         lines.append(f"| {mistake} | {len(planted)} | {len(flagged)} | {len(named)} |")
     return "\n".join(lines)
 
 
-def _line(name: str, rows: list[dict[str, Any]]) -> str:
+def _format_row(name: str, rows: list[dict[str, Any]]) -> str:
     counts = Counter(row["outcome"] for row in rows)
     flagged = counts["vanishes"] + counts["blows_up"]
     return f"| {name} | {len(rows)} | {counts['passes']} | {counts['cannot_tell']} | {flagged} |"
@@ -131,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--seed", default="second")
-    parser.add_argument("--work", type=Path, default=WORK, help="where corpora are made")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the corpora")
     parser.add_argument("--summary", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Draws for `coordinate_checks.py`: corpora, settings of a coordinate check, and mistakes planted into its models.
 
 A draw is a pure function of a seed and an index. Corpora are text that is installed with Python and the system, or
-synthetic words; each gets byte-level BPE vocabularies of several sizes, trained on that text.
+made-up words. For each corpus, byte-level BPE vocabularies of several sizes are trained on its text.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ VOCABULARIES = (BYTES, 512, 4096, 16384, 50257)
 CORPORA = ("python", "prose", "mixed", "zipf", "markov")
 DOCUMENT_CHARACTERS = 20_000
 CORPUS_CHARACTERS = 8_000_000
-"""Text of one corpus: enough to train a vocabulary of 50,257 entries."""
+"""Size of a corpus, enough to train a vocabulary of 50,257 entries."""
 
 
 def write_texts(kind: str, folder: Path) -> None:
-    """Write the documents of one kind of corpus, if they are not there yet."""
+    """Write the documents of one kind of corpus, unless they exist."""
     if (folder / "done").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     num_characters = 0
-    for index, text in enumerate(_texts(kind)):
+    for index, text in enumerate(_make_texts(kind)):
         (folder / f"{index:05d}.txt").write_text(text, encoding="utf-8")
         num_characters += len(text)
         if num_characters >= CORPUS_CHARACTERS:
@@ -64,19 +64,19 @@ def write_texts(kind: str, folder: Path) -> None:
     (folder / "done").touch()
 
 
-def _texts(kind: str) -> Iterator[str]:
+def _make_texts(kind: str) -> Iterator[str]:
     if kind == "python":
-        yield from _python_sources()
+        yield from _read_python_sources()
     elif kind == "prose":
-        yield from _manual_pages()
+        yield from _read_manual_pages()
     elif kind == "mixed":
-        for texts in zip(_python_sources(), _manual_pages(), _synthetic("markov"), strict=False):
+        for texts in zip(_read_python_sources(), _read_manual_pages(), _make_synthetic_texts("markov"), strict=False):
             yield from texts
     else:
-        yield from _synthetic(kind)
+        yield from _make_synthetic_texts(kind)
 
 
-def _python_sources() -> Iterator[str]:
+def _read_python_sources() -> Iterator[str]:
     library = Path(sysconfig.get_paths()["stdlib"])
     paths = [path for path in sorted(library.rglob("*.py")) if "site-packages" not in path.parts]
     random.Random("python").shuffle(paths)
@@ -86,8 +86,8 @@ def _python_sources() -> Iterator[str]:
             yield text
 
 
-def _manual_pages() -> Iterator[str]:
-    """Yield the text of installed manual pages, the forerun pages, and licenses; markup removed."""
+def _read_manual_pages() -> Iterator[str]:
+    """Yield the text of installed manual pages, forerun's own pages, and licenses, without markup."""
     pages = [path for path in Path("/usr/share/man").glob("man*/*.gz") if path.is_file()]
     pages += [*(ROOT / "docs").rglob("*.md"), *Path("/usr/share/common-licenses").glob("*")]
     pages += list(Path("/usr/share/doc").glob("*/copyright"))
@@ -101,8 +101,8 @@ def _manual_pages() -> Iterator[str]:
             yield text
 
 
-def _synthetic(kind: str, num_words: int = 60_000) -> Iterator[str]:
-    """Yield documents of made-up words: drawn independently by Zipf's law, or by a sparse Markov chain."""
+def _make_synthetic_texts(kind: str, num_words: int = 60_000) -> Iterator[str]:
+    """Yield documents of made-up words, drawn independently by Zipf's law or by a sparse Markov chain."""
     rng = random.Random(kind)
     words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(num_words)]
     cumulative = [0.0]
@@ -111,7 +111,7 @@ def _synthetic(kind: str, num_words: int = 60_000) -> Iterator[str]:
     while True:
         drawn = rng.choices(range(num_words), cum_weights=cumulative[1:], k=DOCUMENT_CHARACTERS // 7)
         if kind == "markov":
-            # Four of five words are one of three followers of the word before
+            # Four of five words are one of the three successors of the previous word
             for index in range(1, len(drawn)):
                 if rng.random() < 0.8:
                     drawn[index] = (drawn[index - 1] * 31 + rng.choice((7, 101, 4099))) % num_words
@@ -119,7 +119,7 @@ def _synthetic(kind: str, num_words: int = 60_000) -> Iterator[str]:
 
 
 def open_corpus(kind: str, vocab_size: int, folder: Path) -> TokenStore:
-    """Open the corpus of one kind and vocabulary; it is made in `folder` the first time."""
+    """Open the corpus of one kind and vocabulary in `folder`; create it if it does not exist."""
     texts, tokens = folder / kind / "texts", folder / kind / f"tokens-{vocab_size}"
     write_texts(kind, texts)
     if not (tokens / "manifest.json").exists():
@@ -164,7 +164,7 @@ HIDDEN_RATE_POWERS = {
     "hidden rate shrinks too fast by a root": -0.5,
     "hidden rate shrinks too fast by a width": -1.0,
 }
-"""What the hidden matrices' rates are multiplied with, as a power of the width."""
+"""Power of the width ratio by which the hidden matrices' learning rates are multiplied."""
 DEPTH_RULES = (
     named("completep"),
     named("completep", depth_alpha=0.5),
@@ -176,7 +176,7 @@ WIDTH_RULES = (named("mup"), named("mup"), named("mup_no_wd_scaling"), *DEPTH_RU
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """One check: its corpus, models, optimizer, and the mistake planted into it."""
+    """The settings of one check: its corpus, models, optimizer, and planted mistake."""
 
     mistake: Mistake
     corpus: str
@@ -184,7 +184,7 @@ class Draw:
     axis: Literal["width", "depth"]
     points: tuple[int, ...]
     model: str
-    """`llama` or `gpt2`, or a user's factory."""
+    """`llama`, `gpt2`, or the factory of a user's model."""
     tied: bool
     qk_norm: bool
     head_dim_grows: bool
@@ -205,13 +205,13 @@ class Draw:
 
 
 def draw(seed: str, index: int, mistake: Mistake = "none") -> Draw:
-    """Draw the settings of one check; a mistake is planted only where it can act."""
+    """Draw the settings of one check in which the mistake has an effect."""
     rng = random.Random(f"{seed}/{mistake}/{index}")
     vocab_size = rng.choices(VOCABULARIES, weights=(24, 24, 28, 15, 9))[0]
     by_depth = mistake == "no depth rule" or (mistake == "none" and rng.random() < 0.2)
     grows = mistake.startswith("attention") or (not by_depth and rng.random() < 0.15)
     model = rng.choices(("llama", "gpt2", *USER_MODELS), weights=(40, 25, 20, 15))[0]
-    # The plain transformer scales attention by itself and has no depth rule
+    # The plain transformer has its own attention scale and no depth rule
     if model == "plain:Transformer" and (by_depth or grows):
         model = "llama"
     rules = rng.choice(DEPTH_RULES if by_depth else WIDTH_RULES)
@@ -223,7 +223,7 @@ def draw(seed: str, index: int, mistake: Mistake = "none") -> Draw:
         rules = dataclasses.replace(rules, muon_rate=rng.choice(("original", "unit_rms")))
     points = (2, 4, 8) if by_depth else (32, 64, 128)
     num_layers = rng.choice((1, 1, 2, 2, 3))
-    # Large vocabularies get few tokens, so that a check takes seconds
+    # With large vocabularies, few tokens keep a check within seconds
     batch_tokens = 256 if vocab_size > 4096 else rng.choice((256, 512))
     num_seeds = 3 if vocab_size > 16384 else rng.choice((3, 4))
     if not by_depth and vocab_size < 4096 and num_layers == 1:
@@ -251,7 +251,7 @@ def draw(seed: str, index: int, mistake: Mistake = "none") -> Draw:
     )
 
 
-def _shape(setting: Draw, vocab_size: int) -> Shape:
+def _make_base_shape(setting: Draw, vocab_size: int) -> Shape:
     family: Family = "gpt2" if setting.model == "gpt2" else "llama"
     return Shape(
         num_layers=setting.num_layers,
@@ -267,9 +267,9 @@ def _shape(setting: Draw, vocab_size: int) -> Shape:
     )
 
 
-def specs_of(setting: Draw, store: TokenStore) -> list[list[RunSpec]]:
-    """Return the runs of a check, by width or depth."""
-    base = _shape(setting, store.manifest.vocab_size)
+def make_specs(setting: Draw, store: TokenStore) -> list[list[RunSpec]]:
+    """Return the runs of a check, one list for each width or depth."""
+    base = _make_base_shape(setting, store.manifest.vocab_size)
     if setting.axis == "depth":
         base = base.at_depth(setting.points[0])
     rules = setting.rules
@@ -286,13 +286,14 @@ def specs_of(setting: Draw, store: TokenStore) -> list[list[RunSpec]]:
             shape = dataclasses.replace(base, width=point, ffn_width=base.ffn_width * point // base.width)
         else:
             shape = base.at_width(point)
-        own = setting.mistake == "every model its own base"
-        own |= setting.mistake == "the widest model on its own base" and point == setting.points[-1]
+        is_own_base = setting.mistake == "every model its own base" or (
+            setting.mistake == "the widest model on its own base" and point == setting.points[-1]
+        )
         spec = RunSpec(
             shape=shape,
-            base_shape=shape if own else base,
+            base_shape=shape if is_own_base else base,
             parametrization=rules,
-            hparams=Hparams(learning_rate=2.0**setting.log2_rate, **_muon_rate(setting)).unclipped,
+            hparams=Hparams(learning_rate=2.0**setting.log2_rate, **_make_muon_hparams(setting)).unclipped,
             schedule=Schedule(kind="constant", num_steps=setting.num_steps + 1),
             batch_tokens=setting.batch_tokens,
             data_id=store.manifest.data_id,
@@ -301,19 +302,19 @@ def specs_of(setting: Draw, store: TokenStore) -> list[list[RunSpec]]:
             base_batch_tokens=setting.batch_tokens if needs_tokens else None,
             base_num_tokens=setting.batch_tokens * setting.num_steps if needs_tokens else None,
             optimizer="muon" if setting.muon else "adamw",
-            factory=_factory(setting.model) if setting.is_user_model else None,
+            factory=_load_factory(setting.model) if setting.is_user_model else None,
         )
         seeds = range(setting.first_seed, setting.first_seed + setting.num_seeds)
         rows.append([dataclasses.replace(spec, seed=seed) for seed in seeds])
     return rows
 
 
-def _muon_rate(setting: Draw) -> dict[str, Any]:
+def _make_muon_hparams(setting: Draw) -> dict[str, Any]:
     return {"adamw_learning_rate": 2.0**setting.log2_rate, "momentum": 0.95} if setting.muon else {}
 
 
 @cache
-def _factory(model: str) -> Any:
+def _load_factory(model: str) -> Any:
     return load(model, USER_FOLDER)[1]
 
 
@@ -321,7 +322,7 @@ def _factory(model: str) -> Any:
 
 
 def plant(setting: Draw, build: Callable[[RunSpec], BuiltModel]) -> Callable[[RunSpec], BuiltModel]:
-    """Return a builder of the same models with the mistake in them."""
+    """Return a function that builds the same models with the mistake of the setting."""
 
     def build_with_mistake(spec: RunSpec) -> BuiltModel:
         model, ratio = build(spec), spec.ratios.width
@@ -354,7 +355,7 @@ def _scale_rates(model: BuiltModel, kind: str, factor: float) -> BuiltModel:
 
 
 def _unscale_readout(model: BuiltModel, setting: Draw, ratio: float) -> BuiltModel:
-    if setting.rules.output == "absorbed":  # its rate shrinks in place of a multiplier
+    if setting.rules.output == "absorbed":  # the rate shrinks with width, instead of a multiplier
         return _scale_rates(model, "readout", ratio)
     if isinstance(model, DecoderModel):
         multipliers = dataclasses.replace(model.multipliers, output=model.multipliers.output * ratio)
@@ -366,14 +367,14 @@ def _unscale_readout(model: BuiltModel, setting: Draw, ratio: float) -> BuiltMod
 
 def run_check(setting: Draw, store: TokenStore) -> CoordinateCheck:
     """Run one check in this process."""
-    ours = solo.our_model
-    build = plant(setting, lambda spec: build_model(spec, USER_FOLDER))
-    solo.our_model = plant(setting, ours)  # type: ignore[assignment]
+    build_decoder = solo.our_model
+    build_user_model = plant(setting, lambda spec: build_model(spec, USER_FOLDER))
+    solo.our_model = plant(setting, build_decoder)  # type: ignore[assignment]
     try:
         return check_coordinates(
-            specs_of(setting, store),
-            lambda probes: [read_run(probe, store, build) for probe in probes],
+            make_specs(setting, store),
+            lambda probes: [read_run(probe, store, build_user_model) for probe in probes],
             axis=setting.axis,
         )
     finally:
-        solo.our_model = ours
+        solo.our_model = build_decoder

@@ -6,7 +6,7 @@ Decoders of the demo (2 layers, heads of 16, 512 tokens a batch, cosine, muP fro
 source of Python's standard library: bytes, and byte-level BPE of 1,000, 4,096 and 16,384 entries
 that `forerun tokenize --train-bpe` makes. One thread. FOLDER keeps the corpora and the validation
 losses by window. The script resumes: runs that the JSON file has are not run again. All runs take
-some 15 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file it
+some 25 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file it
 writes the runs of 4,096 entries over width as tables for `forerun transfer --runs`.
 """
 
@@ -38,7 +38,8 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 
 VOCABULARIES = (256, 1000, 4096, 16384)
-BASE_WIDTH, SEQ_LEN, BATCH_TOKENS, NUM_STEPS = 32, 64, 512, 200
+BASE_WIDTH, HEAD_DIM, SEQ_LEN, BATCH_TOKENS, NUM_STEPS = 32, 16, 64, 512, 200
+TABLE_BASE_WIDTH = 64
 CORPUS = ("--suffix", ".py", "--exclude", "site-packages", "--exclude", "dist-packages")
 MEMORY_STEPS = 3
 
@@ -53,21 +54,29 @@ class Case:
     seed: int = 0
     num_steps: int = NUM_STEPS
     parametrization: str = "mup"
+    base_width: int = BASE_WIDTH
 
     @property
     def key(self) -> str:
         """Name of the run in the result file."""
         name = f"{self.vocab_size}-{self.width}-{self.log2_rate}-{self.seed}-{self.num_steps}"
-        return name if self.parametrization == "mup" else f"{name}-{self.parametrization}"
+        name += "" if self.parametrization == "mup" else f"-{self.parametrization}"
+        return name if self.base_width == BASE_WIDTH else f"{name}-base{self.base_width}"
 
     def spec(self, data_id: str) -> RunSpec:
         """Return the run as forerun's workers train it."""
-        base = Shape(
-            num_layers=2, width=BASE_WIDTH, num_heads=2, num_kv_heads=2, ffn_width=2 * BASE_WIDTH,
-            vocab_size=self.vocab_size, seq_len=SEQ_LEN,
-        )  # fmt: skip
+        base, heads = self.base_width, self.base_width // HEAD_DIM
+        base_shape = Shape(
+            num_layers=2,
+            width=base,
+            num_heads=heads,
+            num_kv_heads=heads,
+            ffn_width=2 * base,
+            vocab_size=self.vocab_size,
+            seq_len=SEQ_LEN,
+        )
         return RunSpec(
-            shape=base.at_width(self.width), base_shape=base, parametrization=named(self.parametrization),
+            shape=base_shape.at_width(self.width), base_shape=base_shape, parametrization=named(self.parametrization),
             hparams=Hparams(learning_rate=2.0**self.log2_rate, clip_norm=1.0),
             schedule=Schedule(
                 kind="cosine", num_steps=self.num_steps, warmup_steps=self.num_steps // 10
@@ -99,14 +108,32 @@ def cases() -> Iterator[Case]:
 
 
 def transfer_cases() -> Iterator[Case]:
-    """Yield the runs of the transfer tables: 4,096 entries over width, and the standard form."""
+    """Yield runs of 4,096 entries over width from base width 32, then those of the tables."""
     for seed in (0, 1):
         for width in (32, 64, 128):
             for rate in range(-7, -1):
                 yield Case(vocab_size=4096, width=width, log2_rate=rate, seed=seed)
-    for width, rates in ((64, range(-8, -3)), (128, range(-9, -4))):
-        for rate in rates:
-            yield Case(vocab_size=4096, width=width, log2_rate=rate, parametrization="sp")
+    for rate in range(-8, -3):
+        yield Case(vocab_size=4096, width=64, log2_rate=rate, parametrization="sp")
+    yield from table_cases()
+
+
+def table_cases() -> Iterator[Case]:
+    """Yield the runs of the transfer tables: muP from base width 64, then the standard form."""
+    for seed in (0, 1):
+        for width in (64, 128, 256):
+            for rate in range(-8, -2):
+                yield Case(
+                    vocab_size=4096,
+                    width=width,
+                    log2_rate=rate,
+                    seed=seed,
+                    base_width=TABLE_BASE_WIDTH,
+                )
+    # The standard form has no base width.
+    for width, seed, rates in ((128, 0, (-9, -4)), (256, 0, (-10, -5)), (128, 1, (-9, -4))):
+        for rate in range(*rates):
+            yield Case(vocab_size=4096, width=width, log2_rate=rate, seed=seed, parametrization="sp")
 
 
 def corpus_of(work: Path, vocab_size: int) -> Path:
@@ -178,7 +205,7 @@ def train(case: Case, store: Any, work: Path) -> dict[str, Any]:
     return {
         "vocab_size": case.vocab_size, "width": case.width, "log2_rate": case.log2_rate,
         "seed": case.seed, "num_steps": case.num_steps, "parametrization": case.parametrization,
-        "loss_nats": result.loss_nats,
+        "base_width": case.base_width, "loss_nats": result.loss_nats,
         "window_sd_nats": float(window_B.std(ddof=1)) if len(window_B) > 1 else None,
         "num_windows": len(window_B), "cpu_seconds": seconds,
         "step_flops": float(spec.flops / case.num_steps),
@@ -255,7 +282,9 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
         runs = [
             run
             for run in content["runs"].values()
-            if run["vocab_size"] == vocab_size and run.get("parametrization", "mup") == "mup"
+            if run["vocab_size"] == vocab_size
+            and run.get("parametrization", "mup") == "mup"
+            and run.get("base_width", BASE_WIDTH) == BASE_WIDTH
         ]
         if not runs:
             continue
@@ -284,6 +313,8 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
             row["windows_noise_nats"] = round(paired / math.sqrt(base[0]["num_windows"]), 5)
         rates = [run["step_flops"] * (run["num_steps"] - 1) / run["cpu_seconds"] for run in runs]
         row["flops_per_second"] = [float(f"{rate:.3g}") for rate in np.quantile(rates, (0.1, 0.5, 0.9))]
+        num_tokens = content["num_tokens"]
+        row["bytes_per_token"] = round(num_tokens["256"] / num_tokens[str(vocab_size)], 2)
         row["unigram_nats"] = round(content["unigram_nats"][str(vocab_size)], 3)
         for width in (32, 64):
             row[f"loss_by_steps_{width}"] = {
@@ -297,10 +328,11 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
 
 def write_tables(content: dict[str, Any], stem: Path) -> None:
     """Write the runs of 4,096 entries over width as tables for `forerun transfer --runs`."""
-    keys = {case.key: case for case in cases() if (case.vocab_size, case.num_steps) == (4096, NUM_STEPS)}
+    cases = list(table_cases())
     for name in ("mup", "sp"):
-        wanted = [key for key, case in keys.items() if case.parametrization == name or case.width == BASE_WIDTH]
-        rows = [content["runs"][key] for key in wanted if key in content["runs"]]
+        # At the base width both forms are the same model.
+        wanted = [case for case in cases if name == case.parametrization or case.width == TABLE_BASE_WIDTH]
+        rows = [content["runs"][case.key] for case in wanted if case.key in content["runs"]]
         rows.sort(key=lambda run: (run["width"], run["log2_rate"], run["seed"]))
         lines = [f"{run['width']},{2.0 ** run['log2_rate']},{run['seed']},{run['loss_nats']}" for run in rows]
         Path(f"{stem}-{name}.csv").write_text("\n".join(["width,lr,seed,loss", *lines]) + "\n")
@@ -320,7 +352,7 @@ def main() -> None:
     from proxies.data.tokens import TokenStore
 
     asked.work.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {"runs": {}, "memory": [], "unigram_nats": {}}
+    content: dict[str, Any] = {"runs": {}, "memory": [], "unigram_nats": {}, "num_tokens": {}}
     if asked.json.exists():
         content |= json.loads(asked.json.read_text())
 
@@ -332,6 +364,7 @@ def main() -> None:
     for vocab_size in VOCABULARIES:
         corpus = corpus_of(asked.work, vocab_size)
         stores[vocab_size] = TokenStore(corpus)
+        content["num_tokens"][str(vocab_size)] = stores[vocab_size].manifest.num_tokens("train")
         if str(vocab_size) not in content["unigram_nats"]:
             content["unigram_nats"][str(vocab_size)] = unigram_nats(corpus)
             content["memory"] += [memory_row(vocab_size, width, corpus) for width in (32, 128)]

@@ -43,7 +43,7 @@ class Frame(Protocol):
 
 PathText = str | os.PathLike[str]
 Sizes = float | Iterable[float]
-"""A number; or numbers in a list, a NumPy array or a pandas.Series."""
+"""A number, or several in a list, a NumPy array, or a pandas.Series."""
 Table = PathText | Frame | Mapping[str, Iterable[object]] | Iterable[Mapping[str, object]]
 """A .csv, .jsonl or .parquet file, a frame, columns by name, or rows. Messages count rows in memory from 0."""
 
@@ -123,7 +123,7 @@ class Prediction(Answer):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Predictions(Sequence[Prediction]):
-    """The predictions for several runs, in the order in which they were asked for."""
+    """The predictions for several runs, in the order of the arguments."""
 
     each: tuple[Prediction, ...]
 
@@ -144,14 +144,14 @@ class Predictions(Sequence[Prediction]):
 
     @property
     def loss_nats(self) -> NDArray[np.float64]:
-        """Losses, nats per token."""
+        """Predicted losses in nats per token, [num_runs]."""
         import numpy as np
 
         return np.array([prediction.loss_nats for prediction in self.each])
 
     @property
     def interval(self) -> NDArray[np.float64]:
-        """Ends of the intervals [num_runs, 2]; NaN without a bootstrap."""
+        """Lower and upper ends of the intervals, [num_runs, 2]; NaN without a bootstrap."""
         import numpy as np
 
         ends = [prediction.interval or (np.nan, np.nan) for prediction in self.each]
@@ -159,7 +159,7 @@ class Predictions(Sequence[Prediction]):
 
     @property
     def body(self) -> list[dict[str, Any]]:
-        """The keys of `--json`, run by run."""
+        """The keys of `--json` for each run."""
         return [prediction.body for prediction in self.each]
 
     @property
@@ -316,7 +316,7 @@ if TYPE_CHECKING:
 def predict(
     fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
 ) -> Prediction | Predictions:
-    """Predict the loss of one new run, as `forerun predict`; or of several, one for each element of an array.
+    """Predict the loss of one new run, as `forerun predict`; or of several runs, one for each element of an array.
 
         forerun.predict(fit, params=7e9, tokens=1.4e11).loss_nats
         forerun.predict(fit, params=[1e9, 7e9], tokens=[2e10, 1.4e11]).loss_nats
@@ -353,7 +353,7 @@ def _predict_one(law: FitRecord, sizes: dict[str, float | None]) -> Prediction:
 
 
 def _read_sizes(name: str, size: Any) -> float | list[float | None] | None:
-    """Return a number as a float, and an array of one dimension as a list of floats."""
+    """Convert a number to a float, and an array of one dimension to a list of floats."""
     if size is None:
         return None
     plain = size.tolist() if hasattr(size, "tolist") else size

@@ -1,4 +1,4 @@
-"""Errors of the command line, in the words of Python: arguments for options."""
+"""Errors of the Python functions: the command line's messages, with arguments instead of options."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _R = TypeVar("_R")
 
 
 class RequestError(ValueError):
-    """A call that the command line refuses as wrong usage."""
+    """A call with arguments that the command line would refuse as a usage error."""
 
 
 _COLUMN = re.compile(r"--column ([^\s=]+)=([^\s;,)]+)")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
 _ARGUMENTS = {"runs": "table", "json": "`problems`", "column": "columns", "beyond": "beyond=True"}
-"""Arguments that are not called as their options are."""
+"""Argument by option, where the names differ."""
 
 
 def _speak_python(message: str) -> str:
-    """Return a message of the command line with arguments for its options; whole commands in backticks stay."""
+    """Replace the options in a message by arguments, except in whole commands between backticks."""
     parts = message.replace("Missing option", "Missing argument").split("`")
     for place, part in enumerate(parts):
         if place % 2 and part.startswith("forerun "):
@@ -35,10 +35,10 @@ def _speak_python(message: str) -> str:
 
 
 def as_value_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Raise what a command refuses as a `ValueError` that names arguments."""
+    """Decorate a function of the Python interface, so that it raises ValueErrors that name arguments."""
 
     @functools.wraps(function)
-    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
         except click.UsageError as error:
@@ -50,4 +50,4 @@ def as_value_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 error.problems = type(problems)(map(_speak_python, map(str, problems)))  # type: ignore[attr-defined]
             raise
 
-    return called
+    return call

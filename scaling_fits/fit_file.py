@@ -34,6 +34,8 @@ _KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
 MAX_FIT_BYTES = 2**28
 """Upper limit of a fit file; one of 400 refits has 0.2 MB."""
 _AGAIN = "fit again, or copy the file again from where it was made"
+# A name of its own: the file in question may be the user's table of runs, which must not become --out.
+_WRITE_ONE = "`forerun fit RUNS --out fit.json` writes one, from a table of runs or a study folder"
 
 Fit = FittedRuns | ComputeFit | HyperparameterFit
 
@@ -59,6 +61,14 @@ def write(path: Path, fit: dict[str, Json]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def can_write_to(path: Path) -> bool:
+    """Return whether `write` replaces nothing there but an earlier fit or an empty file."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return True
+    num_bytes = path.stat().st_size
+    return num_bytes <= MAX_FIT_BYTES and FILE_KIND.partition("/")[0].encode() in read_plain(path, MAX_FIT_BYTES)
+
+
 def read(path: Path) -> dict[str, Json]:
     """Return what `write` wrote.
 
@@ -72,10 +82,10 @@ def read(path: Path) -> dict[str, Json]:
     except OSError as error:
         raise FitFileError(f"{path} cannot be read: {error.strerror or error}") from error
     except canon.CanonError as error:
-        raise FitFileError(f"{path} is not a fit ({error}): `forerun fit RUNS --out {path}` writes one") from error
+        raise FitFileError(f"{path} is not a fit ({error}): {_WRITE_ONE}") from error
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(kind, str) or not kind.startswith("forerun.fit_file/"):
-        raise FitFileError(f"{path}: this is not a fit: `forerun fit RUNS --out {path}` writes one")
+        raise FitFileError(f"{path}: this is not a fit: {_WRITE_ONE}")
     if kind != FILE_KIND:
         raise FitFileError(
             f"{path} is from another version ({kind}; this one reads {FILE_KIND}): `forerun fit RUNS --out {path}` "
@@ -120,7 +130,7 @@ def with_template(data: Json) -> tuple[Fit, Template | None]:
         FitFileError: no fit, or one of another version.
     """
     if not isinstance(data, dict) or data.get("kind") not in (_LAW_KIND, *_KINDS):
-        raise FitFileError("this is not a fit of this version: `forerun fit RUNS --out FIT` writes one")
+        raise FitFileError(f"this is not a fit of this version: {_WRITE_ONE}")
     body = {name: value for name, value in data.items() if name != "kind"}
     try:
         if data["kind"] != _LAW_KIND:

@@ -26,7 +26,7 @@ def test_draws_repeat_and_cover_what_the_claim_names(benchmark):
     assert any(draw.is_user_model for draw in draws) and len({draw.corpus for draw in draws}) == 5
     assert all(max(draw.points) <= 128 for draw in draws if draw.vocab_size >= 4096)
     mistakes = set(get_args(benchmark.Mistake)) - {"none"}
-    assert mistakes == set(benchmark.NAMED)
+    assert mistakes == set(benchmark.MISTAKE_NAMES)
     assert len(benchmark.list_jobs()) == 400 + 20 * len(mistakes)
 
 

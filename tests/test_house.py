@@ -327,6 +327,69 @@ def idle_exceptions(house):
     return [f"{name} opens no file" for name in sorted(OPEN_OTHERWISE - opening)]
 
 
+NOTATION = "proxies.core.notation"
+QUANTITY = re.compile(
+    r"\]? (?:nats|FLOPs?|tokens|params|parameters|times|dollars|[kMGT]?B|s|min|minutes|h|hours|days|\w+-hours)\b| ?%"
+)
+"""Text after a number that says which quantity it is."""
+SECONDS_OF_UNITS = (60, 3600, 86400)
+
+
+def notations(house):
+    """A share, duration, loss, size, or amount of money has one notation: `proxies.core.notation` writes it."""
+    problems = []
+    for name, tree in house.trees.items():
+        if name == NOTATION or name.startswith(TEMPLATES):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                problems += [f"{name}:{node.lineno} formats a quantity: {text}" for text in _quantities(node)]
+    return problems
+
+
+def _quantities(joined):
+    """Numbers in an f-string that are formatted as a quantity."""
+    for before, number, after in zip([None, *joined.values], joined.values, [*joined.values[1:], None], strict=False):
+        if not isinstance(number, ast.FormattedValue):
+            continue
+        spec = ast.unparse(number.format_spec)[2:-1] if number.format_spec else ""
+        is_quantity = QUANTITY.match(_text(after)) or _text(before).endswith("USD ")
+        divides = isinstance(number.value, ast.BinOp) and isinstance(number.value.op, ast.Div | ast.FloorDiv)
+        converts = divides and getattr(number.value.right, "value", None) in SECONDS_OF_UNITS
+        if spec.endswith(("%", "e")) or (is_quantity and re.search(r"\.\d+[fg]$", spec)) or converts:
+            yield ast.unparse(number)
+
+
+PLURAL = re.compile(r" (?!does\b)(?:[a-z]+ )?(?:[a-z]+(?:[^su\W]s)|batches|processes|GPUs|CPUs)\b")
+
+
+def plurals(house):
+    """A number of things that may be one is written by `counted`: no "1 runs"."""
+    problems = []
+    for name, tree in house.trees.items():
+        if name.startswith(TEMPLATES):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                problems += [f"{name}:{node.lineno} writes a plural: {text}" for text in _plurals(node)]
+    return problems
+
+
+def _plurals(joined):
+    """Counts in an f-string, `len(...)` or `num_...`, before a noun in the plural."""
+    for number, after in zip(joined.values, [*joined.values[1:], None], strict=True):
+        if not isinstance(number, ast.FormattedValue) or number.format_spec:
+            continue
+        called = isinstance(number.value, ast.Call) and ast.unparse(number.value.func) == "len"
+        named = getattr(number.value, "attr", getattr(number.value, "id", "")).startswith("num_")
+        if (called or named) and PLURAL.match(_text(after)):
+            yield ast.unparse(number) + _text(after)[:20]
+
+
+def _text(part):
+    return part.value if isinstance(part, ast.Constant) else ""
+
+
 RULES = (
     import_law,
     doors,
@@ -340,6 +403,8 @@ RULES = (
     machine_paths,
     thresholds,
     openings,
+    notations,
+    plurals,
 )
 DOOR_STEP = '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\nRefuses: d\n"""\n'
 
@@ -453,6 +518,14 @@ VIOLATIONS = [
     (openings, {"sweeps/a.py": "with (folder / 'f').open('rb') as file:\n    pass"}, "sweeps.a:2 opens"),
     (openings, {"sweeps/a.py": "import sqlite3\nsqlite3.connect('f')"}, "sweeps.a:3 opens a file: sqlite3.connect"),
     (openings, {"proxies/data/a.py": "import numpy as np\nnp.memmap('f')"}, "proxies.data.a:3 opens a file"),
+    (plurals, {"launcher/a.py": "x = f'{len(runs)} runs'"}, "launcher.a:2 writes a plural"),
+    (plurals, {"sweeps/a.py": "x = f'lost {state.num_lost} times'"}, "sweeps.a:2 writes a plural"),
+    (notations, {"launcher/a.py": "x = f'{share:.1%} of it'"}, "launcher.a:2 formats a quantity"),
+    (notations, {"scaling_fits/a.py": "x = f'loss {loss:.4f} nats'"}, "scaling_fits.a:2 formats"),
+    (notations, {"scaling_fits/a.py": "x = f'[{low:.4f}, {high:.4f}] nats'"}, "scaling_fits.a:2 formats"),
+    (notations, {"sweeps/a.py": "x = f'{seconds // 60} min'"}, "sweeps.a:2 formats"),
+    (notations, {"launcher/a.py": "x = f'about USD {usd:.2f}'"}, "launcher.a:2 formats"),
+    (notations, {"transfer/a.py": "x = f'{flops:.2e}'"}, "transfer.a:2 formats"),
     (thresholds, {"transfer/__init__.py": DOOR_STEP + "from transfer import verdict\n"}, "transfer holds code"),
 ]  # fmt: skip
 

@@ -152,14 +152,14 @@ def test_the_search_for_secrets_can_fail(tmp_path):
 @pytest.mark.parametrize("foreign", [f"login with --api-key {SHORT} failed", f"it says\n  password: {SHORT} here\n"])
 def test_a_message_of_ours_keeps_its_words_and_loses_what_others_brought(foreign):
     hint = "must be an object with a string `text` (--text-key names another key); token: it is one"
-    said = redact_message(f"{hint}; {foreign}; {PLANNED} {VARIABLE}", [foreign], {"STORE_TOKEN": VARIABLE})
-    assert hint in said and not any(secret in said for secret in SECRETS)
+    text = redact_message(f"{hint}; {foreign}; {PLANNED} {VARIABLE}", [foreign], {"STORE_TOKEN": VARIABLE})
+    assert hint in text and not any(secret in text for secret in SECRETS)
 
 
 def test_a_hint_of_the_command_line_is_whole(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"content": "a"}\n')
-    code, said = forerun("tokenize", tmp_path / "a.jsonl", "--out", tmp_path / "out")
-    assert code == 2 and b"--text-key" in said and INSTEAD.encode() not in said
+    code, text = forerun("tokenize", tmp_path / "a.jsonl", "--out", tmp_path / "out")
+    assert code == 2 and b"--text-key" in text and INSTEAD.encode() not in text
 
 
 PLANS = {
@@ -298,8 +298,8 @@ def test_only_lines_with_a_clue_are_cleaned(monkeypatch):
 
 def test_what_is_too_much_to_clean_is_hidden_whole(monkeypatch):
     monkeypatch.setattr(redaction, "MAX_CLEANED_BYTES", 100)
-    said = LineRedactor({})("\n".join(["fine", *(f"line {i} password=hunter{i}" for i in range(9)), "fine"]))
-    lines = said.split("\n")
+    text = LineRedactor({})("\n".join(["fine", *(f"line {i} password=hunter{i}" for i in range(9)), "fine"]))
+    lines = text.split("\n")
     assert lines[:2] == ["fine", f"line 0 password={INSTEAD}"] and lines[-2:] == [INSTEAD, "fine"]
 
 

@@ -10,6 +10,7 @@ import click
 
 from proxies.core.canon import CanonError, Json
 from proxies.core.checks import SpecError
+from proxies.core.notation import counted
 from proxies.core.tables.table_files import Source, TableError
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 SHAPE_COLUMNS = ("width", "depth")
-"""Columns of a table's shapes."""
+"""Columns that describe the shape of a model."""
 
 MAX_RUNS, MAX_RUNS_OF_OPTIMA = 100_000, 10_000
-"""Largest tables: a law is refitted to all runs hundreds of times, and 5,000 take 40 s. Published
-studies have up to some thousand runs."""
+"""Maximum number of runs for most forms, and for isoflop and hyperparameter laws. Published studies have up to some
+thousand runs."""
 MAX_DROPPED_SHOWN = 10
-"""Dropped rows of a table that people are shown; `--json` has all of them."""
+"""Maximum number of dropped rows in text; `--json` has all of them."""
 
 Body = dict[str, Json]
 
@@ -104,8 +105,8 @@ def _check_num_runs(table: RunTable, form: str) -> None:
     most = MAX_RUNS_OF_OPTIMA if form in ("isoflop", *HYPERPARAMETER_FORMS) else MAX_RUNS
     if table.num_runs > most:
         problem = (
-            f"{table.num_runs:,} runs: a fit of form {form} takes at most {most:,}; leave out points along curves, or "
-            "average the seeds of each run"
+            f"{counted(table.num_runs, 'run')}: a fit of form {form} takes at most {most:,}; leave out points along "
+            "curves, or average the seeds of each run"
         )
         raise TableError([problem])
 
@@ -115,7 +116,7 @@ def dropped_lines(body: Mapping[str, Any]) -> list[str]:
     dropped = body.get("dropped", ())
     lines = [f"dropped row {row['row']}: {row['reason']}" for row in dropped[:MAX_DROPPED_SHOWN]]
     more = len(dropped) - len(lines)
-    return lines + ([f"dropped {more} more rows: --json lists every one"] if more > 0 else [])
+    return lines + ([f"dropped {counted(more, 'more row')}: --json lists every one"] if more > 0 else [])
 
 
 def _by_shape(table: RunTable, found: FittedRuns) -> Body:

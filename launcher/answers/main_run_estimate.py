@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from launcher.base.talk import counted, of_main_run, percent
 from launcher.cli.options import table
-from launcher.views.numbers import count, flops, significant
+from proxies.core.notation import (
+    counted,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_main_run_share,
+    format_percent,
+    format_rough_duration,
+    format_significant,
+)
 
 _GB = 1e9
 _OF_GPUS = ("GPU-hours", "dollars")
@@ -33,22 +41,10 @@ def estimate_text(body: dict[str, Any], *, gpus: bool, full: bool, here: bool = 
     return "\n\n".join(filter(None, [*parts, "\n".join(_short_main(body, gpus=gpus))]))
 
 
-_HOURS = ((72.0, 24.0, "days"), (1.5, 1.0, "hours"), (1 / 40, 1 / 60, "minutes"), (0.0, 1 / 3600, "seconds"))
-"""From so many hours on, a unit of so many hours."""
-
-
 def time_text(of: dict[str, Any]) -> str:
-    """Hours with their ends in the unit that fits: `about 12 minutes (8 to 20)`."""
-    _, unit, name = next(each for each in _HOURS if of["value"] >= each[0])
-    value, *ends = (f"{hours / unit:.2g}" if hours < 100 * unit else f"{hours / unit:.0f}"
-                    for hours in (of["value"], *(of["interval"] or ())))  # fmt: skip
-    return f"about {value} {name}" + (f" ({ends[0]} to {ends[1]})" if ends else "")
-
-
-def bytes_text(value: float) -> str:
-    """Bytes in MB, GB or TB."""
-    size, unit = next((each for each in ((1e12, "TB"), (_GB, "GB")) if value >= each[0]), (1e6, "MB"))
-    return f"{value / size:.2g} {unit}" if value < 100 * size else f"{value / size:.0f} {unit}"
+    """Return hours with their interval, in the unit that fits: `about 12 min (8 to 20)`."""
+    value, *ends = format_rough_duration(*(3600 * hours for hours in (of["value"], *(of["interval"] or ()))))
+    return f"about {value}" + (f" ({ends[0]} to {ends[1]})" if ends else "")
 
 
 def _first(body: dict[str, Any], *, gpus: bool, here: bool) -> str:
@@ -59,8 +55,7 @@ def _first(body: dict[str, Any], *, gpus: bool, here: bool) -> str:
     share = total["share_of_main_run"]
     return (
         f"{time_text(body['wall_hours'])} on {where} from `forerun run` to its report, "
-        f"{of_main_run(share)}, "
-        f"{bytes_text(total['disk_bytes']['value'])} of disk"
+        f"{format_main_run_share(share)}, {format_bytes(total['disk_bytes']['value'])} of disk"
     )
 
 
@@ -69,7 +64,7 @@ def _short_stages(body: dict[str, Any], *, gpus: bool) -> str:
     num = body["num_workers"]
     rows = [
         (s["stage"], _runs(s), time_text(s["hours"]).removeprefix("about "),
-         percent(s["share_of_main_run"]),
+         format_percent(s["share_of_main_run"]),
          *((_span(s["gpu_hours"], 2), "-" if s["usd"] is None else _span(s["usd"], 2)) if gpus else ()))
         for s in [*body["stages"], {**body["total"], "stage": "all runs"}]
     ]  # fmt: skip
@@ -114,7 +109,7 @@ def _main_here(main: dict[str, Any], speed: dict[str, Any] | None = None) -> str
     hours = {"value": seconds / speed["value"] / 3600, "interval": [seconds / end / 3600 for end in ends]}
     return (
         f"main run: {time_text(hours)} if it trains as fast as a worker, {_size(main)}, "
-        f"{main['flops']['six_nd']:.3g} FLOPs, {bytes_text(main['disk_bytes'])} of disk"
+        f"{format_flops(main['flops']['six_nd'])} FLOPs, {format_bytes(main['disk_bytes'])} of disk"
     )
 
 
@@ -134,16 +129,16 @@ def _in_hours(days: dict[str, Any]) -> dict[str, Any]:
 def _size(main: dict[str, Any]) -> str:
     shape = main["shape"]
     return (
-        f"{count(main['params'])} parameters ({shape['num_layers']} layers, width {shape['width']}), "
-        f"{count(main['tokens'])} tokens"
+        f"{format_count(main['params'])} parameters ({counted(shape['num_layers'], 'layer')}, width "
+        f"{shape['width']}), {format_count(main['tokens'])} tokens"
     )
 
 
 def _stages(body: dict[str, Any]) -> list[str]:
     every = [*body["stages"], {**body["total"], "stage": "all runs"}]
     ran = [
-        (s["stage"], _runs(s), _between(s["flops"]), percent(s["share_of_main_run"]),
-         f"{s['disk_bytes']['value'] / 1e6:.2g} MB")
+        (s["stage"], _runs(s), _between(s["flops"]), format_percent(s["share_of_main_run"]),
+         format_bytes(s["disk_bytes"]["value"]))
         for s in every
     ]  # fmt: skip
     taken = [
@@ -173,13 +168,18 @@ def _runs(stage: dict[str, Any]) -> str:
 
 def _main(main: dict[str, Any]) -> str:
     machine = main["machine"]
-    gpus = f"{machine['num_gpus']} {machine['gpu']} ({machine['peak_flops']:.4g} FLOP/s, {machine['memory_gb']:g} GB)"
+    peak = f"{format_flops(machine['peak_flops'])} FLOP/s"
+    gpus = f"{machine['num_gpus']} {machine['gpu']} ({peak}, {machine['memory_gb']:g} GB)"
     mfu = f"{_span(machine['mfu'])}, convention {machine['mfu_convention']} ({machine['mfu']['source']})"
     lines = [
         f"main run: {_size(main)}, {main['batch_tokens']} a step",
         "FLOPs: "
-        + ", ".join(f"{name} {value:.4g}" for name, value in main["flops"].items())
-        + (f"; the optimizer's own, in the hours too: {main['optimizer_flops']:.4g}" * bool(main["optimizer_flops"])),
+        + ", ".join(f"{name} {format_flops(value)}" for name, value in main["flops"].items())
+        + (
+            f"; the optimizer's own, in the hours too: {format_flops(main['optimizer_flops'])}"
+            if main["optimizer_flops"]
+            else ""
+        ),
         f"on {gpus} at MFU {mfu} while it trains: {_span(main['step_seconds'])} s a step",
         f"all hours paid: {_span(main['gpu_hours'])} GPU-hours, {_span(main['days'])} days, by a share of "
         f"{_span(machine['utilization'])} ({machine['utilization']['source']}), "
@@ -188,22 +188,25 @@ def _main(main: dict[str, Any]) -> str:
     lines.append("parallelism: " + ", ".join(f"{name} {value}" for name, value in main["parallelism"].items()))
     if held := main["memory"]:
         parts = {name.removesuffix("_bytes"): value / _GB for name, value in held.items() if name != "moment"}
-        lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
-    lines.append(f"disk, for checkpoints: {main['disk_bytes'] / _GB:.3g} GB")
+        lines.append(
+            "memory of a rank (GB): "
+            + ", ".join(f"{name} {format_significant(value)}" for name, value in parts.items())
+        )
+    lines.append(f"disk, for checkpoints: {format_bytes(main['disk_bytes'])}")
     return "\n".join([*lines, *(f"warning: {sentence}" for sentence in main["warnings"])])
 
 
 def _between(of: dict[str, Any]) -> str:
     """At least, and with every extension that the plan allows."""
-    return " to ".join(dict.fromkeys(f"{end:.3g}" for end in of["interval"] or [of["value"]]))
+    return " to ".join(dict.fromkeys(map(format_flops, of["interval"] or [of["value"]])))
 
 
 def _span(of: dict[str, Any], digits: int = 3) -> str:
-    return _join_ends(*(significant(number, digits) for number in (of["value"], *(of["interval"] or ()))))
+    return _join_ends(*(format_significant(number, digits) for number in (of["value"], *(of["interval"] or ()))))
 
 
 def _flops_span(of: dict[str, Any]) -> str:
-    return _join_ends(*(flops(number) for number in (of["value"], *(of["interval"] or ()))))
+    return _join_ends(*(format_flops(number) for number in (of["value"], *(of["interval"] or ()))))
 
 
 def _join_ends(value: str, *ends: str) -> str:

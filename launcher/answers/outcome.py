@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from launcher.answers.texts import shown_table
-from launcher.base.talk import duration
 from launcher.frozen.launch_file import format_accepted_gates, list_accepted_failures
 from launcher.study.gates import forecast_warnings, needs_text, open_gates
 from launcher.study.next_runs import deciding_command
@@ -15,11 +14,20 @@ from launcher.study.own_model import own_text
 from launcher.views import tables
 from launcher.views.aspect import aspect_text
 from launcher.views.batch import judged_text
-from launcher.views.numbers import count, interval, listed, loss, number, words
+from launcher.views.numbers import listed, words
 from launcher.views.transfer import estimate
 from launcher.views.wider import wider_text
 from proxies.core import canon
 from proxies.core.hyperparameters import LEARNING_RATE
+from proxies.core.notation import (
+    counted,
+    format_count,
+    format_interval,
+    format_learning_rate,
+    format_loss,
+    format_rough_duration,
+    format_usd,
+)
 
 
 def outcome_line(body: Any, after: Any) -> str:
@@ -48,12 +56,12 @@ def outcome_line(body: Any, after: Any) -> str:
     if body["own_run"]:
         return lead if body["accepted"] else f"{lead}: every gate passed"
     rate = next((v["target_value"] for v in body["transfer"]["values"] if v["hyperparameter"] == LEARNING_RATE), None)
-    return f"{lead}: learning rate {number(rate)}, {_chosen(body['choice'])}"
+    return f"{lead}: learning rate {format_learning_rate(rate)}, {_chosen(body['choice'])}"
 
 
 def progress_text(body: Any) -> str:
     """How far each stage is, which is left out where none has begun."""
-    parts = [f"{name} {done[0]} of {done[1]} runs" for name, done in body["progress"].items() if done]
+    parts = [f"{name} {done[0]} of {counted(done[1], 'run')}" for name, done in body["progress"].items() if done]
     return ", ".join(parts) or "no run has ended"
 
 
@@ -68,17 +76,10 @@ def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
         return needs_text(told)
     which = "" if {gate["name"] for gate in told} <= set(after["gates"]) else f" {listed(after['gates'])} alone"
     least = "" if after["sets"] else " at least"  # each round may ask for more
-    costs = [f"+{after['num_runs']} run{'s' * (after['num_runs'] != 1)}{least}"]
-    costs += [f"about {rough_time(after['seconds'])} here"] if after["seconds"] else []
-    costs += [f"USD {after['usd']:.3g}"] if after["usd"] is not None else []
+    costs = [f"+{counted(after['num_runs'], 'run')}{least}"]
+    costs += [f"about {format_rough_duration(after['seconds'])[0]} here"] if after["seconds"] else []
+    costs += [format_usd(after["usd"])] if after["usd"] is not None else []
     return f"to decide{which}: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
-
-
-def rough_time(seconds: float) -> str:
-    """A time that is not known to the second."""
-    if seconds < 90:
-        return duration(seconds)
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
 
 
 def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
@@ -111,8 +112,9 @@ def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
 def _chosen(choice: Any) -> str:
     predicted = choice["prediction"]
     return (
-        f"width {choice['shape']['width']}, {count(choice['params'])} params, {count(choice['tokens'])} tokens, "
-        f"{choice['num_steps']} steps; loss {loss(predicted['loss'])} nats {interval(predicted['interval'])}"
+        f"width {choice['shape']['width']}, {format_count(choice['params'])} params, "
+        f"{format_count(choice['tokens'])} tokens, {counted(choice['num_steps'], 'step')}; loss "
+        f"{format_loss(predicted['loss'])} nats {format_interval(predicted['interval'])}"
     )
 
 
@@ -121,7 +123,9 @@ def choice_text(body: Any) -> str:
     if not body["choice"]:
         return ""
     aspect = body["choice"].get("aspect")
-    told = [f"depth: {body['choice']['shape']['num_layers']} layers, {aspect_text(aspect)}"] if aspect else []
+    told = (
+        [f"depth: {counted(body['choice']['shape']['num_layers'], 'layer')}, {aspect_text(aspect)}"] if aspect else []
+    )
     noise = body.get("noise_scale")
     told += [judged_text(noise["judged"])] if noise else []
     return "\n".join([*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}", *told])
@@ -147,8 +151,8 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
     if together["regret_nats"] is None or together["regret_nats"]["value"] is None:
         return f"{lead}: {together['reasons'][0]}"
     return (
-        f"{lead}; at {number(together['transferred_value'])} it loses {estimate(together['regret_nats'])} nats, "
-        f"{together['margin_nats']:g} allowed"
+        f"{lead}; at {format_learning_rate(together['transferred_value'])} it loses "
+        f"{estimate(together['regret_nats'])} nats, {together['margin_nats']:g} allowed"
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.answers.law_fits import dropped_lines
-from launcher.base.talk import counted, of_main_run
 from launcher.cli.options import table
 from launcher.study.gates import findings, points
 from launcher.views import tables
@@ -14,6 +13,7 @@ from launcher.views.numbers import words
 from launcher.views.search import sentences
 from launcher.views.transfer import estimate, judged, name_of, wanted
 from proxies.core.canon import Json
+from proxies.core.notation import counted, format_factor, format_main_run_share
 
 
 def shown_table(found: tables.TextTable) -> str:
@@ -31,7 +31,7 @@ def model_text(model: Any) -> str:
     for scale in model["parameters"]:
         rows.setdefault((words(scale["kind"]), scale["factor"]), []).append(scale["name"])
     shown = [
-        (kind, str(len(names)), names[0], "as built" if factor == 1 else f"times {factor:.4g}")
+        (kind, str(len(names)), names[0], "as built" if factor == 1 else f"times {format_factor(factor)}")
         for (kind, factor), names in rows.items()
     ]
     head = ("kind", "parameters", "the first", f"initial values at width {model['width']}")
@@ -64,6 +64,7 @@ def verdict_text(body: dict[str, Json]) -> str:
     notes = [f"verdict: {words(verdict['outcome'])} ({name_of(verdict)})"]
     if verdict["optima"]:  # else optima were given, and the reasons have the drift
         notes.append(shown_table(tables.optima_table(verdict)))
+        notes += _bullets(tables.minimum_notes(verdict))
         if drift["value"] is not None:
             moved = f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of {verdict['axis']}"
             notes += _bullets([moved])
@@ -108,7 +109,7 @@ def spend_text(body: dict[str, Json]) -> str:
 
 def share_text(share: float) -> str:
     """A share of the main run's FLOPs; before there is a choice, of the main run that `estimate` guesses."""
-    return of_main_run(share)
+    return format_main_run_share(share)
 
 
 def details_text(body: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import click
 
 from launcher.cli.options import WholeAmount, column_option
 from proxies.core.canon import Json
+from proxies.core.notation import format_factor
 from proxies.core.tables.table_files import Source
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
 from transfer.tables.columns import VALUE_COLUMNS
@@ -128,12 +129,12 @@ def judge_table(
         with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
             judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
             notes: list[Json] = [*table.notes, *_assumed(question, target_size, base_size)]
-            return {**verdict_summary(judged), "notes": notes, "dropped": _dropped(table)}
+            return {**verdict_summary(judged), "notes": notes, "dropped": _list_dropped(table)}
     except (ArithmeticError, np.linalg.LinAlgError) as error:
         raise TransferError([f"numbers too far apart, or too close, to fit a loss basin: {error}"]) from error
 
 
-def _dropped(table: RunTable) -> list[Json]:
+def _list_dropped(table: RunTable) -> list[Json]:
     return [{"row": row, "reason": reason} for row, reason in table.dropped]
 
 
@@ -153,7 +154,7 @@ def _check(
         ("level", level, LEVELS),
     )
     problems = [
-        f"{name} = {size if abs(size) < 10**40 else '...'}: must be a whole number from 1 to {LARGEST_SIZE:.0e}"
+        f"{name} = {size if abs(size) < 10**40 else '...'}: must be a whole number from 1 to {LARGEST_SIZE:g}"
         for name, size in (("target_size", target), ("base_size", base))
         if not 1 <= size <= LARGEST_SIZE
     ]
@@ -164,7 +165,8 @@ def _check(
     ]
     if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**LEAST_SPAN_OCTAVES:
         problems.append(
-            f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: must span a factor of {2**LEAST_SPAN_OCTAVES:.3g}"
+            f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: must span a factor of "
+            f"{format_factor(2**LEAST_SPAN_OCTAVES)}"
         )
     if problems:
         raise TransferError(problems)

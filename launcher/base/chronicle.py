@@ -80,7 +80,7 @@ def _ends_within_line(path: Path) -> bool:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return the events recorded in `folder`, oldest first; lines that are no events are skipped.
+    """Return the events recorded in `folder`, oldest first; lines that are not events are skipped.
 
     Raises:
         OSError: The chronicle cannot be read, or is not a plain file.

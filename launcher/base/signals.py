@@ -20,11 +20,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent thread ends; elsewhere than on Linux nothing happens.
+    """Have the kernel signal this process when its parent thread ends. Does nothing on systems other than Linux.
 
     Args:
-        parent: Process id of the parent. If that is not the parent (any more), it ended before the kernel was asked,
-            and this process ends now. None: whoever the parent is at this moment.
+        parent: Process id of the parent; None for the current parent. If another process is the parent by now, the
+            parent has ended, and this process ends as well.
         number: Signal that the kernel sends.
     """
     expected = os.getppid() if parent is None else parent
@@ -35,14 +35,14 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def make_child_die_with_us(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """Return the `preexec_fn` of a child that is to end when this thread does."""
+    """Return a `preexec_fn` with which a child process ends when this thread ends."""
     return functools.partial(die_with_parent, os.getpid(), number)
 
 
 def die_with_job() -> None:
-    """Have a rank end with the agent that started it; to be called before torch is loaded, which takes seconds.
+    """Have a rank end when the agent that started it ends. Call it before the import of torch, which takes seconds.
 
-    An agent that was killed before this call left the rank to another process, which has not the job's token.
+    If the agent was killed before this call, the parent is another process, which does not have the job's token.
     """
     parent = os.getppid()
     die_with_parent(parent)

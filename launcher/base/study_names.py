@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from proxies.core.notation import counted
+
 LATEST = "latest"
 NUM_SHOWN = 12
 """Characters of a digest that are shown, and enough to name it."""
@@ -64,7 +66,9 @@ def frozen_named(text: str | None, study: Path | None = None) -> Path:
         if len(found) == 1:
             return found[0]
         if found:
-            raise StudyNameError(f"{text} fits {len(found)} frozen configs: {_listed(found)}; give more characters")
+            raise StudyNameError(
+                f"{text} fits {counted(len(found), 'frozen config')}: {_listed(found)}; give more characters"
+            )
     there = f"{where} has {_listed(configs)}" if configs else _none(where)
     raise StudyNameError(f"{text}: no such path, and no digest begins so: {there}")
 
@@ -101,7 +105,7 @@ def _only(study: Path, begin: str) -> Path:
     configs = configs_in(study)
     if len(configs) == 1:
         return configs[0]
-    found = f"{study} holds {len(configs)} frozen configs: {_listed(configs)}; name one, or `{LATEST}`"
+    found = f"{study} holds {counted(len(configs), 'frozen config')}: {_listed(configs)}; name one, or `{LATEST}`"
     raise StudyNameError(f"{begin} {found if configs else _none(study)}".strip())
 
 

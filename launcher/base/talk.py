@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from launcher.base.terminal import count_columns, has_color, lay_out, shown, terminal_columns, wrap
+from proxies.core.notation import format_duration, format_percent
 
 PLAIN_EVERY_SECONDS = 15.0
 
@@ -30,37 +31,6 @@ def _put(text: str) -> None:
     """
     with contextlib.suppress(OSError, RuntimeError):
         print(text, end="", file=sys.stderr, flush=True)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number of things: `1 run`, `2 runs`, `2 batches`."""
-    plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{number} {noun}{plural * (number != 1)}"
-
-
-def with_article(noun: str) -> str:
-    """Return a noun behind its indefinite article: `a readout`, `an embedding`."""
-    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
-
-
-def percent(share: float) -> str:
-    """A share in percent, the same everywhere: `7.83 %`, `85.6 %`, `0.0035 %`. The space breaks no line."""
-    return f"{float(f'{100 * share:.3g}'):.10g}\u00a0%"
-
-
-def of_main_run(share: float) -> str:
-    """FLOPs beside those of the main run: `85.6 % of the main run's FLOPs`, `1.2 times the main run's FLOPs`."""
-    return f"{f'{share:.3g} times' if share >= 1 else f'{percent(share)} of'} the main run's FLOPs"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3 min 05 s, 2 h 10 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 class LiveLine:
@@ -132,8 +102,9 @@ class Meter:
         elapsed = time.monotonic() - self._started
         share = min((self._done + under_way) / self._total, 1.0) if self._total else 1.0
         self.left_seconds = elapsed / share * (1 - share) if share else None
-        left = f", {duration(self.left_seconds)} left" if self.left_seconds else ""
-        line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
+        left = f", {format_duration(self.left_seconds)} left" if self.left_seconds else ""
+        done = f"{format_percent(share, is_whole=True):>5} in {format_duration(elapsed)}"
+        line = f"{self._label}: {done}{left}{'  ' + note if note else ''}"
         self._line.show(line, last=share == 1 and not under_way)
 
 
@@ -174,7 +145,8 @@ class Heartbeat:
         started, line, is_first = time.monotonic(), LiveLine(), True
         wait = self.FIRST_AFTER_SECONDS
         while not self._stop.wait(wait):
-            elapsed = duration(time.monotonic() - started)
-            line.show(f"{self._label}: {self._share:.0%} in {elapsed}  {self._step}", self._share, last=is_first)
+            elapsed = format_duration(time.monotonic() - started)
+            share = format_percent(self._share, is_whole=True)
+            line.show(f"{self._label}: {share} in {elapsed}  {self._step}", self._share, last=is_first)
             wait, is_first = self.EVERY_SECONDS, False
         line.clear()

@@ -1,7 +1,8 @@
-"""The terminal: standard streams, width, color, and how text and tables are laid out. Standard library only.
+"""The terminal: standard streams, width, color, and the layout of text and tables. Standard library only.
 
 Everything that a verb prints goes through `print_answer` (stdout) or `launcher.base.talk.say` (stderr). On a terminal,
-lines are wrapped at spaces, never inside a number, an interval, or a word. Elsewhere nothing is wrapped or colored.
+lines are wrapped at spaces, never inside a number, an interval, or a word. In files and pipes, text is neither wrapped
+nor colored.
 """
 
 from __future__ import annotations
@@ -16,31 +17,32 @@ from typing import TextIO
 from unicodedata import category, combining, east_asian_width
 
 _STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of Unicode: controls, marks that turn the direction of text, halves of characters, ends of lines."""
+"""Unicode categories of controls, marks of text direction, surrogates, and line separators."""
 _GLUE = "\ue000"
-"""Stands for a space at which no line is broken (a private character; text that has it keeps it)."""
+"""Private character that stands for a space at which a line must not be broken."""
 _UNBROKEN = re.compile(r"\[[^\[\]\n]{1,60}\]|(?<=\d) to (?=[-+\d])|(?<=\d) (?=%)")
-"""Intervals: `[0.1, 0.2]`, `1.2 to 18`; and the sign after a number, `85 %`."""
+"""Text with spaces that must not be broken: intervals (`[0.1, 0.2]`, `1.2 to 18`) and percentages (`85 %`)."""
 _LEAD = re.compile(r"\s*(?:[-*] )?")
 _COMMAND = re.compile(r"\s*(?:[a-z ]+: )?(?:forerun|python3?|torchrun|srun|sbatch) ")
 _HANGING_COLUMNS = 2
+"""Minimum indent of the second and later lines of a wrapped line."""
 _GAP = "  "
-"""Separator of the columns of a table."""
+"""Space between the columns of a table."""
 
 
 def open_standard_streams() -> None:
-    """Open what is closed of stdin, stdout and stderr (`>&-`) on the null device, and print any character.
+    """Open closed standard streams (`>&-`) on the null device, and let stdout and stderr print any character.
 
-    A file that is opened later would otherwise get the number of the closed stream, and whatever a child process
-    prints would end up in it. What an encoding cannot say is spelled out, as \\xe9.
+    A file that is opened later would otherwise get the number of the closed stream, and the output of a child process
+    would be written into it. Characters that the stream's encoding does not have are printed as escapes, such as \\xe9.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(number, True)
-    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as Python runs
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until Python ends
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -49,16 +51,16 @@ def open_standard_streams() -> None:
 
 
 def drop_stream(stream: TextIO) -> None:
-    """Send what a standard stream still holds, and all that comes, to the null device."""
+    """Send a standard stream's buffered and later output to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 def print_answer(text: str) -> None:
-    """Print on stdout, laid out for a terminal if it is one; if its reader has hung up (`| head`), go on without it.
+    """Print a text on stdout, laid out if stdout is a terminal.
 
-    The exit code still says what a verb found.
+    If the reader of a pipe has closed it (`| head`), the output is dropped, and the verb still ends with its exit code.
     """
     try:
         print(lay_out(text, sys.stdout), flush=True)
@@ -67,10 +69,10 @@ def print_answer(text: str) -> None:
 
 
 def shown(text: str) -> str:
-    """A text as a terminal may have it: what would steer it is spelled out, as \\x1b. New lines and tabs stay.
+    """Return a text with control characters as escapes, such as \\x1b; newlines and tabs stay.
 
-    Names of files, runs and hosts, and the environment, are not ours: an escape in one could colour a line, hide it, or
-    write another.
+    Names of files, runs, hosts, and environment variables are not trusted: a control sequence in one could color a
+    line, hide it, or write another.
     """
     return "".join(
         c if c in "\n\t" or category(c) not in _STEERING else c.encode("unicode_escape").decode() for c in text
@@ -78,7 +80,7 @@ def shown(text: str) -> str:
 
 
 def lay_out(text: str, stream: TextIO) -> str:
-    """Return a text wrapped and colored for a stream that is a terminal, and as it is for any other."""
+    """Return a text wrapped and colored if the stream is a terminal, else unchanged."""
     if not stream.isatty():
         return text
     wrapped = wrap(text, terminal_columns(stream))
@@ -86,7 +88,7 @@ def lay_out(text: str, stream: TextIO) -> str:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """Return the width of the terminal behind a stream: `COLUMNS`, or what the terminal says, or 80."""
+    """Return the width of a stream's terminal in columns: `COLUMNS` if set, else the terminal's own, else 80."""
     if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) > 0:
         return int(os.environ["COLUMNS"])
     try:
@@ -96,12 +98,12 @@ def terminal_columns(stream: TextIO) -> int:
 
 
 def has_color(stream: TextIO) -> bool:
-    """Whether a stream is a terminal with color; `NO_COLOR` and `TERM=dumb` say no."""
+    """Return whether a stream is a terminal with color, and neither `NO_COLOR` nor `TERM=dumb` is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def count_columns(text: str) -> int:
-    """Return how many columns of a terminal a text takes: wide characters take two, combining ones none."""
+    """Return the width of a text in columns of a terminal: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
@@ -111,9 +113,9 @@ def count_columns(text: str) -> int:
 
 
 def wrap(text: str, columns: int) -> str:
-    """Wrap every line at spaces. A word, number, path, or interval is never broken, however long.
+    """Wrap the lines of a text at spaces. Words, numbers, paths, and intervals are never broken, even if they are long.
 
-    A command is continued by a backslash, so that it can be pasted into a shell.
+    A line that is a command gets backslashes, so that it can be pasted into a shell.
     """
     return "\n".join(part for line in text.split("\n") for part in _wrap_line(line, columns))
 
@@ -146,32 +148,32 @@ def _glue(text: str) -> str:
 def lay_out_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int], columns: int | None
 ) -> str:
-    """Return a table with its columns under heads, those of `left` aligned left, the others right.
+    """Return a table as aligned columns below their names.
 
     Args:
         head: Name of each column.
         rows: Cells of each row, as many as `head`.
-        left: Indexes of the columns that are aligned left.
+        left: Indexes of the columns that are aligned left; the others are aligned right.
         columns: Width of the terminal; None for no limit. Cells are wrapped between words to fit; if that is not
             enough, each row becomes a line `name: cell; name: cell`.
     """
     table = [[_glue(shown(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(count_columns(line) for row in table for line in row[at].split("\n")) for at in range(len(head))]
     if columns is not None:
-        smallest = [
+        min_widths = [
             max(count_columns(word) for row in table for word in (row[at].split() or [""])) for at in range(len(head))
         ]
         room = columns - len(_GAP) * (len(head) - 1)
-        if sum(smallest) > room:
-            return _sentences(table)
-        while sum(widths) > room:  # the widest column gives way first
-            at = max(range(len(head)), key=lambda at: (widths[at] > smallest[at], widths[at]))
+        if sum(min_widths) > room:
+            return _lay_out_rows_as_lines(table)
+        while sum(widths) > room:  # narrow the widest column that can be
+            at = max(range(len(head)), key=lambda at: (widths[at] > min_widths[at], widths[at]))
             widths[at] -= 1
     lines = []
     for index, row in enumerate(table):
         cells = [_wrap_cell(cell, width) for cell, width in zip(row, widths, strict=True)]
         height = max(map(len, cells))
-        for cell in cells:  # heads stand on their columns, cells hang from their row
+        for cell in cells:  # align names at the bottom and cells at the top
             at = 0 if index == 0 else len(cell)
             cell[at:at] = [""] * (height - len(cell))
         for parts in zip(*cells, strict=True):
@@ -180,7 +182,7 @@ def lay_out_table(
     return "\n".join(lines)
 
 
-def _sentences(table: Sequence[Sequence[str]]) -> str:
+def _lay_out_rows_as_lines(table: Sequence[Sequence[str]]) -> str:
     head, *rows = table
     lines = (
         "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(head, row, strict=True) if cell)
@@ -215,7 +217,7 @@ _COLORS = (
     (re.compile(r"^(?:forerun:|fail(?=  ))", re.M), _RED),
     (re.compile(r"^(?:warning:|warn(?=  )|UNREHEARSED:|cannot tell\b|CANNOT TELL\b)", re.M), _YELLOW),
     (re.compile(r"^next:", re.M), _BOLD),
-    # An outcome stands after a colon, or alone in its cell.
+    # An outcome follows a colon, or is alone in its cell
     (re.compile(rf"(?<=: |  )(?:passed|passes|holds|converged|tuned){_END}", re.M), _GREEN),
     (re.compile(rf"(?<=: |  )(?:drifts|blows up|vanishes){_END}|(?<=: )(?:failed|diverged){_END}", re.M), _RED),
     (re.compile(rf"(?<=: |  )cannot tell{_END}", re.M), _YELLOW),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.base.signals import make_child_die_with_us
+from proxies.core.notation import format_duration
 
 WANDB_DIR = "wandb"
 OFFLINE_SECONDS, ONLINE_SECONDS = 180.0, 900.0
@@ -117,7 +118,7 @@ class WandbProcess:
             except BlockingIOError:
                 if not select.select([], [self._into], [], max(0.0, until - time.monotonic()))[1]:
                     raise DashboardError(
-                        f"wandb accepted no data for {self.limit_seconds:.0f} s, and was stopped"
+                        f"wandb accepted no data for {format_duration(self.limit_seconds)}, and was stopped"
                     ) from None
             except BrokenPipeError:
                 self.answer()
@@ -136,7 +137,7 @@ class WandbProcess:
         until, found = time.monotonic() + seconds, self._next(0.0)
         while found is None and self._process.poll() is None:
             if time.monotonic() > until:
-                raise DashboardError(f"wandb did not finish within {seconds:.0f} s, and was stopped")
+                raise DashboardError(f"wandb did not finish within {format_duration(seconds)}, and was stopped")
             found = self._next(_POLL_SECONDS)
         found = found or self._next(_LAST_SECONDS)  # said with its last breath
         if found is None:

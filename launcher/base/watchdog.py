@@ -18,8 +18,8 @@ from pathlib import Path
 
 from launcher.base.metrics import Following
 from launcher.base.run_files import CHECKPOINTS
-from launcher.base.talk import duration
 from proxies.core.canon import Json
+from proxies.core.notation import format_duration
 
 FLOOR_SECONDS = 600.0
 """The shortest silence called a hang: a validation lies between two steps."""
@@ -30,11 +30,11 @@ START_SECONDS = 3600.0
 _NUM_TIMED = 64
 """Steps that the median is of."""
 SETTLING_LINES = 16
-"""First lines of an attempt, which load, compile and fill caches, and say little of its pace."""
+"""Lines at the start of an attempt, whose steps load, compile and fill caches, and are not typical."""
 PACE_LINES = 1024
-"""Newest lines of which a pace is taken: enough to hold saves and validations in their proportion."""
+"""Number of newest lines that give the pace: enough to have saves and validations in proportion."""
 MAX_STEP_SECONDS = 1e8
-"""Upper limit for the time of a step: a longer one, or one below 0, was not measured."""
+"""Maximum time of a step; a longer or negative time is not a measurement."""
 _NUM_LOOKS = 16
 """At the files of a save, within a silence as long as the limit; their folder may lie on a slow disk."""
 
@@ -48,14 +48,15 @@ class Limits:
 
 
 def usual_step_seconds(settling: Sequence[float], settled: Sequence[float]) -> float | None:
-    """Estimate the seconds of the steps to come; `launch` and `watch` both multiply the steps left by it.
+    """Estimate the seconds of a coming step; `launch` and `watch` multiply the number of steps left by it.
 
     Args:
         settling: Seconds of the first `SETTLING_LINES` logged steps of attempts.
-        settled: Seconds of the later ones, oldest first.
+        settled: Seconds of the later steps, oldest first.
 
     Returns:
-        The mean of the newest settled steps, so that saves count; before there are any, the median. None without steps.
+        The mean of the newest settled steps, so that saves count; the median of the settling steps if there are none;
+        None without steps.
     """
     if settled:
         return statistics.fmean(settled[-PACE_LINES:])
@@ -77,7 +78,7 @@ class Pace:
     settled: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=PACE_LINES))
     """Durations of the later steps of all attempts."""
     num_lines: int = 0
-    """Timed steps of the newest attempt."""
+    """Number of timed steps of the newest attempt."""
     since: tuple[float, int] | None = None
     """The moment of the first line of a step that was seen, and its tokens."""
 
@@ -88,12 +89,12 @@ class Pace:
         return (self.tokens - self.since[1]) / (now - self.since[0])
 
     def seconds_left(self, num_steps: int) -> float | None:
-        """Estimate the seconds until a run of `num_steps` steps ends; None before a step was timed."""
+        """Estimate the seconds until a run of `num_steps` steps ends; None if no step was timed."""
         seconds = usual_step_seconds([*self.settling], [*self.settled])
         return None if seconds is None else max(0, num_steps - (self.step or 0)) * seconds
 
     def time(self, seconds: float) -> None:
-        """Take in the duration of a step."""
+        """Add the duration of a step."""
         self.seconds.append(seconds)
         self.num_lines += 1
         (self.settling if self.num_lines <= SETTLING_LINES else self.settled).append(seconds)
@@ -163,7 +164,7 @@ class Watchdog:
         if (silent := now - self._moved) <= limit:
             return ""
         save = ", nor any change of the save in progress" if self._written else ""
-        return f"no line of metrics{save} for {duration(silent)} {what}; the limit is {duration(limit)}"
+        return f"no line of metrics{save} for {format_duration(silent)} {what}; the limit is {format_duration(limit)}"
 
 
 def _written(run_dir: Path) -> frozenset[tuple[str, int]]:

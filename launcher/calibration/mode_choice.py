@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from launcher.base.talk import duration
 from launcher.plan.calibration_records import (
     MOST_SLOTS,
     Calibration,
@@ -25,6 +24,7 @@ from launcher.plan.calibration_records import (
     mean_rate,
     mode_name,
 )
+from proxies.core.notation import format_duration, format_factor
 from proxies.core.spec import Numerics
 from proxies.training.calibration import MARGIN, STEP, Answer, Rate, surely
 
@@ -266,6 +266,7 @@ class _Rule:
         if best == plain:
             return "nothing is clearly faster by a tenth" if len(self._bench.modes) > 1 else ""
         return (
-            f"{self._bench.figure(best, self._work).ratio:.2f} times as fast as {mode_name(plain, plain)}, "
-            f"{duration(self._seconds(best))} of planned work in place of {duration(self._seconds(plain))}"
+            f"{format_factor(self._bench.figure(best, self._work).ratio)} times as fast as "
+            f"{mode_name(plain, plain)}, {format_duration(self._seconds(best))} of planned work in place of "
+            f"{format_duration(self._seconds(plain))}"
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.base.talk import counted, duration, say
+from launcher.base.talk import say
 from launcher.calibration.mode_choice import Ask, Bench, choose
 from launcher.calibration.study_cost import runs_of
 from launcher.plan.calibration_records import (
@@ -26,6 +26,7 @@ from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.failures import Cause
+from proxies.core.notation import counted, format_duration
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.training.calibration import Answer, CalibrationProbe
@@ -122,7 +123,8 @@ def calibrations(ledger: Ledger) -> tuple[Calibration, ...]:
 def calibrated(study: Study, ledger: Ledger) -> Study:
     """The study with what its ledger says was chosen, and counted of the user's own code."""
     chosen = {found.asked.key: found.chosen for found in calibrations(ledger)}
-    counts = {int(record.key): WidthCount(**cast(dict[str, float], record.body)) for record in ledger.records(COUNTED)}
+    recorded = cast(dict[str, dict[str, float]], ledger.records_for_plan(COUNTED))
+    counts = {int(depth): WidthCount(**body) for depth, body in recorded.items()}
     return dataclasses.replace(study, chosen=chosen, counts=counts)
 
 
@@ -159,7 +161,7 @@ def calibrate(
 
 def _of(asked: ModeRequest) -> str:
     part, shape = "rungs of " if asked.part == "ladder" else "", asked.shape
-    return f"{part}width {shape.width}, {shape.num_layers} layers, {asked.batch_tokens} tokens a step"
+    return f"{part}width {shape.width}, {counted(shape.num_layers, 'layer')}, {asked.batch_tokens} tokens a step"
 
 
 def _choices(
@@ -191,7 +193,7 @@ def _choices(
         alike = _alike(asked)
         if seconds < LEAST_SECONDS and alike not in benches and alike not in found:
             yield unmeasured(
-                asked, f"the planned runs are some {duration(max(1.0, seconds))} of work for these workers"
+                asked, f"the planned runs are some {format_duration(max(1.0, seconds))} of work for these workers"
             )
         else:
             share = min(MOST_PROBE_SECONDS, max(LEAST_PROBE_SECONDS, PROBE_SHARE * seconds))

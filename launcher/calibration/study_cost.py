@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from launcher.estimates.layout import planned_parallelism
 from launcher.estimates.machine import Span, added, exactly, gpu_hours
@@ -22,8 +24,9 @@ from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.muon import optimizer_flops
 from proxies.core.noise_scale import look_passes
+from proxies.core.notation import counted
 from proxies.core.shape import Shape
-from proxies.core.spec import RunSpec
+from proxies.core.spec import Run, RunSpec
 from sweeps.run.pool import num_cores
 from sweeps.search.growth import PROBES
 from sweeps.search.space import Params
@@ -207,9 +210,31 @@ def total_of(stages: Iterable[StageCost]) -> StageCost:
     )  # fmt: skip
 
 
-def own_seconds(study: Study) -> Span:
-    """Return the seconds that each run of the study takes beside its training."""
-    return RUN_SECONDS if study.plan.command is None else COMMAND_SECONDS
+def own_seconds(study: Study, runs: Iterable[Run] = (), speeds: Speeds | None = None) -> Span:
+    """Return the seconds that each run of the study takes beside its training.
+
+    For a user's command they are measured once runs of it have finished: the median of the seconds that a run took
+    beyond those of its training as estimated.
+
+    Args:
+        study: what is asked.
+        runs: what its ledger has recorded.
+        speeds: of its workers; None: as assumed.
+    """
+    if study.plan.command is None:
+        return RUN_SECONDS
+    finished = [run for run in runs if run.spec.command == study.plan.command and run.result.status == "finished"]
+    if not finished:
+        return COMMAND_SECONDS
+    speeds = speeds or Speeds()
+    trained = [_core_hours([run.spec], speeds, "proxy").scaled(3600.0) for run in finished]
+    seconds = [run.result.seconds for run in finished]
+    low, value, high = (
+        max(0.0, median(map(operator.sub, seconds, ends)))
+        for ends in zip(*((span.high, span.value, span.low) for span in trained), strict=True)
+    )
+    source = f"measured, the start of your trainer's process: over {len(finished)} runs, their training taken off"
+    return Span(value=value, low=low, high=high, source=source)
 
 
 def wall_hours(stages: Iterable[StageCost], num_workers: int, run_seconds: Span = RUN_SECONDS) -> Span:
@@ -220,7 +245,7 @@ def wall_hours(stages: Iterable[StageCost], num_workers: int, run_seconds: Span 
     Args:
         stages: what is run.
         num_workers: that run it.
-        run_seconds: each run's own, beside its training; `COMMAND_SECONDS` for a user's trainer.
+        run_seconds: each run's own, beside its training (`own_seconds`).
     """
     every = list(stages)
     trained = added(stage.hours(1 if stage.name == "check" else num_workers) for stage in every)
@@ -231,8 +256,8 @@ def wall_hours(stages: Iterable[StageCost], num_workers: int, run_seconds: Span 
     total = added([trained, more])
     return Span(
         value=total.value, low=total.low, high=total.high,
-        source=f"the hours of the runs on {num_workers} worker{'s' * (num_workers != 1)}, those of checks on one, and "
-        f"{run_seconds.value:g} s a run ({run_seconds.source}), "
+        source=f"the hours of the runs on {counted(num_workers, 'worker')}, those of checks on one, and "
+        f"{run_seconds.value:.3g} s a run ({run_seconds.source}), "
         f"{START_SECONDS.value:g} s for Ray's start, {AFTER_SECONDS.value:g} s for fits "
         "and the report; the upper end: all extensions, on a machine that does other work too",
     )  # fmt: skip

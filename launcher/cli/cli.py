@@ -39,7 +39,7 @@ EXIT_CODES = {
 
 _LINK_LOOP = "Symlink loop from "
 LEAVE_SECONDS = 4.0
-"""Time a verb has to leave after SIGTERM, unless it handles the signal itself."""
+"""Time after SIGTERM until a verb is ended, unless it handles the signal itself."""
 
 # Errors of the packages are bad input (2) unless named here.
 _EXIT_CODES = {
@@ -64,7 +64,7 @@ _EXIT_CODES = {
 }
 _OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
 _BUG_ERRNOS = {errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTSOCK}
-"""Refusals of the system that only a wrong call explains, if no file is named."""
+"""Error numbers that mean a bug of forerun if the error names no file."""
 _OS_ADVICE = {
     errno.ENOSPC: "free space on the disk, then run the same command again",
     errno.EDQUOT: "free space within your quota, then run the same command again",
@@ -111,7 +111,7 @@ _VERBS = {
 
 
 class _CarriedError(Exception):
-    """An error that must get past click, which would end the program by itself: with 1 for a closed pipe."""
+    """Carries an error through click, which would otherwise end the program itself, with 1 for a closed pipe."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -197,7 +197,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def _surroundings_text(error: BaseException) -> str | None:
-    """Return what the machine or the input lacked, and what to do; None if neither explains the error."""
+    """Return a message if the machine or the input caused the error, with advice; else None."""
     if isinstance(error, OSError):
         if error.filename is not None:
             return f"{error.filename}: {error.strerror}"
@@ -217,16 +217,16 @@ def _surroundings_text(error: BaseException) -> str | None:
 
 
 def _is_parsing(error: BaseException) -> bool:
-    """Whether a parser was at work; elsewhere an endless recursion is ours."""
+    """Return whether an error came from within a parser; any other endless recursion is a bug of forerun."""
     modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(module.split(".")[0] in _PARSERS for module in modules)
 
 
 def _unwrap(error: BaseException) -> BaseException | None:
-    """Return the error behind what click made of it, with the stream's name if it came from printing.
+    """Return the error that click has wrapped; an error of printing gets the name of the stream.
 
-    None if nobody reads stdout any more, which is no error. What Python raises for links that lead in a circle
-    (`Path.resolve`) is an error of that path.
+    Returns None if the reader of stdout has closed the pipe, which is not an error. The RuntimeError of `Path.resolve`
+    for links in a circle becomes an OSError of that path.
     """
     if isinstance(error, _CarriedError):
         error = error.error
@@ -283,10 +283,10 @@ def main(args: list[str] | None = None) -> NoReturn:
 
 
 def _end_in_time() -> None:
-    """End this process soon after SIGTERM or SIGHUP, also where one long call keeps Python from handling them.
+    """End this process soon after SIGTERM or SIGHUP, even if one long call keeps Python from handling them.
 
-    The signal wakes a thread, which gives the verb some seconds to leave in order. A verb that handles the signal
-    itself, because it has something to save, is left alone.
+    The signal wakes a thread, which gives the verb some seconds to end in order. A verb that handles the signal
+    itself, because it has something to save, is not ended.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -306,10 +306,10 @@ def _end_in_time() -> None:
 
 
 def _refuse_other_encodings(typed: list[str]) -> None:
-    """Refuse paths that are not UTF-8, before anything is done with them: no record can hold their names.
+    """Check that paths are UTF-8 before they are used: a record cannot hold other names.
 
     Raises:
-        click.UsageError: A word of the command line or the current folder is one.
+        click.UsageError: A word of the command line, or the current folder, is not UTF-8.
     """
     if not typed or typed[0].startswith("-"):  # help
         return
@@ -319,17 +319,21 @@ def _refuse_other_encodings(typed: list[str]) -> None:
     places = [("", word) for word in words]
     with contextlib.suppress(OSError):  # a current folder that was removed
         places.append(("the current folder ", str(Path.cwd())))
-    named = [f"{what}{os.fsencode(word).decode('utf-8', 'backslashreplace')}" for what, word in places if _is_odd(word)]
+    named = [
+        f"{prefix}{os.fsencode(word).decode('utf-8', 'backslashreplace')}"
+        for prefix, word in places
+        if not _is_utf8(word)
+    ]
     if named:
         raise click.UsageError(f"{', '.join(named)}: a name must be UTF-8, as records are; rename it")
 
 
-def _is_odd(word: str) -> bool:
+def _is_utf8(word: str) -> bool:
     try:
         word.encode()
     except UnicodeEncodeError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _listen() -> None:
@@ -342,7 +346,7 @@ def _listen() -> None:
 
 
 def _flush_streams() -> None:
-    """Flush both streams, or send what nobody takes nowhere: Python flushes on its way out, and would exit with 120."""
+    """Flush stdout and stderr, and drop output that cannot be written: Python would exit with 120 for it."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -18,14 +18,22 @@ from typing import Any
 
 from launcher.base.signals import make_child_die_with_us
 from launcher.base.study_names import shown_name
-from launcher.base.talk import duration, say
+from launcher.base.talk import say
 from launcher.report.about import next_line
 from launcher.study.gates import open_gates
 from launcher.supervisor.attempt import hearing
-from launcher.views.numbers import count, interval, loss, number, words
+from launcher.views.numbers import words
 from launcher.views.transfer import estimate
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import (
+    counted,
+    format_count,
+    format_duration,
+    format_interval,
+    format_learning_rate,
+    format_loss,
+)
 from proxies.core.plain_files import read_plain
 
 FIRST_STEPS, MORE_STEPS = 20, 40
@@ -71,7 +79,7 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
     seconds = time.monotonic() - started
     text = "\n".join([
         *summary_lines(_report(study)),
-        *_labelled("took", duration(seconds)),
+        *_labelled("took", format_duration(seconds)),
         "frozen config:", str(frozen / "launch.json"), "report, for a browser:", str(study / "report.html"),
         next_line(_report(study), None, study),
     ])  # fmt: skip
@@ -93,17 +101,21 @@ def summary_lines(body: Json) -> list[str]:
             f"{name} {words(check['outcome'])} over widths {', '.join(map(str, check['widths']))}"
             for name, check in report["coordinates"].items() if check["axis"] == "width"
         ),
-        "best rate by width": ", ".join(f"{number(one['value'])} at {one['size']}" for one in verdict["optima"]),
+        "best rate by width": ", ".join(
+            f"{format_learning_rate(optimum['value'])} at {optimum['size']}" for optimum in verdict["optima"]
+        ),
         "rate over width": f"{report['question']['proxy']['parametrization']} {words(verdict['outcome'])}: at width "
         f"{verdict['target_size']} it costs {estimate(verdict['regret_nats'])} nats, "
         f"{verdict['margin_nats']:g} are allowed",
         "control": "none" if control is None else f"standard parametrization {words(control['outcome'])}: the best "
         f"rate moves by {estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per doubling of width",
-        "rate used": f"{number(transfer['learning_rate'])} at the searched width, "
-        f"{number(transfer['together']['transferred_value'])} for the main run",
-        "main run": f"width {choice['shape']['width']}, {choice['shape']['num_layers']} layers, "
-        f"{count(choice['params'])} parameters, {count(choice['tokens'])} tokens in {choice['num_steps']:,} steps",
-        "expected loss": f"{loss(choice['prediction']['loss'])} nats {interval(choice['prediction']['interval'])}",
+        "rate used": f"{format_learning_rate(transfer['learning_rate'])} at the searched width, "
+        f"{format_learning_rate(transfer['together']['transferred_value'])} for the main run",
+        "main run": f"width {choice['shape']['width']}, {counted(choice['shape']['num_layers'], 'layer')}, "
+        f"{format_count(choice['params'])} parameters, {format_count(choice['tokens'])} tokens in "
+        f"{counted(choice['num_steps'], 'step')}",
+        "expected loss": f"{format_loss(choice['prediction']['loss'])} nats "
+        f"{format_interval(choice['prediction']['interval'])}",
         "gates passed": ", ".join(words(gate["name"]) for gate in report["gates"] if gate["outcome"] == "passed"),
         "accepted": ", ".join(_found(gate) for gate in report["gates"] if gate["outcome"] != "passed") or "none",
     }  # fmt: skip

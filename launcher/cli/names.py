@@ -75,12 +75,12 @@ class StudyName(Named):
 
 
 _STUDY = "launcher.cli.names.study"
-"""Key under which a command line's `--study` is kept in click's context."""
+"""Key of `--study` in the `meta` of click's context."""
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 def study_of_line(ctx: click.Context) -> Path | None:
-    """Return the study that `--study` names on this command line; None if it is not given."""
+    """Return the study that `--study` names on the command line; None if the option is not given."""
     study: Path | None = ctx.meta.get(_STUDY)
     return study
 
@@ -113,17 +113,17 @@ lookup_option = click.option(
     "--study", "study", type=StudyName(), callback=_keep_study, expose_value=False, is_eager=True, metavar="STUDY",
     help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
 )  # fmt: skip
-"""`--study` of a verb that names the study, or what lies in it, by an argument."""
+"""Option `--study` of verbs that take the study, or a frozen config in it, as an argument."""
 
 
 def frozen_argument(command: _Command) -> _Command:
-    """FROZEN by its path, digest, or `latest`, in the study that `--study` names."""
+    """Add the argument FROZEN: a path, a digest, or `latest` in the study that `--study` names."""
     argument = click.argument("frozen", metavar="[FROZEN]", required=False, type=AnyName(), callback=_frozen_given)
     return argument(lookup_option(command))
 
 
 def study_argument(command: _Command) -> _Command:
-    """STUDY, also as `--study`."""
+    """Add the argument STUDY, which may also be given as `--study`."""
     argument = click.argument("study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_study_given)
     return argument(lookup_option(command))
 

@@ -67,12 +67,12 @@ plan_argument = click.argument(
 def _parse_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     columns: dict[str, str] = {}
     for value in values:
-        ours, equals, theirs = value.partition("=")
-        if not equals or not ours.strip() or not theirs.strip():
+        role, _, name = (part.strip() for part in value.partition("="))
+        if not role or not name:
             raise click.BadParameter(f"{value!r}: must be NAME=THEIRS, such as loss=val_bpb", ctx, param)
-        if ours.strip() in columns:
-            raise click.BadParameter(f"{ours.strip()} is named twice: name it once", ctx, param)
-        columns[ours.strip()] = theirs.strip()
+        if role in columns:
+            raise click.BadParameter(f"{role} is named twice: name it once", ctx, param)
+        columns[role] = name
     return columns
 
 
@@ -137,11 +137,11 @@ def folder_of(frozen: Path) -> Path:
 
 
 def sound_config(frozen: Path) -> tuple[Decision, Path]:
-    """Return the decision of a frozen config and its folder; what was accepted of it is said on stderr.
+    """Return the decision and the folder of a frozen config, and warn of problems that were accepted.
 
     Raises:
         FrozenError: There is no launch config.
-        TamperedError: It was edited, or what lies beside it belongs to another one.
+        TamperedError: It was edited, or its attestations are those of another config.
     """
     from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import read_launch

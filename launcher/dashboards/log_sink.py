@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from launcher.dashboards.main_run import main_run
 from launcher.dashboards.wandb_writer import WandbTarget, writing
 from launcher.frozen.frozen import Decision
 from launcher.supervisor.attempt import hearing
+from proxies.core.notation import counted, format_duration
 from proxies.core.redaction import redacted
 
 LOOK_SECONDS = 1.0
@@ -52,10 +54,11 @@ class LogSink:
     entered by the one supervisor that has the folder.
     """
 
-    def __init__(self, run_dir: Path, decision: Decision, mode: Mode) -> None:
+    def __init__(self, run_dir: Path, decision: Decision, mode: Mode, failures: Sequence[str] = ()) -> None:
+        """Store what to show; `failures` are gates that failed and were accepted."""
         self.outcome: SinkOutcome | None = None
         self._run_dir, self._decision, self._mode = run_dir.absolute(), decision, mode
-        self._over = threading.Event()
+        self._failures, self._over = failures, threading.Event()
         self._job: WandbProcess | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -72,7 +75,7 @@ class LogSink:
             if not self._thread.is_alive():
                 return
             late = "a signal came before it had written the rest"
-            late = late if signalled.is_set() else f"it did not end within {FINISH_SECONDS:.0f} s"
+            late = late if signalled.is_set() else f"it did not end within {format_duration(FINISH_SECONDS)}"
             if self._job is not None:
                 self._job.stop()
             self._thread.join(_LAST_SECONDS)
@@ -80,12 +83,17 @@ class LogSink:
 
     def _work(self) -> None:
         try:
-            run = main_run(self._decision, self._run_dir, is_over=lambda: self._over.wait(LOOK_SECONDS))
+            run = main_run(
+                self._decision,
+                self._run_dir,
+                is_over=lambda: self._over.wait(LOOK_SECONDS),
+                failures=self._failures,
+            )
             with writing(self._run_dir, self._mode, WandbTarget(), dies_with_us=False) as writer:
                 self._job = writer.job
                 path, url, num_rows = writer.write(run)
             self.outcome = SinkOutcome(
-                text=f"{num_rows} rows in {path}", path=str(path), url=url, num_rows=num_rows, whole=True
+                text=f"{counted(num_rows, 'row')} in {path}", path=str(path), url=url, num_rows=num_rows, whole=True
             )
             return
         except Exception as error:  # whatever it is, it is reported

@@ -30,7 +30,11 @@ _OF_PROXIES_TOO = ("train_loss_nats", "grad_norm", "validation_loss_nats")
 
 
 def main_run(
-    decision: Decision, run_dir: Path, study: str = "", is_over: Callable[[], bool] = lambda: True
+    decision: Decision,
+    run_dir: Path,
+    study: str = "",
+    is_over: Callable[[], bool] = lambda: True,
+    failures: Sequence[str] = (),
 ) -> RunRecord:
     """The main run of a frozen config.
 
@@ -39,15 +43,19 @@ def main_run(
         run_dir: where its metrics are, or will be.
         study: the study's id, where it is known.
         is_over: asked after all that was there has been told: whether to stop there, or to look again. It may wait.
+        failures: names of gates that failed and were accepted; the run's name says so.
     """
     run_id = decision.digest[:ID_DIGITS]
-    path, summary, sha256 = run_dir / metrics.METRICS_FILE, {}, ""
+    name = f"run {run_id[:8]}"
+    name += f", accepted failure: {', '.join(failures)}" if failures else ""
+    summary: dict[str, Json] = {"accepted_failures": [*failures]} if failures else {}
+    path, sha256 = run_dir / metrics.METRICS_FILE, ""
     if study and path.is_file():
-        summary = _ended(run_dir)
+        summary |= _ended(run_dir)
         with open_plain(path) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered
     return RunRecord(
-        run_id=run_id, name=f"run {run_id[:8]}", config=_settings(decision) | ({"study": study} if study else {}),
+        run_id=run_id, name=name, config=_settings(decision) | ({"study": study} if study else {}),
         summary=summary, group="main run", job_type="main run",
         rows=lambda: _rows(decision, run_dir, is_over), rows_id=sha256,
     )  # fmt: skip

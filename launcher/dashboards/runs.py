@@ -19,6 +19,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.hyperparameters import WARMUP
+from proxies.core.notation import format_learning_rate
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Run, RunResult, RunSpec
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
@@ -52,15 +53,23 @@ def main_runs(study: Study) -> list[RunRecord]:
         FrozenError, TamperedError: a config that was frozen of the study is not what its digest names.
     """
     from launcher.frozen.config_checks import require_sound
-    from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
+    from launcher.frozen.launch_file import LAUNCH_FILE, name_accepted_failures, read_launch
 
     files = sorted((study.study_dir / "frozen").glob(f"*/{LAUNCH_FILE}"))
     decisions = {file.parent / "run": read_launch(file) for file in files}
     for folder, decision in decisions.items():
         require_sound(folder.parent, decision.digest)
     mine = study_id(study.question)
-    return [main_run(decision, folder, mine) for folder, decision in decisions.items()
-            if (folder / metrics.METRICS_FILE).is_file()]  # fmt: skip
+    return [
+        main_run(
+            decision,
+            folder,
+            mine,
+            failures=name_accepted_failures(folder.parent, decision.digest),
+        )
+        for folder, decision in decisions.items()
+        if (folder / metrics.METRICS_FILE).is_file()
+    ]
 
 
 def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
@@ -109,7 +118,7 @@ def proxy_runs(study: Study, ledger: Ledger) -> list[RunRecord]:
 def _proxy(study: Study, run: Run, asked_by: str, imported: bool, mine: str) -> RunRecord:
     spec, result = run.spec, run.result
     stage, job = asked_by.split("/")
-    rate = f"lr {spec.hparams.learning_rate:.3g}"
+    rate = f"lr {format_learning_rate(spec.hparams.learning_rate)}"
     return RunRecord(
         run_id=canon.content_id([mine, spec.id])[:ID_DIGITS],
         name=f"{stage} {spec.parametrization.name} w{spec.shape.width} {rate} {spec.id[:8]}",

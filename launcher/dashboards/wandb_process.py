@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from launcher.base.wandb_calls import ANSWER
+from proxies.core.notation import counted
 
 _SETTINGS: dict[str, Any] = {
     "console": "off", "disable_code": True, "disable_git": True, "save_code": False, "disable_job_creation": True,
@@ -108,7 +109,7 @@ def _lacks(run: Any, wanted: dict[str, Any]) -> list[str]:
     if run.summary_metrics.get("content_sha256") != wanted["content"]:  # sent with all of it, when the run ends
         lacks.append("its summary differs from what was logged")
     if run.historyLineCount != wanted["num_rows"]:
-        lacks.append(f"history: {run.historyLineCount} of {wanted['num_rows']} rows")
+        lacks.append(f"history: {run.historyLineCount} of {counted(wanted['num_rows'], 'row')}")
     return lacks
 
 

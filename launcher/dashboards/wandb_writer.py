@@ -22,6 +22,7 @@ from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Mode, WandbProc
 from launcher.dashboards.records import RunRecord
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_to_append, read_plain
 
 ENTRY_FILE, LOCK_FILE, WORKSPACE_FILE = "forerun.json", "forerun.lock", "workspace.json"
@@ -265,7 +266,9 @@ class Writer:
         except (MetricsError, OSError) as error:
             raise DashboardError(f"what wandb wrote cannot be read back: {error}; is the disk full?") from error
         if left:
-            raise DashboardError(f"wandb did not write {left} of {num_rows} rows to {file}; is the disk full?")
+            raise DashboardError(
+                f"wandb did not write {left} of {counted(num_rows, 'row')} to {file}; is the disk full?"
+            )
         return WrittenRun(content=run.content, num_rows=num_rows)
 
 

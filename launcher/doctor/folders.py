@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from launcher.doctor.findings import DoctorFinding, fail, ok, warn
+from proxies.core.notation import format_bytes
 
 LEAST_BYTES, ENOUGH_BYTES = 100 * 10**6, 2 * 10**9
 """Free where a study lies: the demo's takes some 20 MB, checkpoints of a large proxy more."""
@@ -26,10 +27,10 @@ def check_folder(path: Path) -> DoctorFinding:
 
 def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
     """Whether a study fits, and whether drivers on two machines may miss each other's locks."""
-    name, free = "study folder", f"{free_bytes / 1e9:,.1f} GB free at {path}"
+    name, free = "study folder", f"{format_bytes(free_bytes)} free at {path}"
     mend = "free some space, or choose another folder with --study"
     if free_bytes < LEAST_BYTES:
-        return fail(name, f"{free}: a study needs {LEAST_BYTES / 1e6:.0f} MB", mend)
+        return fail(name, f"{free}: a study needs {format_bytes(LEAST_BYTES)}", mend)
     if free_bytes < ENOUGH_BYTES:
         return warn(name, f"{free}: `forerun estimate PLAN` counts what a study needs", mend)
     if filesystem.startswith(_SHARED):

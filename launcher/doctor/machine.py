@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.doctor.findings import DoctorFinding, fail, ok, warn
 from launcher.doctor.libraries import LibraryCheck
+from proxies.core.notation import counted
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """The object store of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts it on the disk."""
@@ -69,9 +70,8 @@ def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
     if key is None:
         return ok("W&B", "no WANDB_API_KEY: dashboards stay offline, or use the login of `wandb login`")
     if key != key.strip() or not key.isprintable() or len(key) < _KEY_CHARS:
-        sentence = (
-            f"WANDB_API_KEY has {len(key.strip())} characters, or spaces around them: W&B's keys have 40 and more"
-        )
+        length = counted(len(key.strip()), "character")
+        sentence = f"WANDB_API_KEY has {length}, or spaces around them: W&B's keys have 40 and more"
         return warn("W&B", sentence, "wandb login --relogin, and unset WANDB_API_KEY")
     return ok("W&B", "a key is set; nothing is sent without --online")
 
@@ -100,7 +100,7 @@ def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
     if not gpus:
         return ok("driver", "no GPU here: proxies and the demo run on the CPU")
     kinds = "; ".join(f"{list(gpus).count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
-    return ok("driver", f"{len(gpus)} GPUs: {kinds}")
+    return ok("driver", f"{counted(len(gpus), 'GPU')}: {kinds}")
 
 
 def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: bool) -> DoctorFinding:
@@ -113,15 +113,17 @@ def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: 
         return fail(name, "; ".join(broken), "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`")
     if devices:
         return ok(
-            name, f"torch, built for CUDA {cuda}, computes on {len(devices)} of {max(len(gpus), len(devices))} GPUs"
+            name,
+            f"torch, built for CUDA {cuda}, computes on {len(devices)} of "
+            f"{counted(max(len(gpus), len(devices)), 'GPU')}",
         )
     if not gpus:
         return ok(name, f"torch {version}, and no GPU")
     if not cuda:
-        sentence = f"torch {version} is built without CUDA: {len(gpus)} GPUs stay idle"
+        sentence = f"torch {version} is built without CUDA: it cannot use {counted(len(gpus), 'GPU')}"
         return warn(name, sentence, "pip install --force-reinstall torch")
     if hidden:
-        return warn(name, f"CUDA_VISIBLE_DEVICES hides {len(gpus)} GPUs", "unset CUDA_VISIBLE_DEVICES")
+        return warn(name, f"CUDA_VISIBLE_DEVICES hides {counted(len(gpus), 'GPU')}", "unset CUDA_VISIBLE_DEVICES")
     why = warned[0] if warned else f"torch is built for CUDA {cuda}"
     mend = "nvidia-smi shows the newest CUDA of the driver: update it, or install a torch built for that CUDA"
-    return fail(name, f"torch sees none of {len(gpus)} GPUs: {why.splitlines()[0][:300]}", mend)
+    return fail(name, f"torch sees none of {counted(len(gpus), 'GPU')}: {why.splitlines()[0][:300]}", mend)

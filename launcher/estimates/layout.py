@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from launcher.frozen.frozen import Parallelism
+from proxies.core.notation import counted
 from proxies.core.shape import Shape
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def layout_problems(degrees: Parallelism, shape: Shape, batch_tokens: int) -> li
             shape.seq_len % (2 * context * tp if context > 1 else tp)
         ),
         f"batch_tokens = {batch_tokens}: must be a multiple of {shape.seq_len} tokens by {data} data-parallel ranks "
-        f"by {sequences} sequences": batch_tokens % (shape.seq_len * data * sequences),
+        f"by {counted(sequences, 'sequence')}": batch_tokens % (shape.seq_len * data * sequences),
     }
     found = [sentence for sentence, rest in divisions.items() if rest]
     if pipeline > 1 and not found and passes < pipeline:

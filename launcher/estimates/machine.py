@@ -10,6 +10,7 @@ from launcher.base.reference import Published
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import Convention
+from proxies.core.notation import format_factor
 
 # A number with the ends between which it may lie; and hours of accelerators as such numbers. Standard library only.
 #
@@ -123,7 +124,8 @@ def machine_of(given: MachineOptions, flops_per_token: float) -> Machine:
         mfu = exactly(given.tokens_per_gpu_second * flops_per_token / peak, "measured throughput, as given")
         if mfu.value > 1:
             sentence = (
-                f"tokens_per_gpu_second = {given.tokens_per_gpu_second}: {mfu.value:.3g} times the peak of {name}"
+                f"tokens_per_gpu_second = {given.tokens_per_gpu_second}: {format_factor(mfu.value)} times the peak "
+                f"of {name}"
             )
             raise SpecError("Machine", [sentence])
     price = None if given.price_usd is None else exactly(given.price_usd, "given")

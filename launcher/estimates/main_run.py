@@ -15,6 +15,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
 from proxies.core.muon import optimizer_flops
+from proxies.core.notation import counted, format_bytes, format_count, format_factor
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
 from proxies.core.shape import Shape
 from proxies.core.spec import Precision
@@ -282,17 +283,23 @@ def _warnings(found: MainEstimate) -> list[str]:
     room = machine.memory_gb * GIGA * (1 - RESERVED)
     if found.memory is not None and found.memory.total_bytes > room:
         notes.append(
-            f"the layout needs {found.memory.total_bytes / GIGA:.1f} GB a rank, {room / GIGA:.1f} GB are free: use "
+            f"the layout needs {format_bytes(found.memory.total_bytes)} a rank, {format_bytes(room)} are free: use "
             "more sharding, activation_checkpointing, smaller microbatch_sequences or larger GPUs"
         )
     if run.layout.num_ranks != machine.num_gpus:
-        notes.append(f"hours are for {machine.num_gpus} GPUs, memory is for the layout's {run.layout.num_ranks} ranks")
+        notes.append(
+            f"hours are for {counted(machine.num_gpus, 'GPU')}, memory is for the layout's "
+            f"{counted(run.layout.num_ranks, 'rank')}"
+        )
     if params < SMALLEST_PUBLISHED and not machine.measured:
-        notes.append(f"{params:.3g} parameters: no run below {SMALLEST_PUBLISHED:.0e} is published with its hours")
+        notes.append(
+            f"{format_count(params)} parameters: no run below {format_count(SMALLEST_PUBLISHED)} is published with "
+            "its hours"
+        )
     cost = found.usd or found.gpu_hours
     if cost.high > WIDE * cost.low:
         notes.append(
-            f"hours and dollars are known only within a factor of {cost.high / cost.low:.3g}: measure "
-            f"the tokens a second of one {machine.name} over some steps of this shape, and give --tokens-per-second"
+            f"hours and dollars are known only within a factor of {format_factor(cost.high / cost.low)}: measure the "
+            f"tokens a second of one {machine.name} over some steps of this shape, and give --tokens-per-second"
         )
     return notes

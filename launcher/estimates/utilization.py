@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.estimates.machine import Span
+from proxies.core.notation import counted, format_percent
 
 if TYPE_CHECKING:
     from launcher.estimates.machine import Machine
@@ -56,8 +57,9 @@ class UtilizationLine:
         half = _QUANTILE * self.scale
         return Span(
             value=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half),
-            source="of the peak over all hours paid, attention's whole square counted: "
-            f"{self.num_runs} published runs, {LEVEL:.0%} of them inside (docs/estimates.md)",
+            source="over all hours paid, attention's whole square counted: "
+            f"{counted(self.num_runs, 'published run')}, {format_percent(LEVEL)} of them in this interval "
+            "(docs/estimates.md)",
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from launcher.plan.study import Study, base_duration
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, WARMUP, warmup_of, with_warmup
+from proxies.core.notation import counted, format_interval, format_nats, format_percent
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params, SearchSpace
 from transfer.question import Hyperparameter
@@ -148,7 +149,7 @@ def num_runs(num_offsets: int, num_seeds: int) -> int:
 
 
 def describe_finding(finding: ConventionFinding, margin_nats: float, rival: str) -> str:
-    """Return how the convention did against its rival, as the predicate of a sentence."""
+    """Describe the result of the convention against its rival, as the predicate of a sentence."""
     if finding.basis == "same":
         return f"is {rival} too"
     if finding.loses_nats is not None and finding.noise_nats is not None:
@@ -161,11 +162,11 @@ def describe_finding(finding: ConventionFinding, margin_nats: float, rival: str)
             "searched": f"more than the noise of one run, and not surely less than the margin of {margin_nats:g}",
         }
         return (
-            f"loses {value:.4f} [{low:.4f}, {high:.4f}] nats to {rival} over {finding.num_seeds} seeds, "
-            f"{reasons[finding.basis]}"
+            f"loses {format_nats(value)} {format_interval((low, high), '.4f')} nats to {rival} over "
+            f"{counted(finding.num_seeds, 'seed')}, {reasons[finding.basis]}"
         )
     if finding.basis == "searched":
-        return f"diverged with {finding.num_diverged} of {finding.num_seeds} seeds, and {rival} with fewer"
+        return f"diverged with {finding.num_diverged} of {counted(finding.num_seeds, 'seed')}, and {rival} with fewer"
     return f"could not be compared with {rival}: too few runs finished"
 
 
@@ -358,14 +359,15 @@ class WarmupRule:
     def words(self, margin_nats: float) -> str:
         """The rule and what it rests on."""
         if self.rule == "share" and self.finding is None:
-            return "the same share of the steps"
-        kept = f"as many warmup tokens as at the base, at least {CONVENTIONAL_WARMUP:g} of the steps in long runs"
+            return "The same share of the steps"
+        share = format_percent(CONVENTIONAL_WARMUP)
+        kept = f"As many warmup tokens as at the base, at least {share} of the steps in long runs"
         if self.finding is None:
             return f"{kept} (conventional: GPT-3, Llama). Not tested for long runs"
         evidence = describe_finding(self.finding, margin_nats, "the same share of the steps")
         if self.rule == "tokens":
             return f"{kept}. At {self.num_tokens:,} tokens this rule {evidence}"
-        return f"the same share of the steps. At {self.num_tokens:,} tokens a fixed number of warmup tokens {evidence}"
+        return f"The same share of the steps. At {self.num_tokens:,} tokens a fixed number of warmup tokens {evidence}"
 
 
 def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:

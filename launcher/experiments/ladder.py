@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from launcher.experiments.conventions import Rule, as_proxy
 from launcher.experiments.sweep_grids import Sizes, base_sizes, transferred_rate
 from launcher.plan.study import Study
+from proxies.core.notation import counted, format_nats
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params
 from transfer.question import Axis
@@ -213,14 +214,16 @@ def check(
     outcome, words = _judge(tried, noise_nats, excess, margin_nats, level)
     return RungCheck(
         rung=checked.rung, tried=tried, noise_nats=noise_nats, excess=excess, outcome=outcome,
-        words=f"{_shape_words(checked.rung)}, {checked.rung.schedule.num_steps} steps: {words}",
+        words=f"{_shape_words(checked.rung)}, {counted(checked.rung.schedule.num_steps, 'step')}: {words}",
     )  # fmt: skip
 
 
 def _shape_words(rung: RunSpec) -> str:
     """A rung's width, with its layers where they are not the base's."""
     layers = rung.shape.num_layers
-    return f"width {rung.shape.width}" + (f" of {layers} layers" if layers != rung.base_shape.num_layers else "")
+    return f"width {rung.shape.width}" + (
+        f" of {counted(layers, 'layer')}" if layers != rung.base_shape.num_layers else ""
+    )
 
 
 def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Excess | None:
@@ -298,14 +301,14 @@ def _judge(
     spread = NormalDist().inv_cdf((1 + level) / 2) * noise_nats
     if (least := gain - spread * math.sqrt(sum(1 / len(one.losses_nats) for one in (own, best)))) > margin_nats:
         return "mis_tuned", (
-            f"at {best.octaves:+g} octaves its loss is {gain:.4f} nats lower ({least:.4f} at "
-            f"least; {margin_nats:g} are allowed): its rate is too {'low' if best.octaves > 0 else 'high'}"
+            f"at {best.octaves:+g} octaves its loss is {format_nats(gain)} nats lower ({least:.4f} at least; "
+            f"{margin_nats:g} are allowed): its rate is too {'low' if best.octaves > 0 else 'high'}"
         )
     if excess is None:
         return "cannot_tell", _why_no_excess(tried)
     low, high = excess.interval
     sentence = (
-        f"{excess.nats:.4f} nats [{low:.4f}, {high:.4f}] over the best rate within {excess.reach[0]:+g} to "
+        f"{format_nats(excess.nats)} nats [{low:.4f}, {high:.4f}] over the best rate within {excess.reach[0]:+g} to "
         f"{excess.reach[1]:+g} octaves, which is at {excess.optimum_octaves:+.2f}"
     )
     if high < margin_nats:

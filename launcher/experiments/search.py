@@ -17,6 +17,7 @@ from launcher.plan.study import SEARCH_STAGE, Study
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
+from proxies.core.notation import counted
 from proxies.core.rules import decay_problems
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.growth import Edge, grown, open_edges, probes, ranked
@@ -43,7 +44,7 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
         for point in (space.lowest, space.highest):
             try:
                 found = [
-                    f"{problem} at width {run.shape.width} and {run.schedule.num_steps} steps"
+                    f"{problem} at width {run.shape.width} and {counted(run.schedule.num_steps, 'step')}"
                     for run in make(point)  # at every size and duration, a step must leave something of a weight
                     for problem in decay_problems(run.parametrization, run.ratios, run.hparams)
                 ]

@@ -34,6 +34,7 @@ from launcher.experiments.wider import spike_words
 from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM, hyperparameter_named
+from proxies.core.notation import counted, format_factor
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import scaled, scaling
 from proxies.core.spec import RunResult, RunSpec
@@ -142,7 +143,7 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
         StageMissingError: it has not ended.
         NoFinishedTrialError: every trial diverged or failed.
     """
-    missing = StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
+    missing = StageMissingError(f"the search has not ended: `{study.command_line('sweep')}` runs or resumes it")
     losses = ended_losses(study, ledger)
     if losses is None:
         raise missing
@@ -150,8 +151,9 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
     if not ranked(losses):
         last = ledger.first_results()[study.trial_id(points[-1])]
         raise NoFinishedTrialError(
-            f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
-            f"lower search.learning_rate = {list(study.plan.search.learning_rate)}, in a study folder of its own"
+            f"none of {counted(len(points), 'trial')} finished; the last: {last.status}, {last.reason}. If they "
+            f"diverged, lower search.learning_rate = {list(study.plan.search.learning_rate)}, in a study folder of "
+            "its own"
         )
     if growth(study, ledger, losses) is not None:
         raise missing
@@ -243,7 +245,9 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
     pairs = rate_pairs(setting)
     done = all(test.done(setting.results) for test in tests) and all(pair.done(setting.results) for pair in pairs)
     if warmup is None or not done:
-        raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
+        raise StageMissingError(
+            f"the transfer runs have not ended: `{study.command_line('transfer')}` runs or resumes them"
+        )
     optima = judged(setting, tests[0], None).verdict.optima
     log2_lr = next((o.log2_value for o in optima if o.size == study.plan.proxy.base_width), None)
     measured = [t for t in tests if t.hyperparameter == LEARNING_RATE and t.axis in study.plan.transfer.measured_rules]
@@ -360,7 +364,7 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
         "hyperparameter": name,
         "base_value": _at_base(study, found, name),
         "target_value": value,
-        "rule": ". ".join([rule, *(tie.words(margin) for tie in ties)]),
+        "rule": ". ".join([*(tie.words(margin) for tie in ties), rule]),
         "tested": list(axes),
         "untested": [a for a in _AXES if a not in over and differs(target.along(a), base.along(a))],
         "outcome": outcome,
@@ -385,34 +389,37 @@ def _regret(verdict: Verdict) -> tuple[int, float]:
     return rank, verdict.regret_nats.high if verdict.regret_nats else 0.0
 
 
+_UNSCALED = "The same value at every size"
+
+
 def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
     """A value at the target, and the rule that puts it there in words."""
     base, rules = base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
     if name == LEARNING_RATE:
         measured = found.powers_at(target)
-        notes = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
+        notes = [f"Set at the base width, and scaled by {rules.name} for each kind of parameter"]
         notes += [
-            f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
+            f"Times {format_factor(ratio)}^{power:+.3f} over {axis}, as measured"
             for axis, power in measured.items()
             if (ratio := target.along(axis) / base.along(axis)) != 1
         ]
         notes += [
-            f"no exponent over {axis} could be measured: none is used"
+            f"No exponent over {axis} could be measured, so none is used"
             for axis in study.plan.transfer.measured_rules
             if axis_sizes(study, axis) and axis not in measured
         ]
-        return found.rate_at(base, target), "; ".join(notes)
+        return found.rate_at(base, target), ". ".join(notes)
     value = base_value(study, name, found.point)
     if name == found.warmup.HYPERPARAMETER:
         return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)
     if name in study.plan.search.own:
         own = study.plan.search.own[name].value(name, value)
-        return own.at(ratios), "as it is" if own.powers == Powers() else f"times {own.powers}"
+        return own.at(ratios), _UNSCALED if own.powers == Powers() else f"Times {own.powers}"
     powers, one = scaling(rules, name), hyperparameter_named(name)
     if one.can_be_off and not value:
-        return value, "off"
+        return value, "Off at every size"
     if powers == Powers():
-        return value, "as it is"
-    scaled_words = f"1 - {name}" if one.scale == "log2_complement" else "of hidden matrices,"
-    return scaled(rules, name, value, ratios), f"{scaled_words} times {powers}"
+        return value, _UNSCALED
+    scaled_words = f"1 - {name} is multiplied" if one.scale == "log2_complement" else "Hidden matrices: multiplied"
+    return scaled(rules, name, value, ratios), f"{scaled_words} by {powers}"

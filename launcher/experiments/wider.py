@@ -13,6 +13,7 @@ from launcher.experiments.sweep_grids import TransferTest
 from launcher.plan.study import Study
 from proxies.core.branches import branch_step, trunk_id, trunk_order
 from proxies.core.hyperparameters import LEARNING_RATE
+from proxies.core.notation import format_factor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.store.curves import load_curve
 from sweeps.store.errors import SweepError
@@ -173,6 +174,6 @@ def spike_words(
         return ""
     others = statistics.median(ratios[False])
     return (
-        f"that run's largest gradient norm after its warmup is {ratios[True][0]:.1f} times its median; "
-        f"those of the other runs of this size are {others:.1f} times theirs, in the median"
+        f"that run's largest gradient norm after its warmup is {format_factor(ratios[True][0])} times its median; "
+        f"those of the other runs of this size are {format_factor(others)} times theirs, in the median"
     )

@@ -13,6 +13,7 @@ from launcher.plan.plan import Plan
 from launcher.views.numbers import words
 from launcher.views.transfer import estimate, name_of
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -35,17 +36,20 @@ class TestEvidence:
         return float(self.verdict["target_size"] / max(sizes)) if sizes else 1.0
 
     def words(self) -> str:
-        """Outcome, cost and number of runs in a clause."""
+        """Return sentences with outcome, number of runs, and cost."""
         verdict = self.verdict
-        said = f"{self.runs.what}: {words(verdict['outcome'])}"
-        said += f", the value used loses {estimate(verdict['regret_nats'])} nats (margin {verdict['margin_nats']:g})"
+        runs = f"{counted(self.runs.num_runs, 'run')}, {counted(self.runs.num_seeds, 'seed')}"
+        said = f"{self.runs.what.capitalize()}: {words(verdict['outcome'])} ({runs}). "
         if verdict["outcome"] == "cannot_tell":
-            said += f" ({verdict['reasons'][0]})"
+            said += f"Reason: {verdict['reasons'][0]}"
+        else:
+            said += f"The value used loses {estimate(verdict['regret_nats'])} nats"
+            said += f", with a margin of {verdict['margin_nats']:g}"
         bend = verdict["bend"]
         if bend["probability"] is not None and verdict["power_is_measured"]:
-            said += f"; the line bends with probability {bend['probability']:.2f}, beyond the runs by "
+            said += f". The line bends with probability {bend['probability']:.2f}, beyond the runs by "
             said += f"{estimate(bend['octaves_per_doubling'], '+.2f')} octaves per doubling"
-        return f"{said}; {self.runs.num_runs} runs, {self.runs.num_seeds} seeds"
+        return said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +119,14 @@ def measured(
     said = [before] if before else []
     said += [one.words() for one in tests]
     said += [
-        f"gate {gate.name} {words(gate.outcome)}"
+        f"Gate {gate.name}: {words(gate.outcome)}"
         if gate.accepted is None
-        else f"gate {gate.name} accepted failure: {gate.accepted}"
+        else f"Gate {gate.name}: accepted failure ({gate.accepted})"
         if gate.outcome == "failed"
-        else f"gate {gate.name} {words(gate.outcome)}, accepted: {gate.accepted}"
+        else f"Gate {gate.name}: {words(gate.outcome)}, accepted ({gate.accepted})"
         for gate in gates
     ]
-    return EvidenceStrength(kind="measured", text="; ".join(said), gates=tuple(gates), **{**told, **more})
+    return EvidenceStrength(kind="measured", text=". ".join(said), gates=tuple(gates), **{**told, **more})
 
 
 def _at(plan: Mapping[str, Any], key: str) -> Any:

@@ -12,6 +12,7 @@ from launcher.plan import sources
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.muon import SHAPE_RULES
+from proxies.core.notation import counted
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, refusals
@@ -135,7 +136,7 @@ def _two_lines(group: dict[str, Json]) -> list[tuple[str, ...]]:
 
 
 def _heading(rules: Parametrization, shape: Shape, base: Shape, ratios: Ratios) -> str:
-    here, there = (f"width {of.width}, {of.num_layers} layers" for of in (shape, base))
+    here, there = (f"width {of.width}, {counted(of.num_layers, 'layer')}" for of in (shape, base))
     tokens = f", m_B = {ratios.batch:g}, m_D = {ratios.duration:g}" if rules.needs_tokens else ""
     return f"{rules} at {here}, relative to the base of {there}: m_N = {ratios.width:g}, m_L = {ratios.depth:g}{tokens}"
 

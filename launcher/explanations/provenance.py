@@ -26,8 +26,9 @@ from launcher.explanations.text import key_words, number
 from launcher.frozen.frozen import ParameterGroup
 from launcher.plan import sources
 from launcher.study.gates import forecast_warnings
-from launcher.views.numbers import words
+from launcher.views.numbers import listed, words
 from launcher.views.transfer import short_size, size_name, wanted
+from proxies.core import notation
 from proxies.core.hyperparameters import BESIDE, HYPERPARAMETERS, hyperparameter_named
 from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.programs import PLACEHOLDERS
@@ -35,11 +36,9 @@ from proxies.core.rules import Parametrization, decays, kind_rule, scaling
 from transfer.question import from_log2
 from transfer.verdict.rules import TransferRule
 
-# The table of what decides which field of a decision: plan keys, the fit, a rule, the corpus, this version.
-#
-# A row is a pattern of `Field.key` and the first that matches counts. Fields that a hyperparameter becomes have no row:
-# they are known by its name. What each kind of origin means for source, strength and change stands below the table.
-
+# The table of what decides which field of a decision: plan keys, the fit, a rule, the corpus, this version. A row is a
+# pattern of `Field.key`, and the first that matches counts. Fields that a hyperparameter becomes have no row: they are
+# known by its name. What each kind of origin means for source, strength and change stands below the table.
 OriginKind = Literal["plan", "tuned", "rule", "fit", "verdict", "corpus", "derived", "fixed"]
 """tuned: what a hyperparameter becomes; rule: of the parametrization; the others as in `record.SourceKind`."""
 TARGET = ("target.budget_flops", "target.width_multiple")
@@ -85,23 +84,23 @@ def _choice(*keys: str, gates: tuple[str, ...] = ("coordinates",)) -> Origin:
 def _fixed(text: str, *rules: str) -> Origin:
     return Origin(
         kind="fixed", text=text, rules=rules, sure="assumed" if rules else "chosen",
-        strength="common practice; no run of this study tests it" if rules else "a convention; no run tests another",
-        change=("no plan key sets it; only another version of forerun may freeze another value",),
+        strength="Common practice. No run of this study tests it" if rules else "A convention. No run tests another",
+        change=("No plan key sets it. Only another version of forerun may freeze another value",),
     )  # fmt: skip
 
 
 def _corpus(text: str, *gates: str) -> Origin:
     return Origin(
-        kind="corpus", text=f"the manifest of the corpus: {text}", gates=gates, sure="exact",
-        strength="read from the manifest of its shards",
-        change=("`forerun tokenize SOURCE --out DIR` makes another corpus; other data need new runs",),
+        kind="corpus", text=f"From the manifest of the corpus: {text}", gates=gates, sure="exact",
+        strength="The manifest states it",
+        change=("`forerun tokenize SOURCE --out DIR` makes another corpus. Other data need new runs",),
     )  # fmt: skip
 
 
 def _derived(text: str, *fields: str, keys: tuple[str, ...] = ()) -> Origin:
     return Origin(
-        kind="derived", text=text, fields=fields, keys=keys, sure="exact", strength="follows from other fields",
-        change=(f"it changes with {fields[0]}: see `forerun explain FROZEN {fields[0]}`",),
+        kind="derived", text=text, fields=fields, keys=keys, sure="exact", strength="Follows from other fields",
+        change=(f"It changes with {fields[0]}: see `forerun explain FROZEN {fields[0]}`",),
     )  # fmt: skip
 
 
@@ -114,28 +113,28 @@ def _from_fit(text: str, *fields: str, gates: tuple[str, ...] = (), strength: st
 _DRILLS = ("`forerun rehearse FROZEN` tests it in the drills of the launch",)
 _DEGREES = _from_key(
     "launch.{}",
-    strength="a choice; before the freeze the real shape was sharded this way over a fake process group of all ranks",
+    strength="A choice. The real shape was sharded this way over a fake process group of all ranks",
     change=("`forerun estimate FROZEN` shows memory per rank, time and cost with these degrees",),
 )  # fmt: skip
 _GROUP = _derived(
-    "parameters of the model that share kind and numbers, layers as one pattern", "shape", "parametrization"
+    "Parameters that share a kind and their numbers. All layers are one pattern", "shape", "parametrization"
 )
-_RULE = Origin(kind="rule", gates=("coordinates",), strength="a scaling rule, which also set it in the proxies")
+_RULE = Origin(kind="rule", gates=("coordinates",), strength="The same scaling rule set it in the proxies")
 _VOCABULARY = _corpus("its tokenizer's vocabulary")
-_SPIKE = "the definition of a spike and the response to it"
+_SPIKE = "Part of the definition of a spike and of the response to it"
 _SCHEDULE = "learning_rate.schedule"
 
 ORIGINS: dict[str, Origin] = {
-    "schema_version": _fixed("the version of the record's format, which readers need"),
-    "shape.width": _from_fit("the best size for the budget, rounded"),
+    "schema_version": _fixed("Version of the record's format. Readers need it"),
+    "shape.width": _from_fit("The best size for the budget, rounded"),
     "shape.num_layers": _from_key("target.num_layers", "model.num_layers", axis="depth", in_runs="shape.num_layers"),
     "base_shape.width": _from_key("proxy.base_width"),
     "*shape.vocab_size": _VOCABULARY,
-    "*shape.num_heads": _derived("the width over the width of a head", "{}.width", keys=("model.head_dim",)),
+    "*shape.num_heads": _derived("The width divided by the width of a head", "{}.width", keys=("model.head_dim",)),
     "*shape.num_kv_heads": _derived(
-        "the heads over the query heads per KV head", "{}.num_heads", keys=("model.query_heads_per_kv_head",)
+        "The heads divided by the query heads per KV head", "{}.num_heads", keys=("model.query_heads_per_kv_head",)
     ),
-    "*shape.ffn_width": _derived("in proportion to the width", "{}.width", keys=("model.ffn_ratio",)),
+    "*shape.ffn_width": _derived("The width times the plan's ratio", "{}.width", keys=("model.ffn_ratio",)),
     "*shape.*": _from_key("model.{}"),
     **{f"parametrization.{choice}": _choice() for choice in ("name", "width")},
     # What the coordinate check would see go wrong; in its few steps it sees no other choice.
@@ -148,66 +147,60 @@ ORIGINS: dict[str, Origin] = {
         kind="verdict", keys=("transfer.hyperparameters", "transfer.measured_rules", "transfer.level"),
         gates=("transfer",),
     ),
-    "forward.*": _RULE,
-    "multiplier_form": _fixed("as in the runs; multipliers absorbed into the weights would change the gradient norm"),
-    "groups.init_std": _RULE,
-    "groups.kind": _GROUP,
-    "groups.pattern": _GROUP,
-    "optimizer": _fixed("the proxies' optimizer", *(f"{one.label} ({one.source})" for one in OPTIMIZERS.values())),
-    "*_form": _fixed("as in torch: a step multiplies a weight by 1 - lr(t) x decay"),
+    **dict.fromkeys(("forward.*", "groups.init_std"), _RULE),
+    "multiplier_form": _fixed("As in the runs. Multipliers inside the weights would change the gradient norm"),
+    **dict.fromkeys(("groups.kind", "groups.pattern"), _GROUP),
+    "optimizer": _fixed("The proxies' optimizer", *(f"{one.label} ({one.source})" for one in OPTIMIZERS.values())),
+    "*_form": _fixed("As in torch: a step multiplies a weight by 1 - lr(t) x decay"),
     f"{_SCHEDULE}.kind": _from_key("proxy.schedule"),
-    f"{_SCHEDULE}.num_steps": _from_fit("what the budget leaves at the chosen size", "num_tokens", "batch_tokens"),
-    f"{_SCHEDULE}.decay_steps": _from_key("proxy.decay_fraction", text="a share of the steps; wsd alone uses it"),
-    f"{_SCHEDULE}.batch_warmup_steps": _from_key("proxy.batch_warmup_fraction", text="a share of the steps"),
+    f"{_SCHEDULE}.num_steps": _from_fit("Steps that the budget leaves at this size", "num_tokens", "batch_tokens"),
+    f"{_SCHEDULE}.decay_steps": _from_key("proxy.decay_fraction", text="A share of the steps, for wsd only"),
+    f"{_SCHEDULE}.batch_warmup_steps": _from_key("proxy.batch_warmup_fraction", text="A share of the steps"),
     f"{_SCHEDULE}.batch_warmup_stages": _from_key("proxy.batch_warmup_fraction", "proxy.batch_warmup_stages"),
     f"{_SCHEDULE}.*": _from_key("proxy.{}"),
-    "learning_rate.step_convention": _fixed("trainers differ in it, so it is frozen"),
-    "learning_rate.*": _derived("computed from the schedule at its steps", _SCHEDULE),
+    "learning_rate.step_convention": _fixed("Trainers count steps in different ways, so the way is frozen"),
+    "learning_rate.*": _derived("Computed from the schedule at its steps", _SCHEDULE),
     "batch_tokens": _from_key("target.batch_tokens", "proxy.batch_tokens", axis="batch", in_runs="batch_tokens"),
-    "num_tokens": _from_fit("what the budget leaves at the chosen size, in whole steps", "shape", "batch_tokens",
-                       gates=("data",)),
+    "num_tokens": _from_fit("Tokens that the budget leaves at this size", "shape", "batch_tokens", gates=("data",)),
     "data.data_id": _corpus("hash of its shards and shares", "data"),
     "data.tokenizer": _corpus("its tokenizer"),
     "data.vocab_size": _VOCABULARY,
     "data.num_train_tokens": _corpus("unique tokens of its training part", "data"),
     "data.weights": _from_key("data.weights"),
-    "data.order": _fixed("one order for every run"),
+    "data.order": _fixed("Every run reads the data in the same order"),
     "seed": _from_key("launch.seed"),
     "precision": _from_key("launch.precision", in_runs="numerics.dtype", change=_DRILLS),
     "compiled": _from_key("launch.compiled", in_runs="numerics.compiled", change=_DRILLS),
     "parallelism.*": _DEGREES,
     "monitoring.*": _from_key("launch.{}", change=_DRILLS),
     "checkpointing.every_steps": _from_key("launch.checkpoint_every_steps", change=_DRILLS),
-    "checkpointing.keep": _fixed("at least two, because the newest may be corrupt"),
+    "checkpointing.keep": _fixed("At least two are kept, because the newest may be corrupt"),
     "spikes.max_rollbacks": _from_key("launch.spike_rollbacks"),
     "spikes.rollback_steps": _fixed(_SPIKE, "PaLM went back about 100 steps (arXiv 2204.02311, section 5.1)"),
     "spikes.skip_batches": _fixed(_SPIKE, "PaLM skipped 200 to 500 batches (arXiv 2204.02311, section 5.1)"),
     "spikes.clip_share": _fixed(_SPIKE, "OPT lowered its clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5)"),
     "spikes.*": _fixed(_SPIKE),
-    "abort.train_loss_above_nats": _derived("ln(vocabulary) plus one nat, as for the proxies", "shape.vocab_size"),
-    "abort.*": _fixed("whether the run stops before a step on a gradient that is not finite"),
-    "own.command.metrics_path": _from_key("proxy.metrics_path"),
-    "own.command.metrics_format": _from_key("proxy.metrics_format"),
+    "abort.train_loss_above_nats": _derived("ln(vocabulary) plus one nat, as for proxies", "shape.vocab_size"),
+    "abort.*": _fixed("The run stops before a step on a gradient that is not finite"),
+    "own.command.metrics_*": _from_key("proxy.{}"),
     "own.command.*_key": _from_key("proxy.metrics_{}"),
     "own.command.*_unit": _from_key("proxy.metrics_{}"),
     "own.command.bytes_per_token": _from_key("proxy.metrics_bytes_per_token"),
     "own.command.*": _from_key("proxy.command"),
     "own.num_params": _from_key("proxy.describe"),
     "own.resume": _from_key("launch.resume_arguments"),
-    "own.values*": _derived("what your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"),
+    "own.values*": _derived("What your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"),
     "model.factory.dimensions": _from_key("proxy.dimensions"),
     "model.factory.*": _from_key("proxy.factory"),
-    "model.values*": _derived("keywords of your own model", "shape"),
-    "model.*": _derived("what your own model is at this shape", "shape", "model.factory.target"),
+    "model.values*": _derived("A keyword of your own model", "shape"),
+    "model.*": _derived("A property of your own model at this shape", "shape", "model.factory.target"),
     "predicted.level": _from_key("transfer.level"),
     "predicted.curve": _from_fit(
-        "a law of annealed loss curves (arXiv 2408.11029, with the size added), fitted to the ladder's curves",
-        "shape", "num_tokens", strength="its band includes the error of such curves on the ladder's longest runs",
+        "A law of annealed loss curves (arXiv 2408.11029, with the size added)",
+        "shape", "num_tokens", strength="Its band includes the error of such curves on the ladder's longest runs",
     ),
-    "predicted.memory_octaves": _from_fit(
-        "how fast the ladder's loss curves return to their common curve after a deviation", "shape", "num_tokens"
-    ),
-    "predicted.*": _from_fit("predicted for these tokens at this size", "shape", "num_tokens"),
+    "predicted.memory_octaves": _from_fit("How fast the ladder's curves forget a deviation", "shape", "num_tokens"),
+    "predicted.*": _from_fit("The forecast for these tokens at this size", "shape", "num_tokens"),
 }  # fmt: skip
 """By pattern of `Field.key`."""
 
@@ -295,9 +288,11 @@ def _from_plan(known: DecisionContext, keys: Sequence[str], text: str = "", rule
     """That a plan key decides it: the first that is not 0 or empty, else the last."""
     asked = [known.key(key) for key in keys]
     asked = asked[: 1 + next((index for index, one in enumerate(asked) if one.value), len(asked) - 1)]
-    said = "; ".join([*(key_words(one) for one in asked), *([text] if text else [])])
-    kind: SourceKind = "default" if asked[-1].value == asked[-1].default else "plan"
-    return ValueSource(kind=kind, text=said, plan_keys=tuple(asked), rules=rules)
+    *unset, deciding = asked
+    said = f"Plan key {key_words(deciding)}"
+    said += f", because {listed([key_words(key) for key in unset])} leaves it open" if unset else ""
+    kind: SourceKind = "default" if deciding.value == deciding.default else "plan"
+    return ValueSource(kind=kind, text=". ".join(filter(None, (said, text))), plan_keys=tuple(asked), rules=rules)
 
 
 def _plan(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
@@ -324,16 +319,17 @@ def _had(known: DecisionContext, field: Field, origin: Origin, source: ValueSour
     if all(value == field.value for value in had) if had else source.plan_keys[-1].key.startswith(_OF_EVERY_RUN):
         return _alike(known)
     if not had:
-        return EvidenceStrength(kind=origin.sure, text=origin.strength or "a choice that no proxy tests")
+        return EvidenceStrength(kind=origin.sure, text=origin.strength or "A choice. No proxy tests it")
     values = ", ".join(sorted({number(value) for value in had}))
-    text = f"{had.count(field.value)} of the {len(had)} runs behind this config used this value; values used: {values}"
+    behind = f"the {notation.counted(len(had), 'run')} behind this config"
+    text = f"{had.count(field.value)} of {behind} used this value. Values used: {values}"
     beyond = int(str(field.value)) / max(had) if origin.axis else None
     return EvidenceStrength(kind="assumed", text=text, extrapolation=beyond)
 
 
 def _alike(known: DecisionContext) -> EvidenceStrength:
     """Every run used the value, so none compares."""
-    text = f"all {len(known.specs)} runs behind this config used this value; none tests another"
+    text = f"All {notation.counted(len(known.specs), 'run')} behind this config used this value, so none tests another"
     return EvidenceStrength(kind="assumed", num_runs=len(known.specs), text=text)
 
 
@@ -351,10 +347,11 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
     rule = field.of
     assert isinstance(rule, TransferRule)
     tests = known.tests_on(lambda *question: question == (rule.hyperparameter, rule.axis))
-    text = f"the verdict on {hyperparameter_named(rule.hyperparameter).label} over {rule.axis}"
-    text += ": the runs do not determine it" if field.value is None else f"; the exponent used: {rule.source}"
+    text = f"The verdict on {hyperparameter_named(rule.hyperparameter).label} over {rule.axis}. "
+    exponent = "is measured" if rule.source == "measured" else "comes from the parametrization"
+    text += "The runs do not determine this number" if field.value is None else f"The exponent {exponent}"
     if rule.source == "measured" and rule.measured_power is not None and rule.power != round(rule.measured_power, 2):
-        text += f", {rule.power:+.2f} from base to target, {rule.measured_power:+.2f} over the sizes that were run"
+        text += f": {rule.power:+.2f} from base to target, {rule.measured_power:+.2f} over the sizes that were run"
     runs, asked = tuple(one.runs for one in tests), tuple(known.key(key) for key in origin.keys)
     return OriginParts(source=ValueSource(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests)
 
@@ -363,10 +360,10 @@ def _law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
     """By which power of the ratios a group's number follows from the base's."""
     rule = kind_rule(rules, group.kind, by_muon=group.by_muon)
     power = getattr(rule, name) if hasattr(rule, name) else scaling(rules, name, group.kind)
-    what = "1 - value" if hyperparameter_named(name).scale == "log2_complement" else "the base's"
+    what = "1 - value" if hyperparameter_named(name).scale == "log2_complement" else "the base's value"
     by_shape = group.by_muon and name in BESIDE
     said = f", by the matrix's own shape ({sources.answer_in_words('muon_rate', rules.muon_rate)})" if by_shape else ""
-    return f"{words(group.kind)}: {what} times {power}{said}"
+    return f"For {words(group.kind)} parameters: {what}{'' if str(power) == '1' else f' times {power}'}{said}"
 
 
 def _rule(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
@@ -387,8 +384,8 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
     if isinstance(group, ParameterGroup) and rules.by_muon:
         if group.by_muon and name not in BESIDE and hyperparameter_named(name).optimizer is None:
             one = OPTIMIZERS[known.decision.optimizer]
-            text = f"a constant of {one.name}, which has no other: {one.source}"
-            strength = EvidenceStrength(kind="chosen", text="no run of this study has another")
+            text = f"A constant of {one.name}, which has no other ({one.source})"
+            strength = EvidenceStrength(kind="chosen", text="No run of this study has another")
             return OriginParts(source=ValueSource(kind="fixed", text=text), strength=strength)
         if not group.by_muon:
             hyperparameter = BESIDE.get(hyperparameter, hyperparameter)
@@ -397,8 +394,8 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
         by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
         return _tuned_by(known, hyperparameter, by=by)
     if field.value or not hyperparameter_named(name).can_be_off or decays(rules, group.kind):
-        return _tuned_by(known, hyperparameter, by=_law(rules, group, name), rules=_preset(known))
-    key, text = "proxy.rules.decayed", f"0 for {words(group.kind)} parameters, whatever its value elsewhere"
+        return _tuned_by(known, hyperparameter, by=_law(rules, group, name) * bool(field.value), rules=_preset(known))
+    key, text = "proxy.rules.decayed", f"0 for {words(group.kind)} parameters, whatever the value of others"
     told = (f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",)
     source = ValueSource(kind="rule", text=text, plan_keys=(known.key(key),), rules=told)
     return OriginParts(source=source, strength=_alike(known), keys=[key])
@@ -421,21 +418,21 @@ def _key_of(known: DecisionContext, name: str) -> str:
 def _tuned_by(known: DecisionContext, name: str, *, by: str, rules: tuple[str, ...] = ()) -> OriginParts:
     """What search, loss basins and verdicts say of a hyperparameter, for a field that it became."""
     row, tests, searched = known.row(name), known.tests_on(lambda of, _: of == name), _is_searched(known, name)
-    key, how = _key_of(known, name), "; ".join(said for said in (row and row["rule"], by) if said)
+    key, how = _key_of(known, name), ". ".join(said for said in (row and row["rule"], by) if said)
     if searched:
         kind, text, runs = _found(known, name, row, tests)
-        text = "; ".join(filter(None, (text, how)))
+        text = ". ".join(filter(None, (text, how)))
         source = ValueSource(kind=kind, text=text, plan_keys=(known.key(key),), rules=rules, runs=runs)
     else:
         source = _from_plan(known, [key], how, rules)
-    over = ", ".join(row["untested"]) if row else ""
+    over = listed(row["untested"]) if row else ""
     if tests:
         outcome = row["outcome"] if row else tests[0].verdict["outcome"]
-        before = f"over all axes together: {words(outcome)}" if len(tests) > 1 else ""
-        before += f"{before and '; '}over {over}: not tested, assumed" if over else ""
+        before = f"Over all axes together: {words(outcome)}" if len(tests) > 1 else ""
+        before += f"{before and '. '}Over {over}: assumed, not tested" if over else ""
         strength = measured(tests, known.gates("transfer"), before=before, outcome=outcome)
     elif searched:
-        text = f"searched at the base; assumed, not tested, to stay the same{over and f' over {over}'}"
+        text = f"Searched at the base. That it stays the same{over and f' over {over}'} is assumed, not tested"
         strength = EvidenceStrength(kind="assumed", text=text)
     else:
         strength = _alike(known)
@@ -451,18 +448,18 @@ def _found(
         optimum = next((o for o in verdict["optima"] if o["size"] == verdict["base_size"] and o["value"]), None)
         if optimum is None or not math.isclose(base or 0.0, optimum["value"], rel_tol=1e-3):  # kept to some digits
             continue
-        text = f"the fitted optimum at {size_name(verdict['axis'], verdict['base_size'])}, {number(base)}"
+        text = f"The fitted optimum at {size_name(verdict['axis'], verdict['base_size'])}, {number(base)}"
         if (ends := optimum["interval_log2"]) is not None:
             text += f" [{', '.join(number(from_log2(verdict['hyperparameter'], end)) for end in ends)}]"
-        return "valley", f"{text} at level {verdict['level']:g}, of {optimum['num_runs']} runs", (runs, known.search)
+        text += f" at level {verdict['level']:g}, from {notation.counted(optimum['num_runs'], 'run')}"
+        return "valley", text, (runs, known.search)
     best = next(trial for trial in search["trials"] if trial["index"] == search["best_trial"])
     ties = (tie["searched"] for tie in search["ties"] if tie["hyperparameter"] == name)
     own = next(ties, search["best"].get(name))
-    text = (
-        f"the best of {len(search['trials'])} trials ({search['sampler']}), trial {best['index']} with "
-        f"{best['loss_nats']:.4f} nats, has {hyperparameter_named(name).label} {number(own)}"
-    )
-    text += f"; {number(base)} is used" if base not in (None, own) else ""
+    trial = f"trial {best['index']} with {notation.format_loss(best['loss_nats'])} nats"
+    text = f"The best of {notation.counted(len(search['trials']), 'trial')} ({search['sampler']}), {trial}, "
+    text += f"has {hyperparameter_named(name).label} {number(own)}"
+    text += f". {number(base)} is used" if base not in (None, own) and not row["tie"] else ""
     return "search", text, (known.search,)
 
 
@@ -470,23 +467,26 @@ def _fit(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
     """What the ladder's fit decides: size, tokens, steps, and the loss that is expected."""
     fit, choice, expected = known.body["fit"], known.body["choice"], known.decision.predicted
     best, backtest = choice["allocation"], fit["backtest"]
-    laws = ", ".join(f"{m['form']} {m['weight']:.0%}" for m in fit["members"] if m["weight"] > 0) or fit["form"]
-    text = f"{origin.text}, by the fit of {fit['num_runs']} ladder runs ({laws}; {fit['status']})"
+    members = [f"{law['form']} {notation.format_percent(law['weight'])}" for law in fit["members"] if law["weight"] > 0]
+    laws = ", ".join(members) or fit["form"]
+    text = f"{origin.text}, by the fit of {notation.counted(fit['num_runs'], 'ladder run')} ({laws}; {fit['status']})"
     if field.key.startswith("predicted."):
-        text += (
-            "; the ladder has too few runs, or too few short ones, to determine it" if field.value in (None, []) else ""
-        )
-        spans = [("nats, for one new run", (expected.low_nats, expected.high_nats))]
+        if field.value in (None, []):
+            text += ". The ladder has too few runs, or too few short ones, to determine it"
+        spans = [("Loss of one new run in nats:", (expected.low_nats, expected.high_nats))]
     else:
         params, tokens = (short_size(round(best[what])) for what in ("params", "tokens"))
-        text += f": {params} parameters and {tokens} tokens at {number(best['flops'])} FLOPs"
-        spans = [(f"{what} at the optimum", best[f"{what}_interval"]) for what in ("params", "tokens")]
-    held_out = "no rung was held out" if not backtest else (
-        f"the largest rungs held out ({backtest['num_held_out']}) were predicted within {backtest['largest_error']:.2%}"
-    )  # fmt: skip
-    said = [f"{of} [{number(end[0])}, {number(end[1])}] at level {expected.level:g}" for of, end in spans if end]
+        text += (
+            f". Its optimum is {params} parameters on {tokens} tokens, for {notation.format_flops(best['flops'])} FLOPs"
+        )
+        spans = [(f"{what.capitalize()} at the optimum:", best[f"{what}_interval"]) for what in ("params", "tokens")]
+    facts = [origin.strength, "No rung was held out"]
+    if backtest:
+        error = notation.format_percent(backtest["largest_error"])
+        facts[1] = f"Largest rungs held out: {backtest['num_held_out']}, predicted within {error}"
+    facts += [f"{of} {notation.format_interval(end, '.4g')} at level {expected.level:g}" for of, end in spans if end]
     strength = measured(
-        (), known.gates(*origin.gates), before="; ".join(filter(None, (origin.strength, held_out, *said))),
+        (), known.gates(*origin.gates), before=". ".join(filter(None, facts)),
         num_runs=fit["num_runs"], num_seeds=known.plan.ladder.num_seeds, extrapolation=expected.extrapolation,
     )  # fmt: skip
     asked = tuple(known.key(key) for key in origin.keys)

@@ -89,6 +89,7 @@ def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
         (wanted, f"{wanted}.*"),
         (f"*.{wanted}",),
         (f"*.{wanted}.*",),
+        (f"*.{told}",),
     ):
         found = tuple(
             field

@@ -12,6 +12,7 @@ from launcher.cli.options import table
 from launcher.explanations.record import EvidenceStrength, Field, PlanKey, Provenance
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import LEARNING_RATE, RUN_WIDE
+from proxies.core.notation import counted, format_factor, format_number
 
 Told = Sequence[tuple[Field, Provenance]]
 """Fields, each with its record."""
@@ -38,7 +39,7 @@ def number(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "none"}[value]
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return format_number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -62,7 +63,7 @@ def _values_line(told: Told, name: str) -> str:
         parts = field.path.split(".")
         fields.setdefault(value_text(field.value, MOST_VALUE), []).append(".".join(parts[1:-1]) or field.path)
     if len(fields) > MOST_SHOWN:
-        return f"{name}: {len(told)} fields"
+        return f"{name}: {counted(len(told), 'field')}"
     return f"{name}: " + ", ".join(f"{value} ({', '.join(dict.fromkeys(of))})" for value, of in fields.items())
 
 
@@ -74,7 +75,7 @@ def summary_text(told: Told) -> str:
     head = (
         f"learning rate {' and '.join(rates)} by group, width {number(values['shape.width'])}, "
         f"{number(values['shape.num_layers'])} layers, {number(values['num_tokens'])} tokens, expected loss "
-        f"{number(values['predicted.loss_nats'])} nats; of {len(told)} fields "
+        f"{number(values['predicted.loss_nats'])} nats; of {counted(len(told), 'field')} "
         + ", ".join(f"{times} {how}" for how, times in known.most_common())
     )
     short = [(field, record) for field, record in told if field.path in _FIRST or _RATE.fullmatch(field.path)]
@@ -86,13 +87,15 @@ def block(field: Field, record: Provenance) -> str:
     source, strength = record.source, record.strength
     rows = [("from", f"{_SOURCES.get(source.kind, source.kind)}: {source.text}")]
     rows += [("", f"rule: {rule}") for rule in source.rules]
-    rows += [("", f"runs: {runs.what}: {runs.num_runs} runs of {runs.num_seeds} seed{'s' * (runs.num_seeds != 1)}")
+    rows += [("", f"runs: {runs.what}: {counted(runs.num_runs, 'run')} of {counted(runs.num_seeds, 'seed')}")
              for runs in source.runs]  # fmt: skip
     rows += [("", f"key: {key_words(key)}") for key in source.plan_keys if key_words(key) not in source.text]
     rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
     rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
     if strength.extrapolation is not None and strength.extrapolation > 1:
-        rows.append(("", f"the launch extrapolates {strength.extrapolation:.3g} times beyond the largest run"))
+        rows.append(
+            ("", f"the launch extrapolates {format_factor(strength.extrapolation)} times beyond the largest run")
+        )
     rows += [("change" if not index else "", said) for index, said in enumerate(record.change)]
     lines = [line for name, said in rows for line in _row(name, said)]
     return "\n".join([*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines])
@@ -110,7 +113,7 @@ def value_text(value: Json, most: int) -> str:
     if isinstance(value, list | dict):
         text = json.dumps(value, separators=(",", ":"))
     else:
-        text = f"{value:.6g}" if isinstance(value, float) else number(value)
+        text = number(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

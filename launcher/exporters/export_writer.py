@@ -27,7 +27,7 @@ import proxies.model.muon
 from launcher.exporters.view import proof_steps
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
-from proxies.core import canon, checks, plain_files, schedule
+from proxies.core import canon, checks, notation, plain_files, schedule
 from proxies.core.canon import Json
 from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
 from proxies.data import mixture, permutation, tokens, windows
@@ -39,7 +39,8 @@ _INDENT = r"\n +"
 """In no JSON text: there a new line is an escape."""
 _SHARED = ("forerun_numbers.py", "forerun_torch.py")
 _READER = (
-    proxies, proxies.core, proxies.data, canon, checks, mixture, permutation, plain_files, schedule, tokens, windows,
+    proxies, proxies.core, proxies.data, canon, checks, mixture, notation, permutation, plain_files, schedule, tokens,
+    windows,
 )  # fmt: skip
 """What reads a corpus and gives the learning rates, with numpy and the standard library alone."""
 _MUON = (

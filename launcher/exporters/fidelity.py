@@ -114,16 +114,16 @@ PLAN_REMEDIES: dict[str, str] = {
     "groups.eps": 'proxy.rules = { eps = "hidden" }',
     "groups.weight_decay": 'proxy.rules = { weight_decay = "unscaled", decayed = "two_dimensional" }',
     "groups.learning_rate": 'proxy.rules = { embedding_rate = "constant" }',
-    "learning_rate": "search.warmup_fraction such that a warmup has no step or at least 100",
+    "learning_rate": "search.warmup_fraction = [0.0, 0.0], or a range in which the main run's warmup has 100 steps",
     "data.order": "data.path with a corpus of at least the main run's tokens, or a smaller target.budget_flops",
 }
-"""Plan key and value that Megatron-LM can express, by field or its prefix; Megatron-LM has one of each number."""
+"""Plan key and value that Megatron-LM can express, by field or prefix; Megatron-LM has one value for all groups."""
 
 
-def plan_remedies(fields: Sequence[str]) -> list[str]:
-    """Return what to set in the plan so that these fields become expressible, each once."""
-    known = {field: said for field in fields for start, said in PLAN_REMEDIES.items() if field.startswith(start)}
-    return list(dict.fromkeys(known.values()))
+def list_plan_remedies(fields: Sequence[str]) -> list[str]:
+    """Return the plan keys to set, with values, so that these fields become expressible."""
+    remedies = {field: text for field in fields for prefix, text in PLAN_REMEDIES.items() if field.startswith(prefix)}
+    return list(dict.fromkeys(remedies.values()))
 
 
 Verdict = Literal["exact", "equivalent", "not_expressible"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.frozen.frozen import Decision, assign_groups
+from proxies.core.notation import counted
 from proxies.core.numbers import ForwardNumbers
 from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers
 from proxies.core.schedule import Schedule, lr_multiplier
@@ -143,7 +144,7 @@ def _parameter_differences(decision: Decision, view: TrainerView, names: Mapping
     problems += [f"the optimizer lacks {name}" for name in sizes if name not in view.parameters]
     problems += [f"the optimizer trains {name}, which is not frozen" for name in view.parameters if name not in sizes]
     problems += [
-        f"{name} has {held.num_elements} elements, frozen with {sizes[name]}"
+        f"{name} has {counted(held.num_elements, 'element')}, frozen with {sizes[name]}"
         for name, held in view.parameters.items()
         if name in sizes and held.num_elements != sizes[name]
     ]
@@ -164,7 +165,8 @@ def _rate_differences(
 ) -> list[str]:
     """Name the first step of each parameter whose rate is another, and how many more there are."""
     if view.steps != steps or any(len(row) != len(steps) for row in view.rates):
-        return [f"rates are given at {len(view.steps)} steps: must be the {len(steps)} steps of the proof"]
+        expected = counted(len(steps), "step")
+        return [f"rates are given at {counted(len(view.steps), 'step')}: must be the {expected} of the proof"]
     problems = []
     for name, held in view.parameters.items():
         if name not in peaks:
@@ -180,6 +182,6 @@ def _rate_differences(
         ]
         if wrong:
             step, rate, frozen = wrong[0]
-            more = f", and at {len(wrong) - 1} more of {len(shares)} steps" if len(wrong) > 1 else ""
+            more = f", and at {len(wrong) - 1} more of {counted(len(shares), 'step')}" if len(wrong) > 1 else ""
             problems.append(f"{name}: the rate at step {step} is {rate!r}, frozen as {frozen!r}{more}")
     return problems

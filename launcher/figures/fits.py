@@ -12,7 +12,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from launcher.figures.panel import DASHED, LOSS, MARKERS, MissingError, Panel, draw, interval_marks, log_axis, part
 from launcher.figures.svg import INK, KINDS, raised, shade
 from launcher.views.batch import law_of
-from launcher.views.numbers import Body, count
+from launcher.views.numbers import Body
+from proxies.core.notation import counted, format_count, format_percent
 
 # The main run's figure: training loss as logged over the band that was expected.
 
@@ -119,7 +120,7 @@ def ladder(report: Body) -> Panel:
         if predicted and rungs:
             axes.axvline(math.log10(max(rung["flops"] for rung in rungs)), color=INK, alpha=0.55, linewidth=0.9,
                          linestyle=DASHED, label="largest rung")  # fmt: skip
-        _frontier(axes, frontier, f"{100 * fit['level']:g} % of new runs")
+        _frontier(axes, frontier, f"{format_percent(fit['level'])} of new runs")
         _rungs(axes, rungs)
         (left, right) = axes.get_xlim()
         back = [(math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left), run["predicted"],
@@ -157,7 +158,9 @@ def branches(report: Body) -> Panel:
     found = part(ladder, "branches", "no rungs share a stable phase (proxy.decay_branches)")
 
     def paint(axes: Axes) -> None:
-        for curve, colour in curves_over_steps(axes, found["curves"], lambda curve: f"{curve['num_steps']:,} steps"):
+        for curve, colour in curves_over_steps(
+            axes, found["curves"], lambda curve: f"{counted(curve['num_steps'], 'step')}"
+        ):
             axes.axvline(curve["branch_step"], color=colour, linewidth=0.8, linestyle=DASHED)
         first, last = found["curves"][0], found["curves"][-1]
         at = len(first["steps"]) // 4  # what lies before dwarfs the decays
@@ -212,11 +215,13 @@ def noise(report: Body) -> Panel:
     batch = judged["batch_tokens"] if judged else looks[0]["batch_tokens"]
     last = max([look["tokens"] for look in looks] + ([judged["num_tokens"]] if judged else []))
     shown = [look["scale_tokens"] or look["interval"][0] for look in told] + [batch]
+    # The law's line reaches the main run's tokens inside the picture; bounds of the law and of a look may leave it.
+    shown += [] if law is None else [law.at(last)[0] / 2]
     floor, ceiling = min([batch, *(look["interval"][0] for look in told)]) / 2, 4 * max(shown)
 
     def paint(axes: Axes) -> None:
-        log_axis(axes.xaxis, min(look["tokens"] for look in looks), last, count)
-        log_axis(axes.yaxis, floor, ceiling, count)
+        log_axis(axes.xaxis, min(look["tokens"] for look in looks), last, format_count)
+        log_axis(axes.yaxis, floor, ceiling, format_count)
         if law is not None:
             first = min(look["tokens"] for look in looks)
             at = [first * (last / first) ** (i / 40) for i in range(41)]

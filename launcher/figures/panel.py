@@ -32,9 +32,9 @@ _STYLE: Any = {
 }  # fmt: skip
 INCHES = (4.8, 3.5)
 _AXIS_SHARE = 0.8
-"""Share of the figure's width that its axes take."""
+"""Width of the axes as a share of the figure's width."""
 _LETTER_INCHES = 0.085
-"""Width of a tick's digit, rounded up."""
+"""Width of a digit of a tick label, rounded up."""
 MARKERS = "osD^vP"
 LOSS = "validation loss (nats per token)"
 DASHED = (0, (4, 3))
@@ -142,7 +142,7 @@ def octaves(axis: Axis, low: float, high: float) -> None:
 
 
 def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str]) -> None:
-    """Put ticks on a logarithmic axis, as many per decade as their labels have room for.
+    """Put ticks on a logarithmic axis, as many per decade as have room for their labels.
 
     Args:
         axis: Of axes whose limits are set later; it is made logarithmic.
@@ -169,7 +169,7 @@ def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str])
 
 
 def _have_room(ticks: Sequence[float], label: Callable[[float], str], per_decade: float, across: bool) -> bool:
-    """Whether neighbors' labels stay apart, by the usual width and height of a letter, in inches."""
+    """Return whether labels of neighboring ticks do not overlap, by the usual size of a letter in inches."""
     for left, right in itertools.pairwise(ticks):
         taken = _LETTER_INCHES * (len(label(left)) + len(label(right)) + 2) / 2 if across else 2 * _LETTER_INCHES
         if math.log10(right / left) * per_decade < taken:

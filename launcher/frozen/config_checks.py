@@ -1,8 +1,8 @@
-"""Checks of a frozen config against what lies beside it: every verb that acts on a config makes them first.
+"""Checks of a frozen config against its attestations and the study's ledger. Verbs that act on a config run them first.
 
-`launch.json` proves only that its content has the digest it names: whoever edits a number can hash it again. The
-attestations beside it still name the digest that was frozen, and the study's ledger holds the record and the runs that
-it was frozen from.
+`launch.json` proves only that its content has the digest it names, which can be computed again after an edit. The
+attestations in the config's folder still name the digest that was frozen, and the study's ledger holds the record and
+the runs that the config was frozen from.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from launcher.frozen.frozen import TamperedError
 from launcher.frozen.frozen_folder import ATTESTED, find_attestations, since_frozen, study_of
 from launcher.frozen.launch_file import attest, path_of, read_attestation
 from proxies.core import canon
+from proxies.core.notation import counted
 from sweeps.store.errors import SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 ACCEPTED = "accepted"
-"""Kind of the attestation that keeps what was accepted, and why."""
+"""Kind of the attestation that records accepted problems, with the reason."""
 
 
 def find_problems(folder: Path, digest: str, *, complete: bool) -> dict[str, list[str]]:
-    """Return what is wrong beside a launch file, by check; a check without a problem is left out.
+    """Return the problems of a config's folder by check (`CHECKS`); a check without problems is left out.
 
     Args:
         folder: Folder of the config.
         digest: Digest of the config.
-        complete: Whether what `freeze` writes must all be there, and the study's ledger must hold the evidence.
+        complete: Whether all attestations that `freeze` writes must exist and the ledger must hold the evidence.
     """
     bodies, problems = find_attestations(folder, digest, needed=ATTESTED if complete else ())
     if complete and bodies.get("evidence"):
@@ -38,17 +39,18 @@ def find_problems(folder: Path, digest: str, *, complete: bool) -> dict[str, lis
         except SweepError as error:
             problem = f"the ledger does not prove the evidence: {error}"
         problems["evidence"] = [problem] if problem else []
-    found: dict[str, list[str]] = {}
-    for name, texts in problems.items():
-        found.setdefault("evidence" if name == "evidence" else "attestations", []).extend(texts)
-    return {check: texts for check, texts in found.items() if texts}
+    by_check: dict[str, list[str]] = {}
+    for kind, texts in problems.items():
+        if texts:
+            by_check.setdefault("evidence" if kind == "evidence" else "attestations", []).extend(texts)
+    return by_check
 
 
 def check_ledger(folder: Path, digest: str) -> str:
-    """Return what the ledger of the study around a config lacks of its evidence; empty if nothing, or no ledger.
+    """Return what the study's ledger lacks of a config's evidence; empty if it lacks nothing or there is no ledger.
 
     Raises:
-        TamperedError: The evidence is not sound.
+        TamperedError: The evidence was edited.
         SweepError: The ledger cannot be read.
     """
     study_dir = study_of(folder)
@@ -65,13 +67,13 @@ def check_ledger(folder: Path, digest: str) -> str:
             "time, or freeze again from this one"
         )
     if lost:
-        runs = f"{len(lost)} run{'s' * (len(lost) > 1)}"
+        runs = counted(len(lost), "run")
         return f"{study_dir / LEDGER_NAME} lacks {runs} of the config's evidence, such as {min(lost)[:12]}"
     return ""
 
 
 def require_sound(folder: Path, digest: str, *, complete: bool = False) -> str:
-    """Refuse a config with a problem that nobody has accepted.
+    """Check that a config's folder has no problems except accepted ones.
 
     Args:
         folder: Folder of the config.
@@ -79,10 +81,10 @@ def require_sound(folder: Path, digest: str, *, complete: bool = False) -> str:
         complete: See `find_problems`.
 
     Returns:
-        A sentence on the problems that were accepted; empty where there is no problem.
+        A sentence on the accepted problems; empty if there are no problems.
 
     Raises:
-        TamperedError: Something beside the config is not its own, or is missing. All of it is named.
+        TamperedError: There are problems that nobody accepted; the error lists all of them.
     """
     problems = find_problems(folder, digest, complete=complete)
     if not problems:
@@ -101,25 +103,39 @@ def require_sound(folder: Path, digest: str, *, complete: bool = False) -> str:
 
 
 def accept_problems(folder: Path, digest: str, checks: tuple[str, ...], reason: str, author: str) -> list[str]:
-    """Put the problems that somebody accepts on record beside the config; returns them, none if there is nothing."""
-    found = find_problems(folder, digest, complete=True)
-    problems = [problem for check in dict.fromkeys(checks) for problem in found.get(check, ())]
+    """Record in an attestation that a person accepts the config's problems.
+
+    Args:
+        folder: Folder of the config.
+        digest: Digest of the config.
+        checks: Checks whose problems are accepted (`CHECKS`).
+        reason: Reason that the person gave.
+        author: Name of the person.
+
+    Returns:
+        The accepted problems; nothing is recorded if there are none.
+    """
+    by_check = find_problems(folder, digest, complete=True)
+    problems = [problem for check in dict.fromkeys(checks) for problem in by_check.get(check, ())]
     if problems:
-        before, _ = _read_accepted(folder, digest)
+        accepted, _ = _read_accepted(folder, digest)
         body: dict[str, canon.Json] = {
-            "problems": [*sorted(before | set(problems))], "reason": reason, "author": author,
-        }  # fmt: skip
+            "problems": [*sorted(accepted | set(problems))],
+            "reason": reason,
+            "author": author,
+        }
         attest(folder, ACCEPTED, digest, body)
     return problems
 
 
 def _read_accepted(folder: Path, digest: str) -> tuple[set[str], str]:
+    """Return the problems that were accepted before, and the reason; empty if there are none."""
     path = path_of(folder, ACCEPTED)
     if not path.is_file():
         return set(), ""
     try:
         body = read_attestation(path, digest)
-    except TamperedError:  # among the problems already
+    except TamperedError:  # `find_problems` reports it
         return set(), ""
     problems = body.get("problems")
     return set(cast(list[str], problems)) if isinstance(problems, list) else set(), str(body.get("reason", ""))

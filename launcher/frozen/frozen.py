@@ -19,6 +19,7 @@ from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.flops import count_params
 from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.notation import counted
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers, OptimizerName
 from proxies.core.programs import PLACES, Command, Factory, placeholders_in
@@ -265,7 +266,9 @@ class Decision:
         checks.whole("seed", least=0)
         if self.clip_norm is not None:
             checks.number("clip_norm", above=0)
-        checks.that(len(self.groups) <= MOST_GROUPS, f"{len(self.groups)} groups: must be at most {MOST_GROUPS}")
+        checks.that(
+            len(self.groups) <= MOST_GROUPS, f"{counted(len(self.groups), 'group')}: must be at most {MOST_GROUPS}"
+        )
         stop_above = self.abort.train_loss_above_nats
         checks.that(stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: must be above 0")
         for name, value in asdict(self.forward).items():  # of some of them trainers want the reciprocal
@@ -275,14 +278,16 @@ class Decision:
         if checks.fine:
             checks.that(
                 self.num_tokens == schedule.num_full_batches * self.batch_tokens,
-                f"num_tokens = {self.num_tokens}: must be {schedule.num_steps} steps of {self.batch_tokens} tokens"
+                f"num_tokens = {self.num_tokens}: must be {counted(schedule.num_steps, 'step')} of "
+                f"{self.batch_tokens} tokens"
                 + (f", {schedule.batch_warmup_steps} of them warming up" if schedule.batch_warmup_steps else ""),
             )
             smallest, rest = divmod(self.batch_tokens, schedule.batch_warmup_stages)
             checks.that(
                 rest == 0 and smallest % (self.shape.seq_len * ranks) == 0,
                 f"batch_tokens = {self.batch_tokens}: must be whole sequences of {self.shape.seq_len} for each of "
-                f"{ranks} ranks" + (f" at its smallest, {smallest}, too" if schedule.batch_warmup_stages > 1 else ""),
+                f"{counted(ranks, 'rank')}"
+                + (f" at its smallest, {smallest}, too" if schedule.batch_warmup_stages > 1 else ""),
             )
         checks.done()
 
@@ -339,7 +344,7 @@ def assign_groups(groups: tuple[ParameterGroup, ...], names: list[str]) -> dict[
     """
     claims = {name: [g for g in groups if re.fullmatch(g.pattern, name)] for name in names}
     problems = [f"no group claims {name}" for name, found in claims.items() if not found]
-    problems += [f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) > 1]
+    problems += [f"{counted(len(found), 'group')} claim {name}" for name, found in claims.items() if len(found) > 1]
     used = {g.pattern for found in claims.values() for g in found}
     problems += [f"the group {g.pattern!r} claims no parameter" for g in groups if g.pattern not in used]
     if problems:

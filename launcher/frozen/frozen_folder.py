@@ -78,7 +78,7 @@ def study_of(folder: Path) -> Path | None:
 
 
 def edited(study_dir: Path) -> list[str]:
-    """Return what is wrong with the frozen configs of a study: a launch file or attestation that is not its own."""
+    """Return the problems of a study's frozen configs: edited launch files, and attestations of other configs."""
     problems = []
     for path in sorted((study_dir / "frozen").glob(f"*/{LAUNCH_FILE}")):
         try:
@@ -86,8 +86,8 @@ def edited(study_dir: Path) -> list[str]:
         except FrozenError as error:
             problems.append(str(error))
             continue
-        _, others = find_attestations(path.parent, decision.digest, needed=())
-        problems += [f"{path.parent}: {problem}" for problem in itertools.chain(*others.values())]
+        _, by_kind = find_attestations(path.parent, decision.digest, needed=())
+        problems += [f"{path.parent}: {problem}" for problem in itertools.chain(*by_kind.values())]
     return problems
 
 
@@ -134,16 +134,16 @@ def look_through(folder: Path, digest: str) -> FolderContents:
 def find_attestations(
     folder: Path, digest: str, *, needed: Sequence[str]
 ) -> tuple[dict[str, dict[str, canon.Json]], dict[str, list[str]]]:
-    """Read the attestations beside a launch file.
+    """Read the attestations of a frozen config.
 
     Args:
         folder: Folder of the config.
-        digest: Digest of the config, which each must name.
-        needed: Kinds that must be there.
+        digest: Digest of the config, which each attestation must name.
+        needed: Kinds of attestations that must exist.
 
     Returns:
-        The bodies of sound attestations by kind, and what is wrong with the others by kind (or `launch`, for the
-        launch file itself).
+        The bodies of sound attestations by kind, and the problems of the others by kind, or under `launch` for the
+        launch file itself.
     """
     problems: dict[str, list[str]] = {}
     if (folder / LAUNCH_FILE).is_symlink():

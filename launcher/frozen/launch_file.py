@@ -18,18 +18,17 @@ CheckOutcome = Literal["passed", "failed", "cannot_tell"]
 
 
 CHECKS = ("evidence", "attestations")
-"""Checks of a frozen config, besides its digest; `forerun launch --accept` can pass over them."""
+"""Checks of a frozen config, in addition to its digest, whose problems `forerun launch --accept` can accept."""
 
 
 def list_accepted_failures(gates: Iterable[Any], accepted: Container[str]) -> list[str]:
-    """Return the names of the gates that failed and that somebody accepted; of gates as records or as JSON."""
-    told = (_plain(gate) for gate in gates)
-    return [gate["name"] for gate in told if gate["outcome"] == "failed" and gate["name"] in accepted]
+    """Return the names of failed gates that a person accepted. Gates may be records or JSON."""
+    return [gate["name"] for gate in map(_to_json, gates) if gate["outcome"] == "failed" and gate["name"] in accepted]
 
 
 def format_accepted_gates(gates: Iterable[Any], accepted: Mapping[str, Any]) -> list[str]:
-    """Return one line for each gate that somebody accepted, with the reason; an accepted failure is called one."""
-    outcomes = {gate["name"]: gate["outcome"] for gate in map(_plain, gates)}
+    """Return one line with the reason for each accepted gate, which says whether the gate failed or cannot tell."""
+    outcomes = {gate["name"]: gate["outcome"] for gate in map(_to_json, gates)}
     return [
         f"accepted failure: gate {name} failed, accepted with the reason: {reason}"
         if outcomes.get(name) == "failed"
@@ -38,19 +37,36 @@ def format_accepted_gates(gates: Iterable[Any], accepted: Mapping[str, Any]) -> 
     ]
 
 
-def _plain(gate: Any) -> dict[str, str]:
+def _to_json(gate: Any) -> dict[str, str]:
     return cast(dict[str, str], canon.to_json(gate))
 
 
 def format_accepted_failures(folder: Path, digest: str) -> list[str]:
-    """Return one line for each gate that had failed and was accepted when the config was frozen."""
+    """Return one line for each gate that had failed and was accepted at the freeze."""
     try:
-        body: dict[str, Any] = read_attestation(path_of(folder, "evidence"), digest)
+        failures = read_accepted_failures(folder, digest)
     except TamperedError as error:  # `verify` and `launch` refuse it, unless somebody accepts that
         return [f"which gates failed and were accepted is not known: {error}"]
-    gates, accepted = body.get("gates", []), body.get("accepted", {})
-    names = list_accepted_failures(gates, accepted)
-    return format_accepted_gates(gates, {name: accepted[name] for name in names})
+    return format_accepted_gates([{"name": name, "outcome": "failed"} for name in failures], failures)
+
+
+def name_accepted_failures(folder: Path, digest: str) -> list[str]:
+    """Return the names of those gates, without what a person wrote; "not known" for bad evidence."""
+    try:
+        return [*read_accepted_failures(folder, digest)]
+    except TamperedError:
+        return ["not known"]
+
+
+def read_accepted_failures(folder: Path, digest: str) -> dict[str, str]:
+    """Return the reason for each gate that had failed and was accepted at the freeze.
+
+    Raises:
+        TamperedError: the evidence is missing, was edited, or is for another config.
+    """
+    body: dict[str, Any] = read_attestation(path_of(folder, "evidence"), digest)
+    accepted = body.get("accepted", {})
+    return {name: accepted[name] for name in list_accepted_failures(body.get("gates", []), accepted)}
 
 
 def path_of(folder: Path, kind: str) -> Path:

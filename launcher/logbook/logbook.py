@@ -18,6 +18,7 @@ from typing import Any
 
 from launcher.base import chronicle
 from proxies.core import canon
+from proxies.core.notation import counted
 from sweeps.store.errors import LedgerRefused, StudyMissing, SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -94,7 +95,7 @@ def _said(name: str, body: dict[str, Any]) -> str:
         return "; ".join(f"gate {gate.get('name')} {gate.get('outcome')}" for gate in gates) or "no gates are named"
     trainer, version = name.partition("-")[2], body.get("version", "")
     if name.startswith("parity-"):
-        return f"{trainer} {version}: {len(body.get('problems', []))} differences from the frozen numbers"
+        return f"{trainer} {version}: {counted(len(body.get('problems', [])), 'difference')} from the frozen numbers"
     return f"{trainer} {version}".strip() or name
 
 
@@ -199,4 +200,4 @@ def plain(text: str) -> str:
     shown = " ".join("".join(c if c.isprintable() else " " for c in text[:MOST_SHOWN]).split())
     shown = _MARKUP.sub(r"\\\g<0>", shown).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     shown = shown.replace("://", r":\/\/").replace("www.", r"www\.")
-    return shown + (f" ... ({left:,} characters more)" if left > 0 else "")
+    return shown + (f" ... ({counted(left, 'character')} more)" if left > 0 else "")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proxies.core import canon
+from proxies.core.notation import counted
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
 
@@ -152,9 +153,9 @@ class Calibration:
 
 def mode_name(mode: Numerics, plain: Numerics) -> str:
     """What a mode has that the plain one has not, in words."""
-    slots = f"{mode.num_slots} slots" if mode.num_slots > 1 else "one slot"
+    slots = counted(mode.num_slots, "slot") if mode.num_slots > 1 else "one slot"
     named = {
-        "num_threads": f"{mode.num_threads} threads", "compiled": "compiled", "cuda_graphs": "CUDA graphs",
+        "num_threads": counted(mode.num_threads, "thread"), "compiled": "compiled", "cuda_graphs": "CUDA graphs",
         "fused_loss": "fused loss", "matmul_precision": f"products in {mode.matmul_precision} precision",
     }  # fmt: skip
     return ", ".join([slots, *(words for name, words in named.items() if getattr(mode, name) != getattr(plain, name))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,18 +13,18 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel
 
-from launcher.base.talk import counted
 from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
 from launcher.plan.search import WRITTEN_AS
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, read_plain
 from proxies.core.redaction import redacted, secret_in
 
 MOST_BYTES = 2**20
 """The largest plan file that is read."""
 MAX_DEPTH = 10
-"""Tables and lists within each other: the deepest key of a plan, a point of search.warm_start, is four levels down."""
+"""Maximum depth of nested tables and lists; the deepest key of a plan, a point of search.warm_start, has depth four."""
 TODO = "TODO"
 """Placeholder that `forerun init --from` writes where it does not understand a script."""
 _MOST_SHOWN = 80
@@ -37,7 +38,7 @@ class PlanError(ValueError):
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = problems = [redacted(problem) for problem in problems]
         lines = "".join(f"\n  {problem}" for problem in problems)
-        super().__init__(f"{source}: {len(problems)} problem{'s' if len(problems) > 1 else ''}{lines}")
+        super().__init__(f"{source}: {counted(len(problems), 'problem')}{lines}")
 
 
 def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
@@ -114,8 +115,11 @@ def read_plan(path: Path) -> dict[str, Any]:
     try:
         with open_plain(path) as file:
             content = file.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        advice = f"write one by `forerun init --out {shlex.quote(str(path))}`, or name another"
+        raise PlanError(str(path), [f"cannot be read: {error.strerror}: {advice}"]) from error
     except OSError as error:
-        raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
+        raise PlanError(str(path), [f"cannot be read: {error.strerror}: name a plan, a TOML file"]) from error
     if len(content) > MOST_BYTES:
         raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
@@ -143,11 +147,11 @@ def _is_too_deep(value: object) -> bool:
 
 
 def todo_problems(plan: Plan) -> list[str]:
-    """Return every key whose text still has a `TODO`."""
+    """Return a problem for each key whose text still has a `TODO`."""
     return [
-        f"{key} has a {TODO}: write what your script needs there"
+        f"{key} has a {TODO}{f' ({match[1]})' if match[1] else ''}: write what your script needs there"
         for key, text in _texts(plan.model_dump(), "")
-        if re.search(rf"\b{TODO}\b", text)
+        if (match := re.search(rf"\b{TODO}\b(?:: ([^()]+))?", text))
     ]
 
 
@@ -222,8 +226,14 @@ def _said(error: Any) -> str:
     where = ".".join(path).removesuffix(".[key]")
     if error["type"] == "extra_forbidden":
         known = list(_section_at(path[:-1]).model_fields)
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+        # The same name in another section is nearer than a similar one in this.
+        near = [
+            f"{section}.{path[-1]}" for section in Plan.model_fields if path[-1] in _section_at([section]).model_fields
+        ]
+        near = near if len(path) == 2 and near else difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        return f"{where} is unknown: " + (
+            f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        )
     sentence = "must be a section" if error["type"] == "model_type" else str(error["msg"])
     if error["type"] == "too_short":
         sentence = f"must have at least {counted(error['ctx']['min_length'], 'value')}"

@@ -31,6 +31,7 @@ from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import SET_BY, has_it, hyperparameter_named
 from proxies.core.muon import DEFAULT_MUON_RATE
+from proxies.core.notation import counted
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 from proxies.core.programs import Command, Factory
 from proxies.core.rules import Parametrization, named
@@ -141,9 +142,9 @@ class Plan(Section):
                 "Shape", [f"width = {width} times ffn_ratio = {self.model.ffn_ratio} must be a whole number"]
             )
         if num_heads % (group := self.model.query_heads_per_kv_head):
+            heads = counted(num_heads, "head")
             raise SpecError(
-                "Shape",
-                [f"width = {width}: its {num_heads} heads must be a multiple of query_heads_per_kv_head = {group}"],
+                "Shape", [f"width = {width}: its {heads} must be a multiple of query_heads_per_kv_head = {group}"]
             )
         return Shape(
             num_layers=self.model.num_layers,

@@ -5,6 +5,7 @@ it must be.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -15,6 +16,7 @@ from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, SET_BY, Hparams, has_it, hyperparameter_named
+from proxies.core.notation import counted
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 from proxies.core.powers import Ratios
 from proxies.core.programs import PLACEHOLDERS, Factory, placeholders_in, template_problems
@@ -32,7 +34,7 @@ _BY_SHAPE = " or ".join(f'proxy.optimizer = "{one.name}"' for one in OPTIMIZERS.
 
 def problems_of(plan: Plan) -> list[str]:
     """Everything that does not hold together, at once."""
-    if problems := [*_length_problems(plan)]:
+    if problems := [*_length_problems(plan)] or [*_grid_problems(plan)]:
         return problems  # each value costs the other checks time
     problems = [
         *_width_problems(plan),
@@ -52,7 +54,45 @@ def _length_problems(plan: Plan) -> Iterator[str]:
     for section in ("transfer", "ladder"):
         for key, value in getattr(plan, section):
             if isinstance(value, tuple) and len(value) > MAX_VALUES:
-                yield f"{section}.{key} has {len(value)} values: must be at most {MAX_VALUES}"
+                yield f"{section}.{key} has {counted(len(value), 'value')}: must be at most {MAX_VALUES}"
+
+
+MAX_GRID_RUNS = 10_000
+"""Runs of one grid of sizes, values and seeds. To count 15,000 of them takes `validate` 10 s of CPU time."""
+
+
+def _grid_problems(plan: Plan) -> Iterator[str]:
+    """Every grid of sizes, values and seeds is one that could be run, and counted in seconds."""
+    transfer, ladder = plan.transfer, plan.ladder
+    num_rates = max(len(transfer.offsets_octaves), len(transfer.narrow_offsets_octaves))
+    num_depths = len(ladder.depths) or 1
+    grids: dict[str, tuple[tuple[int, str], ...]] = {
+        "transfer.num_seeds": ((len(transfer.widths), "widths"), (num_rates, "rates"), (transfer.num_seeds, "seeds")),
+        "transfer.control_num_seeds": (
+            (len(transfer.control_widths), "widths"),
+            (len(transfer.control_offsets_octaves), "rates"),
+            (transfer.control_num_seeds, "seeds"),
+        ),
+        "transfer.axis_num_seeds": (
+            (len(transfer.durations) + len(plan.tested_depths) + len(transfer.batches), "sizes"),
+            (num_rates, "rates"),
+            (transfer.axis_num_seeds, "seeds"),
+        ),
+        "transfer.check_num_seeds": (
+            (max(len(transfer.check_widths), len(transfer.check_depths)), "sizes"),
+            (transfer.check_num_seeds, "seeds"),
+        ),
+        "ladder.num_seeds": (
+            (len(ladder.widths) * num_depths, "shapes"),
+            (len(ladder.num_steps), "durations"),
+            (ladder.num_seeds, "seeds"),
+        ),
+    }
+    for key, factors in grids.items():
+        num_runs = math.prod(number for number, _ in factors)
+        if num_runs > MAX_GRID_RUNS:
+            product = " x ".join(f"{number:,} {name}" for number, name in factors)
+            yield f"{key}: {product} are {num_runs:,} runs: must be at most {MAX_GRID_RUNS:,}"
 
 
 def _gpu_problems(name: str) -> Iterator[str]:
@@ -228,9 +268,9 @@ def _batch_problems(plan: Plan) -> Iterator[str]:
             f"{smallest}, the smallest batch"
         )
     elif ours and smallest // seq_len % ranks:
-        yield f"launch: {ranks} ranks do not divide the {smallest // seq_len} sequences of a batch"
+        yield f"launch: {ranks} ranks do not divide the {counted(smallest // seq_len, 'sequence')} of a batch"
     elif ours and not rest and target % ranks:
-        yield f"target.batch_tokens: {ranks} ranks do not divide the {target} sequences of a batch"
+        yield f"target.batch_tokens: {ranks} ranks do not divide the {counted(target, 'sequence')} of a batch"
     shortest = min(proxy.num_steps, *plan.ladder.num_steps)
     if stages - 1 > shortest:
         yield f"proxy.batch_warmup_stages = {stages}: must be at most {shortest + 1}, the shortest run's steps + 1"
@@ -364,7 +404,7 @@ def _warm_start_problems(plan: Plan) -> Iterator[str]:
     """Say which points are none of this search's."""
     search, axes = plan.search, {axis.name: axis for axis in plan.space.axes}
     if len(search.warm_start) > search.num_trials:
-        number = f"search.warm_start: {len(search.warm_start)} points"
+        number = f"search.warm_start: {counted(len(search.warm_start), 'point')}"
         yield f"{number}: must be at most search.num_trials = {search.num_trials}"
     for index, point in enumerate(search.warm_start):
         if point in search.warm_start[:index]:
@@ -402,9 +442,10 @@ def _ladder_problems(plan: Plan) -> Iterator[str]:
     min_rungs = max(MIN_RUNGS, size if ladder.num_seeds > 1 else size + 1)
     if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < min_rungs:
         yield (
-            f"ladder: {len(ladder.widths)} widths, {len(ladder.num_steps)} durations, {num_rungs} rungs: the law "
-            f"(ladder.form = {ladder.form!r}) has {size} parameters, so there must be at least 2 of each and "
-            f"{min_rungs} rungs; add to ladder.widths or ladder.num_steps"
+            f"ladder: {counted(len(ladder.widths), 'width')}, {counted(len(ladder.num_steps), 'duration')}, "
+            f"{counted(num_rungs, 'rung')}: the law (ladder.form = {ladder.form!r}) has "
+            f"{counted(size, 'parameter')}, so there must be at least 2 of each and {counted(min_rungs, 'rung')}; "
+            "add to ladder.widths or ladder.num_steps"
         )
     if ladder.depths and ladder.width_per_layer:
         yield f"ladder.width_per_layer = {ladder.width_per_layer:g}: ladder.depths is given too: give one of them"

@@ -104,7 +104,7 @@ class _Recipe(Section):
     )
     optimizer: OptimizerName = Field(
         DEFAULT,
-        description="What steps the weights. "
+        description="Optimizer. "
         + "; ".join(f"{one.name}: {one.label}" for one in OPTIMIZERS.values())
         + ". A command brings its own.",
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,11 @@ class Study:
     """The last trials made, at most `MOST_TRIALS`: each is asked for often."""
     _trial_ids: dict[bytes, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Of every trial asked for, by 16 bytes of a hash: a search has thousands, which would not all fit as specs."""
+
+    def command_line(self, verb: str) -> str:
+        """Return the command that runs a stage of this study, or by `run` all of them, by its recorded plan."""
+        plan, folder = (shlex.quote(str(path)) for path in (self.study_dir / PLAN_FILE, self.study_dir))
+        return f"forerun {verb} {plan} --study {folder}"
 
     @property
     def question(self) -> dict[str, canon.Json]:

@@ -3,12 +3,12 @@
 The presets for CPUs were made for bytes. `benchmarks/vocabularies.py` measures what a learned
 vocabulary changes at their size (width 32, 200 steps of 512 tokens):
 
-| vocabulary | best learning rate, log2 | sd between seeds | parameters at width 64 |
-| --- | --- | --- | --- |
-| 256 | -5.7 | 0.66 % of the loss | 0.12e6 |
-| 1,000 | -4.6 | 0.63 % | 0.21e6 |
-| 4,096 | -3.8 | 0.65 % | 0.61e6 |
-| 16,384 | -3.9 | 0.51 % | 2.2e6 |
+| vocabulary | best rate, log2 | sd between seeds | parameters at width 64 | bytes per token |
+| --- | --- | --- | --- | --- |
+| 256 | -5.7 | 0.66 % of the loss | 0.12e6 | 1 |
+| 1,000 | -4.6 | 0.63 % | 0.21e6 | 2.57 |
+| 4,096 | -3.8 | 0.65 % | 0.61e6 | 3.35 |
+| 16,384 | -3.9 | 0.51 % | 2.2e6 | 3.81 |
 
 At base width 256 and 6.5e6 tokens the best rate of a vocabulary of 32,768 lies half an octave above
 that of bytes (benchmarks/results/gpu_transfer_bpe-mup.csv): the presets for GPUs stay as they are.
@@ -16,12 +16,15 @@ that of bytes (benchmarks/results/gpu_transfer_bpe-mup.csv): the presets for GPU
 
 from __future__ import annotations
 
+import bisect
 import math
 
 BYTES_VOCAB = 256
 MAX_SHIFT_OCTAVES = 2.0
 MIN_WIDTH_MULTIPLE = 2
 """Least width of the main run over the base width: with less there is nothing to transfer."""
+BYTES_PER_TOKEN = ((256, 1.0), (1000, 2.57), (4096, 3.35), (16384, 3.81))
+"""Vocabulary of a byte-level BPE and bytes of Python source per token."""
 FLOPS_PER_SQUARE = 120.0
 """FLOPs over parameters squared, at 20 tokens per parameter (arXiv 2203.15556) and 6ND."""
 
@@ -46,3 +49,22 @@ def budget_flops(on_bytes: float, params: int) -> float:
         params: parameters of the least main run, `MIN_WIDTH_MULTIPLE` times as wide as the base.
     """
     return max(on_bytes, float(f"{FLOPS_PER_SQUARE * params**2:.2g}"))
+
+
+def scale_margin(on_bytes: float, vocab_size: int) -> float:
+    """Return the margin in nats per token that is the same loss per byte of text.
+
+    Args:
+        on_bytes: the margin for a vocabulary of 256.
+        vocab_size: entries of the vocabulary; the table is interpolated in its logarithm and
+            constant beyond its ends.
+    """
+    sizes, num_bytes = zip(*BYTES_PER_TOKEN, strict=True)
+    place = bisect.bisect_right(sizes, vocab_size)
+    if place in (0, len(sizes)):
+        factor = num_bytes[min(place, len(sizes) - 1)]
+    else:
+        low, high = sizes[place - 1 : place + 1]
+        share = math.log(vocab_size / low) / math.log(high / low)
+        factor = num_bytes[place - 1] + share * (num_bytes[place] - num_bytes[place - 1])
+    return float(f"{on_bytes * factor:.2g}")

@@ -20,6 +20,7 @@ from launcher.supervisor.attempt import Signals
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.supervisor.own_launch import OwnPlaces, launch_own
 from proxies.core.canon import Json
+from proxies.core.notation import format_loss, format_significant
 from proxies.external.command import RUN_DIR_VARIABLE, size_values
 from proxies.external.growing_file import MetricsError
 from proxies.external.metric_files import MetricFiles
@@ -168,7 +169,8 @@ def _resumed(name: str, stage: OwnRehearsal, outcome: LaunchOutcome, how: str) -
     if outcome.event != "finished" or found is None or not math.isfinite(whole):
         return judged(name, False, f"{how}: {outcome.reason or outcome.event}", seen)
     share = abs(found / whole - 1)
-    said = f"{how} and went on; validation loss {found:.6g}, uninterrupted {whole:.6g} nats"
+    losses = f"{format_significant(found, 6)}, uninterrupted {format_significant(whole, 6)} nats"
+    said = f"{how} and went on; validation loss {losses}"
     return judged(name, share <= SAME_SHARE, said, seen)
 
 
@@ -179,7 +181,7 @@ def _finite(loss: float) -> float | None:
 def own_run(stage: OwnRehearsal) -> DrillResult:
     """See the registry."""
     loss = _uninterrupted(stage)
-    said = f"it ran to its end at {loss:.6g} nats"
+    said = f"it ran to its end at {format_loss(loss)} nats"
     if not math.isfinite(loss):
         said = (stage.folder / "whole" / "reason").read_text() or "it logged no finite validation loss"
     return judged("own_run", math.isfinite(loss), said, {"validation_loss_nats": _finite(loss)})

@@ -6,11 +6,11 @@ import math
 from functools import partial
 
 from launcher.base.run_files import CHECKPOINTS
-from launcher.base.talk import counted
 from launcher.rehearsal.faults import Fault, FaultKind
 from launcher.rehearsal.registry import CUTS, PROXY_NATS, DrillResult, judged
 from launcher.rehearsal.stage import RehearsalFolder, checkpoint_folders, flip_a_bit
 from proxies.core.canon import Json
+from proxies.core.notation import counted, format_loss, format_significant
 from proxies.data.tokens import TokenStore
 
 CONTROLS: dict[FaultKind, str] = {
@@ -28,10 +28,10 @@ def loss(stage: RehearsalFolder) -> DrillResult:
     seen: dict[str, Json] = {
         "first_nats": first, "last_nats": last, "ln_vocabulary_nats": at_init, "validation_nats": validated,
     }  # fmt: skip
-    fell = f"the loss goes from {first:.3f} to {last:.3f} nats in {len(losses)} steps"
+    fell = f"the loss goes from {format_loss(first)} to {format_loss(last)} nats in {counted(len(losses), 'step')}"
     if stage.scaled.spec is None:
         near = abs(first - at_init) <= 1.0 and abs(validated - last) <= 1.0
-        said = f"{fell}, the validation loss is {validated:.3f}; ln(vocabulary) is {at_init:.3f}"
+        said = f"{fell}, the validation loss is {format_loss(validated)}; ln(vocabulary) is {format_loss(at_init)}"
         return judged("loss", near and falls, said, seen)
     proxy, proxy_validated = _proxy_losses(stage)
     limit = PROXY_NATS[stage.decision.precision]
@@ -40,8 +40,9 @@ def loss(stage: RehearsalFolder) -> DrillResult:
     seen |= {"worst_apart_nats": worst, "validation_apart_nats": apart, "num_steps": len(losses)}
     return judged(
         "loss", worst <= limit and apart <= limit and falls and len(losses) == stage.num_steps,
-        f"{fell}, within {worst:.1g} nats of the same run in the proxies' engine at every step, the validation loss "
-        f"({validated:.3f} nats) within {apart:.1g}", seen,
+        f"{fell}, within {format_significant(worst, 1)} nats of the same run in the proxies' engine at every step, "
+        "the validation loss "
+        f"({format_loss(validated)} nats) within {format_significant(apart, 1)}", seen,
     )  # fmt: skip
 
 

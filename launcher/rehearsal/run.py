@@ -28,6 +28,7 @@ from launcher.trainer import assembly
 from launcher.trainer.checkpoints import CheckpointError, IndexRefusedError
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.plain_files import require_plain
 from proxies.data.tokens import MANIFEST, SPLITS, Manifest, Shard, read_manifest
 from proxies.external.command import CommandError
@@ -186,6 +187,6 @@ def _too_few(decision: Decision) -> str:
     if gpus >= ranks or (not gpus and ranks == 1):
         return ""
     return (
-        f"the real shape is for {ranks} ranks, this machine has {gpus} GPUs: without --full a scaled-down copy is "
-        "rehearsed"
+        f"the real shape is for {counted(ranks, 'rank')}, this machine has {counted(gpus, 'GPU')}: without --full a "
+        "scaled-down copy is rehearsed"
     )

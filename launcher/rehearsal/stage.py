@@ -29,6 +29,7 @@ from launcher.rehearsal.scaled_config import ScaledConfig
 from launcher.supervisor.attempt import Signals
 from launcher.supervisor.launch import LaunchOutcome, launch
 from launcher.trainer import checkpoints
+from proxies.core.notation import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +54,10 @@ class CheckpointDifference:
         if not self.num_tensors:
             return "there is no checkpoint to compare"
         if self.bitwise:
-            return f"all {self.num_tensors} tensors of weights and moments bitwise equal"
+            return f"all {counted(self.num_tensors, 'tensor')} of weights and moments bitwise equal"
         return (
-            f"{self.num_differing} of {self.num_tensors} tensors differ, weights by {self.weights_share:.2g} of their "
-            "norm"
+            f"{self.num_differing} of {counted(self.num_tensors, 'tensor')} differ, weights by "
+            f"{self.weights_share:.2g} of their norm"
         )
 
 

@@ -11,6 +11,7 @@ from launcher.frozen.launch_file import created_at, path_of, read_attestation
 from launcher.rehearsal.registry import RehearsalAttestation
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 
 _CODE = ("forerun", "torch")
 """What a rehearsal is of, besides the config."""
@@ -43,7 +44,8 @@ def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
         return RehearsalStatus(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
     passed, failed = found.named("passed"), found.named("failed")
     at, kind = created_at(path), str(found.copy.get("kind"))
-    held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}{_where(found)}, {at}"
+    drills = f"{len(passed)} of {counted(len(found.drills), 'drill')}"
+    held = f"{drills} passed on {_COPIES.get(kind, kind)}{_where(found)}, {at}"
     stale = _other_versions(found)
     if stale:
         sentence = f"UNREHEARSED with the versions installed here: {held}, with {', '.join(stale)}; {command}"

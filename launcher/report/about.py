@@ -80,7 +80,7 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
     if at_work:
         return f"forerun status {study} --follow"
     if body["fit"] is None and any(gate["outcome"] == "failed" for gate in open_gates(body)):
-        return ""  # its coordinate check failed: `run` would stop there again
+        return ""  # `run` would stop there again
     if body["fit"] is None:
         return f"forerun run {shlex.quote(str(study_dir / PLAN_FILE))} --study {study}"
     if not body["choice"]:

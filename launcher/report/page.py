@@ -26,10 +26,11 @@ from launcher.study.own_model import own_text
 from launcher.views import numbers, tables, transfer
 from launcher.views.aspect import aspect_text
 from launcher.views.batch import judged_text, law_text, looks_rows
-from launcher.views.numbers import NONE, Body, Outcome, arm_name
+from launcher.views.numbers import Body, Outcome, arm_name
 from launcher.views.search import sentences
 from launcher.views.wider import wider_text
-from proxies.core import canon
+from proxies.core import canon, notation
+from proxies.core.notation import NONE
 from scaling_fits.laws.forms import SHAPES
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -47,9 +48,26 @@ def typeset(value: object) -> Markup:
     return escape(value)
 
 
+_NOTATION: dict[str, Callable[..., str]] = {
+    "number": notation.format_number,
+    "loss": notation.format_loss,
+    "interval": notation.format_interval,
+    "flops": notation.format_flops,
+    "count": notation.format_count,
+    "percent": notation.format_percent,
+    "duration": notation.format_duration,
+    "learning_rate": notation.format_learning_rate,
+    "significant": notation.format_significant,
+    "usd": notation.format_usd,
+    "counted": notation.counted,
+    "estimate": transfer.estimate,
+}
+"""Filters of the templates that write a number."""
+
+
 def _set(shown: Callable[..., str]) -> Callable[..., Markup]:
     """A way to write a number, typeset."""
-    return lambda *given: typeset(shown(*given))
+    return lambda *given, **options: typeset(shown(*given, **options))
 
 
 def _command(line: str) -> Markup:
@@ -64,14 +82,14 @@ def _leaf(value: Any) -> Markup:
         return Markup(", ").join(map(_leaf, value))
     if isinstance(value, str) and _HASH.fullmatch(value):
         return Markup('<code title="{}">{}</code>').format(value, value[:16])
-    return typeset(numbers.number(value)) if isinstance(value, float) and abs(value) >= 1e6 else escape(value)
+    return typeset(notation.format_flops(value)) if isinstance(value, float) and abs(value) >= 1e6 else escape(value)
 
 
 def _chosen(value: Any) -> Markup:
     """A property of the main run: a word, a count, or a number."""
     if value is None or isinstance(value, str | bool):
         return typeset(value)
-    return typeset(numbers.count(value) if float(value).is_integer() else numbers.number(value))
+    return typeset(notation.format_count(value) if float(value).is_integer() else notation.format_number(value))
 
 
 def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
@@ -88,9 +106,7 @@ def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
 def environment() -> Environment:
     """The templates with what they may call."""
     made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
-    written = (numbers.number, numbers.loss, numbers.interval, numbers.flops, numbers.count, numbers.percent,
-               numbers.seconds, transfer.estimate)  # fmt: skip
-    made.filters |= {shown.__name__: _set(shown) for shown in written}
+    made.filters |= {name: _set(write) for name, write in _NOTATION.items()}
     made.filters |= {
         "set": typeset, "words": numbers.words, "listed": numbers.listed, "command": _command, "leaf": _leaf,
         "chosen": _chosen,

@@ -9,11 +9,11 @@ from typing import cast
 
 from launcher.base.talk import say
 from launcher.plan.study import DEPTH, Study
-from launcher.study.gates import ACCEPTED, GateError, find_failed_check, is_acceptance
 from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, RunReadings, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
 from proxies.core.failures import CAUSES
+from proxies.core.notation import counted
 from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
 from sweeps.run.pool import Pool, ask, take_answers
@@ -55,12 +55,12 @@ def checks_of(
         for runs in needed.values():
             describe(load(study.plan.proxy.factory, study.code_dir, runs[-1][0].own_values)[0], runs[-1][0])
     for name, runs in needed.items():
-        if ledger.find("coordinates", name) is None:
+        if name not in ledger.records_for_plan("coordinates"):
             found = _check(study, name, runs, workers(), check_stop, advance)
-            ledger.append("coordinates", name, found)
+            ledger.append_for_plan("coordinates", name, found)
             expected = ", as it should" if name == "sp" and own != "sp" and found.outcome == "blows_up" else ""
             say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
-    return {record.key: record.body for record in ledger.records("coordinates")}
+    return ledger.records_for_plan("coordinates")
 
 
 def _check(
@@ -112,23 +112,9 @@ def _read(
             if report.refused or num_lost[index] >= max_attempts:
                 shape, kind = probes[index].spec.shape, CAUSES[report.cause]
                 raise RunsFail(
-                    f"coordinate check: a run of width {shape.width} with {shape.num_layers} layers failed: "
-                    f"{kind.words}: {report.error or 'the worker did not answer'}. To do: {kind.advice}; then run the "
-                    "same command again"
+                    f"coordinate check: a run of width {shape.width} with {counted(shape.num_layers, 'layer')} "
+                    f"failed: {kind.words}: {report.error or 'the worker did not answer'}. To do: {kind.advice}; "
+                    "then run the same command again"
                 )
         check_stop()
     return [found[index] for index in range(len(probes))]
-
-
-def refuse_failed(study: Study, checks: dict[str, canon.Json], ledger: Ledger) -> None:
-    """Raise GateError if the study's own parametrization fails its check and nobody accepted that."""
-    for gate in find_failed_check(study, checks):
-        if any(is_acceptance(record.body, gate) for record in ledger.records(ACCEPTED)):
-            say(f"accepted failure: gate {gate.name} failed, the study goes on")
-            continue
-        what = study.plan.proxy.factory or f'proxy.parametrization = "{study.plan.proxy.parametrization}"'
-        raise GateError(
-            f"the coordinate check of {what} fails: {gate.reason}. Nothing more was run. Fix the model and begin a new "
-            'study, sweep it as it is with proxy.parametrization = "sp" (also a new study), or go on all the same: '
-            f"forerun freeze {study.study_dir} --accept {gate.name} --reason TEXT, then the same command again"
-        )

@@ -87,7 +87,7 @@ def ladder_table(
     from scaling_fits.laws.table import TRUNK, from_columns
 
     if any(spec.id not in results for spec in specs):
-        raise StageMissingError("the ladder has not ended: `forerun ladder PLAN` runs or resumes it")
+        raise StageMissingError(f"the ladder has not ended: `{study.command_line('ladder')}` runs or resumes it")
     rungs = [(spec, loss) for spec in specs if (loss := results[spec.id].loss_nats) is not None]
     trunks = [trunk_id(spec) or spec.id for spec, _ in rungs] + [f"main run {index}" for index in range(len(past))]
     numbered = {trunk: float(number) for number, trunk in enumerate(dict.fromkeys(trunks))}

@@ -21,7 +21,14 @@ from launcher.frozen.frozen import Decision
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
-from launcher.study.gates import Gate, failed_gates, find_failed_check, gates
+from launcher.study.gates import (
+    Gate,
+    failed_gates,
+    find_failed_check,
+    find_failed_transfer,
+    gates,
+    select_failed,
+)
 from launcher.study.ladder_checks import LadderChecks, ladder_checks
 from launcher.study.winner_reruns import replay_gates
 from proxies.core.canon import Json
@@ -53,15 +60,15 @@ class StudyFindings:
     wider: Json = None
     """Whether wider is better, as a report has it."""
     gates: tuple[Gate, ...] = ()
-    """All of them, once there is a choice; before, the coordinate check if it failed."""
+    """All of them, once there is a choice; before, those that failed."""
 
 
 def gather(study: Study, ledger: Ledger) -> StudyFindings:
     """What the ledger's records say, up to the first stage that has not ended; no choice where the fit finds none."""
     from scaling_fits.laws.law import CannotTellError
 
-    coordinates = {record.key: record.body for record in ledger.records("coordinates")}
-    failed = find_failed_check(study, coordinates)
+    coordinates = ledger.records_for_plan("coordinates")
+    failed = find_failed_check(study, coordinates) + select_failed(replay_gates(study, ledger))
     found = StudyFindings(coordinates=coordinates, gates=failed)
     try:
         won = searched(study, ledger)
@@ -69,8 +76,9 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
         moved = transferred(study, ledger)
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
         curves = curves_by_width(study, moved.tests, ledger.results(), moved.log2_lr)
+        failed += find_failed_transfer(verdicts)
         found = dataclasses.replace(
-            found, transferred=moved, verdicts=verdicts, wider=wider_body(wider(study, curves), curves)
+            found, transferred=moved, verdicts=verdicts, wider=wider_body(wider(study, curves), curves), gates=failed
         )
         specs = decide.ladder_specs(study, moved)
         table = decide.ladder_table(study, specs, ledger.results())
@@ -108,6 +116,6 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
         remedy += f"study, by forerun run PLAN --study ANOTHER --fork {study.study_dir}"
         raise CannotTellError((*found.fit.warnings, remedy))
     if found.transferred is None or found.verdicts is None or found.choice is None:
-        raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
+        raise StageMissingError(f"the study has not ended: `{study.command_line('run')}` continues it")
     finished = decide.finished_rungs(study, found.ladder, found.rungs)
     return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.plain_files import read_plain
+from proxies.core.plain_files import read_plain, require_plain
 
 if TYPE_CHECKING:
     from launcher.plan.study import Study
@@ -74,8 +74,13 @@ def cached(
         key: of `key_of`.
         compute: gives the findings, and which files in `study_dir` they were made of; None: they are not to be kept.
         anew: compute whatever is kept.
+
+    Raises:
+        OSError: the file is a pipe, socket, device or folder.
     """
     path = study_dir / FINDINGS_FILE
+    with contextlib.suppress(FileNotFoundError):
+        require_plain(path)
     kept = None if anew else _read(path, key)
     if kept is not None:
         return kept
@@ -89,8 +94,6 @@ def cached(
 
 def _write(path: Path, key: str, files: dict[str, str], findings: dict[str, Json]) -> None:
     """Raises OSError."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        return
     entry = {"key": key, "files": files, "findings": findings}
     # The findings' keys in their own order, which what people read follows.
     content = json.dumps({"sha256": canon.content_id(entry), **entry}, ensure_ascii=False, allow_nan=False)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 from launcher.base.reference import UnknownNameError, gpu
-from launcher.base.talk import of_main_run
 from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
 from launcher.estimates.layout import layout_problems, microbatches, planned_parallelism
 from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
@@ -23,15 +22,28 @@ from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 from launcher.plan.problems import num_law_parameters
 from launcher.plan.study import Study
-from launcher.plan.vocabulary import MIN_WIDTH_MULTIPLE, budget_flops, learning_rate_range
+from launcher.plan.vocabulary import (
+    MIN_WIDTH_MULTIPLE,
+    budget_flops,
+    learning_rate_range,
+    scale_margin,
+)
 from launcher.study.gates import data_warning
 from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.hyperparameters import BESIDE, LEARNING_RATE, has_it, hyperparameter_named
+from proxies.core.notation import (
+    counted,
+    format_factor,
+    format_flops,
+    format_main_run_share,
+    format_percent,
+    format_usd,
+)
 from proxies.core.optimizers import DEFAULT, OptimizerName
-from proxies.data.tokens import MANIFEST, Manifest, read_manifest, shard_problems
+from proxies.data.tokens import MANIFEST, Manifest, advise_corpus, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
 from scaling_fits.allocation.shapes import published_layers
 from scaling_fits.forecast.conclusive import FARTHEST_REACH
@@ -49,9 +61,7 @@ def missing(plan: Plan, here: Path) -> list[str]:
     """What a plan in a folder names and is not there: corpus, program, module."""
     corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
     if plan.data.path and not (corpus / MANIFEST).exists():
-        problems.append(
-            f"data.path = {plan.data.path!r}: no corpus there; make it by `forerun tokenize SOURCE... --out {corpus}`"
-        )
+        problems.append(f"data.path = {plan.data.path!r}: {advise_corpus(corpus)}")
     with contextlib.suppress(SpecError):  # said already
         if plan.command is not None:
             try:
@@ -98,8 +108,8 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     notes += filter(None, [data_warning(study, tokens)])
     if share > MOST_SHARE:
         notes.append(
-            f"the proxies cost {of_main_run(share)}, too much for this run alone; "
-            "use a larger target.budget_flops or a smaller preset"
+            f"the proxies cost {format_main_run_share(share)}, too much for this run alone; use a larger "
+            "target.budget_flops or a smaller preset"
         )
     notes += _undecidable(study)
     if width < 2 * plan.proxy.base_width:
@@ -112,30 +122,64 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
 
 def _undecidable(study: Study) -> list[str]:
     """Return which gates cannot pass whatever the runs find, as far as the plan alone tells."""
-    plan, ladder, notes = study.plan, study.plan.ladder, list[str]()
-    num_rungs = sum(len(plan.ladder_depths(width)) for width in ladder.widths) * len(ladder.num_steps)
+    return [*_unpassable_model_gates(study), *_unpassable_ladder_gates(study), *_refused_layout(study)]
+
+
+def _unpassable_model_gates(study: Study) -> Iterator[str]:
+    """Yield why the gates of the model and its data cannot pass."""
+    proxy, accept = study.plan.proxy, "`forerun freeze --accept {} --reason TEXT`"
+    if proxy.command:
+        yield (
+            "gates coordinates and data: forerun sees neither the activations of a command nor its data, so both gates "
+            f"will say 'cannot tell'; check them in your trainer, then use {accept.format('coordinates --accept data')}"
+        )
+    elif proxy.parametrization == "sp":
+        yield (
+            "gate coordinates: proxy.parametrization = 'sp' does not keep the size of activations over width, so the "
+            f"gate will fail; use another parametrization, or {accept.format('coordinates')}"
+        )
+
+
+def _unpassable_ladder_gates(study: Study) -> Iterator[str]:
+    """Yield why the gates of the ladder cannot pass: too few rungs, too small ones, or none that is checked."""
+    plan, ladder = study.plan, study.plan.ladder
+    shapes = [study.shape(width).at_depth(depth) for width in ladder.widths for depth in plan.ladder_depths(width)]
+    tokens = [plan.num_tokens(steps, ladder.batch_tokens or plan.proxy.batch_tokens) for steps in ladder.num_steps]
+    num_rungs = len(shapes) * len(tokens)
     needed = MIN_POINTS if ladder.form in ("auto", "compute") else num_law_parameters(plan) + 1
     if (num_rungs - 1) * ladder.num_seeds < needed:
-        notes.append(
-            f"gate fit: {num_rungs} rungs are too few to hold out the largest one, so the gate will say 'cannot tell'; "
-            f"at least {needed + 1} rungs are needed (ladder.widths, ladder.num_steps)"
+        yield (
+            f"gate fit: with {counted(num_rungs, 'rung')} the largest one cannot be held out, so the gate will say "
+            f"'cannot tell'; at least {needed + 1} rungs are needed (ladder.widths, ladder.num_steps)"
         )
-    shape = study.shape(max(ladder.widths))
-    shape = shape.at_depth(max(plan.ladder_depths(shape.width)))
-    tokens = plan.num_tokens(max(ladder.num_steps), ladder.batch_tokens or plan.proxy.batch_tokens)
-    reach = plan.target.budget_flops / (6.0 * study.num_params(shape) * tokens)
+    reach = plan.target.budget_flops / (6.0 * max(map(study.num_params, shapes)) * max(tokens))
     if reach > FARTHEST_REACH:
-        notes.append(
-            f"gate fit: target.budget_flops is {reach:.3g} times the largest rung's FLOPs, and no forecast is trusted "
-            f"beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot tell'; add larger rungs (ladder.widths, "
-            "ladder.num_steps)"
+        yield (
+            f"gate fit: target.budget_flops is {format_factor(reach)} times the largest rung's FLOPs, and no "
+            f"forecast is trusted beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot tell'; add larger "
+            "rungs (ladder.widths, ladder.num_steps)"
         )
+    flops = [flops_per_token(shape) * count for shape in shapes for count in tokens]
     if not ladder.check_offsets_octaves:
-        notes.append(
+        yield (
             "gate ladder_tuned: ladder.check_offsets_octaves is empty, so no rung is checked at other rates and the "
             "gate will say 'cannot tell'"
         )
-    return notes
+    elif min(flops) > ladder.check_share * sum(flops):
+        yield (
+            f"gate ladder_tuned: ladder.check_share = {ladder.check_share:g} pays for no rung (the cheapest is "
+            f"{min(flops) / sum(flops):.2g} of the ladder), so none is checked at other rates and the gate will say "
+            "'cannot tell'; raise ladder.check_share"
+        )
+
+
+def _refused_layout(study: Study) -> Iterator[str]:
+    """Yield what `forerun freeze` refuses about the layout of a main run of the guessed size."""
+    if study.plan.proxy.command:  # its own trainer lays it out
+        return
+    run = planned_main_run(study)
+    for problem in layout_problems(planned_parallelism(study.plan.launch), run.shape, run.batch_tokens):
+        yield f"launch: {problem}; `forerun freeze` refuses such a layout"
 
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
@@ -178,7 +222,7 @@ class Request:
                 gpu(self.gpu)
             except UnknownNameError as error:
                 checks.problems.append(str(error))
-        checks.done()
+        checks.done("forerun init")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,13 +301,18 @@ def fit_vocabulary(new: FirstPlan, study: Study, request: Request, overrides: Se
         One sentence that names the changed values; none if nothing changed.
     """
     plan, vocab_size = study.plan, study.manifest.vocab_size
-    if PRESETS[new.name].gpu or plan.proxy.command or plan.proxy.factory or plan.proxy.optimizer != DEFAULT:
+    if PRESETS[new.name].gpu or plan.proxy.command:
         return []
     given = _given_keys(overrides)
     wanted: dict[tuple[str, str], object] = {}
-    if "search.learning_rate" not in given:
+    if "transfer.margin_nats" not in given:
+        wanted["transfer", "margin_nats"] = scale_margin(plan.transfer.margin_nats, vocab_size)
+    # The rates and the size of another model, and the rates of Muon, were not measured.
+    is_measured = not plan.proxy.factory and plan.proxy.optimizer == DEFAULT
+    if is_measured and "search.learning_rate" not in given:
         wanted["search", LEARNING_RATE] = learning_rate_range(plan.search.learning_rate, vocab_size)
-    if request.budget_flops is None and request.budget_usd is None and "target.budget_flops" not in given:
+    has_budget = request.budget_flops is not None or request.budget_usd is not None
+    if is_measured and not has_budget and "target.budget_flops" not in given:
         least = study.num_params(study.shape(MIN_WIDTH_MULTIPLE * plan.proxy.base_width))
         wanted["target", "budget_flops"] = budget_flops(plan.target.budget_flops, least)
     changed = {key: value for key, value in wanted.items() if value != getattr(getattr(plan, key[0]), key[1])}
@@ -380,7 +429,7 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         run = planned_main_run(dataclasses.replace(study, plan=changed))
         machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
         if machine.price_usd is None:
-            raise SpecError("Budget", [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"])
+            raise SpecError("forerun init", [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"])
         share = paid_share(machine, count_params(run.shape).total)
         hours = gpu_hours(exactly(run.flops[MFU_CONVENTION] + run.optimizer_flops), machine.peak_flops, share)
         usd = hours.times(machine.price_usd).value
@@ -388,8 +437,9 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
     price = machine.price_usd
     assert price is not None  # or the loop above had refused it
     sentence = (
-        f"USD {request.budget_usd:g} pay for {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an "
-        f"hour ({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
+        f"{format_usd(request.budget_usd)} pay for {format_flops(budget)} FLOPs on {ranks} {machine.name}, at "
+        f"{format_usd(price.value)} an hour ({_whence(price)}) and {format_percent(share.value)} "
+        f"[{format_percent(share.low)}, {format_percent(share.high)}] of the peak ({_whence(share)})"
     )
     return float(f"{budget:.4g}"), sentence
 

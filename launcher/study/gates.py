@@ -1,4 +1,4 @@
-"""The gates of freezing: what each asks, and what it found. Pure functions.
+"""The gates of freezing: what each asks, and what it found; a study stops after one that failed.
 
 A coordinate check is read here as people read it too: what is wrong first, then one row for every role.
 """
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.base.talk import counted
+from launcher.base.talk import say
 from launcher.frozen.launch_file import CheckOutcome
 from proxies.core import canon
+from proxies.core.notation import counted, format_count, format_factor, format_percent
 from proxies.core.spec import RunResult
 from scaling_fits.forecast.conclusive import fit_doubts, inconclusive, judge_backtest, reach_doubts
 
@@ -87,7 +88,7 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
         "cannot_tell" if _is_judged_by_old_rule(check) else outcomes.get(check["outcome"], "failed") for check in mine
     ]
     notes = [
-        "; ".join(findings(check)) or f"all {len(check['layers'])} layers keep their size as {check['axis']} grows"
+        "; ".join(findings(check)) or f"all layers ({len(check['layers'])}) keep their size as {check['axis']} grows"
         for check in mine
     ]
     if any(map(_is_judged_by_old_rule, mine)):
@@ -115,8 +116,45 @@ def find_failed_check(study: Study, checks: Mapping[str, Any]) -> tuple[Gate, ..
     A study that asks for the standard parametrization knows that it does not keep its size.
     """
     name = study.plan.proxy.parametrization
-    gate = coordinate_gate(checks, name)
-    return (gate,) if name != "sp" and gate.outcome == "failed" else ()
+    return select_failed([coordinate_gate(checks, name)]) if name != "sp" else ()
+
+
+def find_failed_transfer(verdicts: Verdicts) -> tuple[Gate, ...]:
+    """Return the transfer gate if a value drifts, else nothing."""
+    return select_failed([transfer_gate(verdicts)])
+
+
+def select_failed(found: Iterable[Gate]) -> tuple[Gate, ...]:
+    """Return the gates that failed."""
+    return tuple(gate for gate in found if gate.outcome == "failed")
+
+
+def refuse_failed(study: Study, ledger: Ledger, found: Iterable[Gate]) -> None:
+    """Stop a study before its next stage is paid for. A gate that cannot tell stops nothing.
+
+    Args:
+        study: as its ledger has it.
+        ledger: its records say which gates somebody accepted.
+        found: gates that are known before the next stage.
+
+    Raises:
+        GateError: gates failed that nobody accepted.
+    """
+    records, closed = ledger.records(ACCEPTED), []
+    for gate in select_failed(found):
+        if any(is_acceptance(record.body, gate) for record in records):
+            say(f"accepted failure: gate {gate.name} failed, the study goes on")
+        else:
+            closed.append(gate)
+    if not closed:
+        return
+    lines = [f"gate {gate.name} failed: {gate.reason}" for gate in closed]
+    accept = " ".join(f"--accept {gate.name}" for gate in closed)
+    raise GateError(
+        "\n".join([*lines, "Nothing more was run.", needs_text(closed)])
+        + f"\nor go on all the same: forerun freeze {study.study_dir} {accept} --reason TEXT, "
+        "then the same command again"
+    )
 
 
 def _is_judged_by_old_rule(check: Any) -> bool:
@@ -161,7 +199,7 @@ def _fit_gate(study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequenc
     doubts += [narrower] if narrower else []
     excess = prediction.loss_nats / choice.allocation.loss_nats - 1
     if excess > SHAPE_EXCESS:
-        doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower "
+        doubts.append(f"the nearest width allowed costs {format_percent(excess)} over the best size: lower "
                       "target.width_multiple or launch.tensor")  # fmt: skip
     interval = None if prediction.low is None or prediction.high is None else (prediction.low, prediction.high)
     doubts += reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)
@@ -208,7 +246,7 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
     if len(checks.rungs) < checks.wanted:
         found.append("cannot_tell")
         missing = checks.wanted - len(checks.rungs)
-        notes.append(f"{missing} of {checks.wanted} rungs are not checked yet: run `forerun ladder PLAN`")
+        notes.append(f"{missing} of {counted(checks.wanted, 'rung')} not checked yet: run `forerun ladder PLAN`")
     if "mis_tuned" in (one.outcome for one in checks.rungs):
         notes.append(
             "the learning rate does not transfer there: test it up to that size (transfer.widths, transfer.durations), "
@@ -220,12 +258,14 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
 def _data_gate(study: Study, want: float) -> Gate:
     have = study.manifest.num_tokens("train")
     if study.corpus is None:
-        unseen = f"{want:,.0f} tokens needed; forerun cannot count the unique ones of {study.plan.data.external}"
+        unseen = (
+            f"{format_count(want)} tokens needed; forerun cannot count the unique ones of {study.plan.data.external}"
+        )
         return Gate(name="data", outcome="cannot_tell", reason=unseen)
     sources = study.manifest.sources
     epochs = {s.name: s.weight * want / max(1, s.num_tokens("train")) for s in sources if s.weight}
-    repeated = [f"{name} {times:.3g} times" for name, times in epochs.items() if times > 1]
-    reason = f"{want:,.0f} tokens needed, {have:,} unique tokens available"
+    repeated = [f"{name} {format_factor(times)} times" for name, times in epochs.items() if times > 1]
+    reason = f"{format_count(want)} tokens needed, {format_count(have)} unique tokens available"
     if repeated and len(sources) > 1:
         reason += f"; by their weights the run repeats {', '.join(repeated)}"
     return Gate(name="data", outcome="failed" if repeated else "passed", reason=reason)
@@ -238,16 +278,18 @@ def data_warning(study: Study, want: float) -> str:
     if not most or want <= most:  # a trainer's own data are not counted
         return ""
     return (
-        f"gate data: the main run will need about {want:.3g} tokens and the corpus has {most:.3g}, so `forerun freeze` "
-        "will refuse, whatever the runs find. Use a larger corpus (data.path), or target.budget_flops of at most about "
-        f"{most * most * _BUDGET_OF_TOKENS:.2g}; or repeat the data, by `forerun freeze --accept data` in the end"
+        f"gate data: the main run will need about {format_count(want)} tokens and the corpus has "
+        f"{format_count(most)}, so `forerun freeze` will refuse, whatever the runs find. Use a larger corpus "
+        f"(data.path), or target.budget_flops of at most about {most * most * _BUDGET_OF_TOKENS:.2g}; or repeat the "
+        "data, by `forerun freeze --accept data` in the end"
     )
 
 
 _BUDGET_OF_TOKENS = 6 / 20
 """Of the square of its tokens, the FLOPs (6ND) of a main run with 20 tokens per parameter."""
 _NEEDS = {
-    "coordinates": "a model whose layers keep their size: fix what the check names, in a new study",
+    "coordinates": "a model whose layers keep their size: fix what the check names (a factory in this study while no "
+    'run is recorded), or sweep it as it is with proxy.parametrization = "sp", in a new study otherwise',
     "transfer": "a new plan with another parametrization, or with sizes nearer to the target",
     "fit": "more rungs (ladder.widths, ladder.num_steps) in a child study (--fork keeps the runs)",
     "data": "a larger corpus (data.path) in a new study, or a smaller target.budget_flops in a child study (--fork)",
@@ -331,5 +373,5 @@ def findings(check: Any) -> list[str]:
         cause = f": {layer['cause']}" if layer["cause"] else ""
         notes.append(f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f}){cause}")
     if len(flagged) > NUM_NAMED or (flagged and check["mistakes"]):
-        notes.append(f"{len(flagged)} of {len(check['layers'])} layers do not pass")
+        notes.append(f"layers that do not pass: {len(flagged)} of {len(check['layers'])}")
     return notes

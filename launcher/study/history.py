@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxies.core import canon
+from proxies.core.notation import format_factor
 from scaling_fits.forecast.conclusive import ForecastOutcome, interval_scale
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def scaled(fit: FittedRuns, runs: Sequence[ConcludedRun]) -> FittedRuns:
     scale = interval_scale(misses, fit.level)
     sentence = (
         f"the fit includes {len(misses)} concluded main runs; their forecasts missed by up to "
-        f"{max(map(abs, misses)):.2g} standard deviations, so intervals of a loss are {scale:.3g} times as wide as the "
-        "fit's own"
+        f"{max(map(abs, misses)):.2g} standard deviations, so intervals of a loss are {format_factor(scale)} times "
+        "as wide as the fit's own"
     )
     return dataclasses.replace(fit, record_scale=scale, warnings=(*fit.warnings, sentence))

@@ -20,6 +20,7 @@ from launcher.calibration.procedure import COUNTED, calibrated
 from launcher.plan.study import Study
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import LEARNING_RATE, with_warmup
+from proxies.core.notation import format_count
 from proxies.core.redaction import LineRedactor
 from proxies.core.spec import RunSpec
 from proxies.external.command import command_environment, filled, find_program, placeholder_values
@@ -44,13 +45,13 @@ def count(study: Study, ledger: Ledger) -> Study:
         DescribeError: see there; nothing is recorded.
         FactoryError, FactoryChangedError: the factory cannot build a shape, or is another.
     """
-    if ledger.records(COUNTED) or ledger.own_results() or not (study.factory or study.plan.proxy.describe):
+    if ledger.records_for_plan(COUNTED) or ledger.own_results() or not (study.factory or study.plan.proxy.describe):
         return calibrated(study, ledger)
     one = _of_factory if study.factory else _described
     own = study.plan.model.num_layers
     depths = {own, study.plan.target_num_layers, *([2 * own] if study.plan.scales_depth else [])}
     for depth, found in {depth: _through(study, depth, one) for depth in sorted(depths)}.items():
-        ledger.append(COUNTED, str(depth), dataclasses.asdict(found))
+        ledger.append_for_plan(COUNTED, str(depth), dataclasses.asdict(found))
     return calibrated(study, ledger)
 
 
@@ -66,9 +67,9 @@ def _through(study: Study, depth: int, one: Callable[[Study, RunSpec], float]) -
     expected = found.params(widths[3])
     if abs(counts[3] / expected - 1) > AGREE:
         say(
-            f"warning: the model has {counts[3]:,.0f} parameters at width {widths[3]}, where those of widths "
-            f"{', '.join(map(str, widths[:3]))} go on to {expected:,}: its size is no polynomial of the width, and the "
-            "forecast's is so far off"
+            f"warning: the model has {format_count(counts[3])} parameters at width {widths[3]}, where those of "
+            f"widths {', '.join(map(str, widths[:3]))} go on to {format_count(expected)}: its size is no polynomial "
+            "of the width, and the forecast's is so far off"
         )
     return found
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from launcher.base.talk import LiveLine, duration, say
+from launcher.base.talk import LiveLine, say
 from launcher.calibration.study_cost import AFTER_SECONDS, runs_of
 from launcher.plan.study import Study
 from launcher.study.progress_text import line_of, run_text
 from proxies.core.branches import own_flops, trained_flops
+from proxies.core.notation import format_duration
 from proxies.core.spec import Run
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import RunningRun, StudyState
@@ -242,4 +243,4 @@ class Reporter:
     def done(self) -> None:
         """Everything has ended well."""
         self.close()
-        say(f"study: done in {duration(self.progress.seconds)}")
+        say(f"study: done in {format_duration(self.progress.seconds)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from proxies.core.notation import format_duration, format_learning_rate, format_loss, format_percent
 from proxies.core.spec import Run
 from sweeps.store.live import StudyState
 
@@ -29,7 +30,7 @@ def chart_text(runs: Sequence[Run]) -> str:
         return ""
     lines = [f"losses of finished runs, latest on the right, at most {MOST_RUNS} per width:"]
     lines += [
-        f"width {width:<6} {_blocks(losses[width]):<{MOST_RUNS}}  best {min(losses[width]):.4f} nats"
+        f"width {width:<6} {_blocks(losses[width]):<{MOST_RUNS}}  best {format_loss(min(losses[width]))} nats"
         for width in sorted(losses)[-MOST_WIDTHS:]
     ]
     return "\n".join(lines)
@@ -45,13 +46,16 @@ def _blocks(losses: Sequence[float]) -> str:
 
 
 def line_of(state: StudyState, num_running: int) -> str:
-    """The one line: `study 42% (transfer 3 of 5)  6 to 10 min left  8 running  best 2.142 nats at lr 0.0155`."""
+    """The one line: `study 42 % (transfer 3 of 5)  6 to 10 min left  8 running  best 2.142 nats at lr 0.0155`."""
     low, high = state.left_low_seconds, state.left_high_seconds
     left = "time left: cannot tell yet" if low is None or high is None else f"{range_text(low, high)} left"
-    parts = [f"study {math.floor(100 * state.done)}% ({state.stage} {state.number} of {state.num_stages})", left]
+    done = format_percent(math.floor(100 * state.done) / 100, is_whole=True)
+    parts = [f"study {done} ({state.stage} {state.number} of {state.num_stages})", left]
     parts += [f"{num_running} running"] if num_running else []
     if state.best_loss_nats is not None:
-        parts.append(f"best {state.best_loss_nats:.4g} nats at lr {state.best_learning_rate:.3g}")
+        parts.append(
+            f"best {format_loss(state.best_loss_nats)} nats at lr {format_learning_rate(state.best_learning_rate)}"
+        )
     return "  ".join(parts)
 
 
@@ -68,8 +72,8 @@ def range_text(low: float, high: float) -> str:
 def run_text(run: Run) -> str:
     """A run that has ended, as a line."""
     spec, result = run.spec, run.result
-    loss = result.status if result.loss_nats is None else f"{result.loss_nats:.4f} nats"
+    loss = result.status if result.loss_nats is None else f"{format_loss(result.loss_nats)} nats"
     return (
-        f"run {spec.id[:12]}  width {spec.shape.width}  lr {spec.hparams.learning_rate:.3g}  {loss}  "
-        f"{result.seconds:.1f} s"
+        f"run {spec.id[:12]}  width {spec.shape.width}  lr {format_learning_rate(spec.hparams.learning_rate)}  "
+        f"{loss}  {format_duration(result.seconds)}"
     )

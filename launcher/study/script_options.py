@@ -42,14 +42,20 @@ _NAMES = {
 """Placeholders and other names that scripts have for them; hyperparameters' are in their registry."""
 _SHAPE = {"num_layers": "num_layers", "head_dim": "head_dim", "seq_len": "seq_len"}
 _VOCAB_SIZE = 50304
-"""GPT-2's, padded."""
+"""GPT-2's, padded: a guess, until the plan's TODO is resolved."""
 _RATE = re.compile(r"(^|_)(lr|learning_rate)($|_)")
+_NO_RATE = re.compile(
+    r"(^|_)(ratio|fraction|frac|factor|decay|gamma|power|mult|multiplier|scale|percent|pct|warmup|warmdown)($|_)"
+)
+"""Words of options that set a learning rate's schedule or its multiples: a share of the rate, which follows it."""
+_FLOOR = re.compile(r"(^|_)(min|end|final|init|initial|start)_(lr|learning_rate)$|(lr|learning_rate)_(min|end|final)$")
+"""Rates at which a schedule begins or ends: a fixed one does not follow the rate that is searched."""
 _EACH_RUN = re.compile(r"(^|_)decay_(iters|steps)$|^(eval|val|validate)_(interval|every|steps|freq)$")
-"""Numbers of steps that follow the run's: its learning rate decays to the end, and it is validated there."""
+"""Options that are set to the run's number of steps, so that it decays to the end and validates there."""
 _ACCUMULATION = re.compile(r"(^|_)(grad|gradient)_accum|^accum(ulation)?_steps$|^accumulate_grad_batches$")
 _DASHBOARD = re.compile(r"^(use_|log_)?wandb(_log|_enabled)?$")
 _STATE_KEYS = {"model", "optimizer", "state_dict", "model_state_dict", "model_args"}
-"""Keys of a checkpoint: what is beside them is saved, not logged."""
+"""Keys of a checkpoint; a dictionary that has one of them is saved, not logged."""
 _STEP_KEYS = ("step", "iter", "iteration", "global_step", "iter_num")
 
 
@@ -63,7 +69,7 @@ class ScriptOption:
     """As it is given: `--max-iters`, or `train.lr=` in Hydra."""
     default: object
     is_rate: bool = False
-    """Whether it is a number with a fraction, and its name says learning rate."""
+    """Whether the default is a float and the name is that of a learning rate."""
 
 
 def placeholder_of(name: str) -> str | None:
@@ -143,7 +149,8 @@ def _under_hydra(node: ast.FunctionDef) -> bool:
 
 
 def _names_rate(name: str) -> bool:
-    return _RATE.search(name) is not None
+    """Return whether a name is that of a peak learning rate."""
+    return _RATE.search(name) is not None and not _FLOOR.search(name) and not _NO_RATE.search(name)
 
 
 def _constant(node: ast.expr | None) -> object:
@@ -191,9 +198,12 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
         notes.append(f"{option.name} is searched as an axis of its own")
     values = {section: dict(keys) for section, keys in new.values.items()}
     defaults = {told[option.name]: option.default for option in options if type(option.default) is int}
+    external, guess = f"the data of {script.name}", f"data.vocab_size = {_VOCAB_SIZE} is a guess"
+    if "vocab_size" not in defaults:
+        external += f" ({TODO}: {guess})"
+        notes.append(f"{guess}: set it, and remove the {TODO} from data.external")
     vocab_size = defaults.get("vocab_size", _VOCAB_SIZE)
-    values["data"] = {"path": "", "external": f"the data of {script.name}", "vocab_size": vocab_size}
-    notes += [] if "vocab_size" in defaults else [f"data.vocab_size = {_VOCAB_SIZE} is a guess"]
+    values["data"] = {"path": "", "external": external, "vocab_size": vocab_size}
     command = " ".join(["python", shlex.quote(script.name), *words])
     values["proxy"] = values.get("proxy", {}) | {"command": command, **metrics}
     values["model"] = values.get("model", {}) | {
@@ -212,6 +222,8 @@ def _set_value(option: ScriptOption, metrics: dict[str, object]) -> str:
     name = option.name.rpartition(".")[2]
     if _EACH_RUN.search(name):
         return "{num_steps}"
+    if _FLOOR.search(name):
+        return "0.0"  # right at any rate, as a share of it would be
     if _ACCUMULATION.search(name):
         return "1"  # the plan's batch is a whole step's
     if _DASHBOARD.search(name) and option.default is False and metrics["metrics_format"] == "wandb":
@@ -230,10 +242,10 @@ def _range(default: object) -> tuple[float, float]:
 
 
 def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
-    """Return where the script logs, and the keys of its step and losses; `TODO` for those that are not certain."""
+    """Return the script's log, and the keys of its step and losses; keys that are not certain are `TODO`."""
     kinds = {"wandb": "wandb.init", "tensorboard": "SummaryWriter", "jsonl": "json.dumps"}
     kind = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
-    keys = _logged_keys(ast.parse(text))
+    keys = _find_logged_keys(ast.parse(text))
     losses = [key for key in keys if "loss" in key and "best" not in key]
     held_out = [key for key in losses if re.search(r"val|eval|test|dev", key)]
     trained = [key for key in losses if key not in held_out]
@@ -244,29 +256,29 @@ def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
     values: dict[str, object] = {
         "metrics_format": kind,
         "metrics_path": "{run_dir}/metrics.jsonl" if kind == "jsonl" else "{run_dir}",
-        **{name: found[0] if len(found) == 1 else f"{TODO}: {name}" for name, found in candidates.items()},
+        **{name: keys[0] if len(keys) == 1 else f"{TODO}: {name}" for name, keys in candidates.items()},
     }
     notes = [
-        f"proxy.{name} is left as {TODO}: the script logs {', '.join(found) or 'none that is found'}"
-        for name, found in candidates.items()
-        if len(found) != 1
+        f"proxy.{name} is left as {TODO}: the script logs {', '.join(keys) or 'none that is found'}"
+        for name, keys in candidates.items()
+        if len(keys) != 1
     ]
     return values, notes
 
 
-def _logged_keys(tree: ast.Module) -> list[str]:
-    """Return the keys of every dictionary but checkpoints, of items that are set, and of TensorBoard's scalars."""
+def _find_logged_keys(tree: ast.Module) -> list[str]:
+    """Return the keys of dictionaries except checkpoints, of items that are assigned, and of TensorBoard's scalars."""
     keys: list[str] = []
     for node in ast.walk(tree):
-        found: list[ast.expr | None] = []
+        nodes: list[ast.expr | None] = []
         if isinstance(node, ast.Dict):
-            found = list(node.keys)
+            nodes = list(node.keys)
         elif isinstance(node, ast.Assign):
-            found = [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
+            nodes = [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_scalar":
-            found = list(node.args[:1])
+            nodes = list(node.args[:1])
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
             keys += [word.arg for word in node.keywords if word.arg]
-        names = [key.value for key in found if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        names = [key.value for key in nodes if isinstance(key, ast.Constant) and isinstance(key.value, str)]
         keys += [] if _STATE_KEYS & set(names) else names
     return list(dict.fromkeys(keys))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.base.talk import counted, say
+from launcher.base.talk import say
 from launcher.experiments.search import (
     GROWTH,
     Phase,
@@ -18,6 +18,7 @@ from launcher.experiments.search import (
 )
 from launcher.plan.study import SEARCH_STAGE, Study
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.spec import RunSpec
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import RunSource, Search, SearchSource, StaticSource

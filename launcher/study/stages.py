@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from launcher.base.talk import counted, of_main_run, say
+from launcher.base.talk import say
 from launcher.calibration.procedure import calibrate, calibrated
 from launcher.calibration.study_cost import planned_main_run
 from launcher.experiments.ladder import stage_specs
@@ -30,13 +30,19 @@ from launcher.experiments.transferred_values import (
 )
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.study.decide import fit_key, fitted, ladder_specs
-from launcher.study.gates import transfer_gate
+from launcher.study.gates import (
+    find_failed_check,
+    find_failed_transfer,
+    refuse_failed,
+    transfer_gate,
+)
 from launcher.study.pools import start_pool
 from launcher.study.progress import CHECK, FIT, Reporter
 from launcher.study.search_runs import run_search
 from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
 from proxies.core.branches import own_flops
+from proxies.core.notation import counted, format_main_run_share
 from proxies.core.spec import RunResult, RunSpec
 from proxies.external.metric_files import UNIT_KEYS, units_agree
 from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven, spent
@@ -123,10 +129,10 @@ def bank_key(spec: RunSpec) -> str:
 
 
 def _require_there(ledger: FileIdentity) -> None:
-    """See that the ledger is where it was opened.
+    """Check that the ledger file is still at the path where it was opened.
 
     Raises:
-        FolderRemoved: It is not.
+        FolderRemoved: The file was removed or replaced.
     """
     if not ledger.is_there():
         raise FolderRemoved(
@@ -175,7 +181,7 @@ class Runner:
         say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
 
     def _warn_of_units(self, spec: RunSpec, result: RunResult) -> None:
-        """Warn once where a user's trainer seems to log its two losses in different units."""
+        """Warn once if a user's trainer seems to log its two losses in different units."""
         training, validation = result.last_train_loss_nats, result.loss_nats
         if self._warned_of_units or spec.command is None or training is None or validation is None:
             return
@@ -298,19 +304,17 @@ class Runner:
 
         Raises:
             GateError: the user's own model fails the check.
-            ReplayDiffersError: the winning trial, run again, gave something else.
+                Or the winning trial, run again, gave something else.
         """
         if self.study.factory is not None:
-            from launcher.study.coordinate_checks import refuse_failed
-
-            refuse_failed(self.study, self.check(), self.ledger)
+            refuse_failed(self.study, self.ledger, find_failed_check(self.study, self.check()))
         self._begin("sweep")
         run_search(self.study, self.ledger, self.drive, bank_key)
         self._replay()
         return searched(self.study, self.ledger)
 
     def _replay(self) -> None:
-        """Run the winning trial again elsewhere, its hours counted. Raises ReplayDiffersError."""
+        """Run the winning trial again elsewhere, its hours counted. Raises GateError if it differs."""
 
         def check() -> None:
             self._check_stop()
@@ -371,13 +375,19 @@ class Runner:
             num_runs += len(specs)
 
     def ladder(self) -> list[RunSpec]:
-        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
+        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone.
+
+        Raises:
+            GateError: the values do not transfer, rungs are missing, and nobody accepted that.
+        """
         found = self.transfer()
         self._begin("ladder")
         specs = ladder_specs(self.study, found)
         results = self.ledger.results()
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
         if missing:
+            verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
+            refuse_failed(self.study, self.ledger, find_failed_transfer(verdicts))
             num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
             checks = counted(len(missing) - num_rungs, "run")
             say(
@@ -398,4 +408,4 @@ class Runner:
     def _share(self, specs: Iterable[RunSpec]) -> str:
         """As `forerun estimate` has it, until the ladder is fitted."""
         share = float(sum(own_flops(specs))) / planned_main_run(self.study).flops["causal"]
-        return f"{of_main_run(share)} as guessed"
+        return f"{format_main_run_share(share)} as guessed"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from launcher.base.talk import counted, say
+from launcher.base.talk import Heartbeat, say
 from launcher.calibration.procedure import calibrated, groups_of
 from launcher.experiments.search import implied_problems
 from launcher.plan.file import PlanError, load_plan, todo_problems, with_lines
@@ -16,6 +16,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
 from proxies.core import canon
+from proxies.core.notation import counted
 from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
@@ -155,7 +156,8 @@ def verified_corpus(study: Study) -> TokenStore | None:
     """
     if study.corpus is None:
         return None
-    store = TokenStore(study.corpus, weights=study.plan.data.weights or None)
+    with Heartbeat(f"reading {study.corpus}") as heartbeat:
+        store = TokenStore(study.corpus, weights=study.plan.data.weights or None, on_shard=heartbeat.step)
     seq_len = study.plan.model.seq_len
     store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=seq_len)
     store.validation_batch(num_sequences=1, seq_len=seq_len)
@@ -179,7 +181,7 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
             study = calibrated(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
     parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
-    ledger = Ledger.open(study.study_dir, study.question, create=True, is_amendable=is_of_command)
+    ledger = Ledger.open(study.study_dir, study.question, create=True, is_amendable=is_of_user_code)
     try:
         values = cast(dict[str, dict[str, object]], study.plan.model_dump())
         values["data"]["path"] = str(study.corpus or "")
@@ -193,9 +195,10 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
     return ledger
 
 
-def is_of_command(key: str) -> bool:
-    """Return whether a plan key says how the user's command is called or where it logs."""
-    return key == "proxy.command" or key.startswith("proxy.metrics_")
+def is_of_user_code(key: str) -> bool:
+    """Return whether a plan key says what code of the user's trains, how it is called, or where it logs."""
+    fixed = ("proxy.command", "proxy.factory", "factory_sha256")
+    return key in fixed or key.startswith(("proxy.metrics_", "proxy.dimensions"))
 
 
 def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
@@ -211,4 +214,4 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     for record in taken:  # or the same runs would have other ids here
         ledger.append(CALIBRATION, record.key, record.body)
     if taken:
-        say(f"fork: {len(taken)} choices of its calibration imported, which are not measured again")
+        say(f"fork: {counted(len(taken), 'choice')} of its calibration imported, which are not measured again")

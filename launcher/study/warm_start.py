@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.study.first_plan import FirstPlan
 from proxies.core.hyperparameters import hyperparameter_named
+from proxies.core.notation import counted
 from proxies.core.tables.columns import find_hyperparameter
 from sweeps.search.optuna_storage import OptunaStorageError, best_trials
 from sweeps.search.space import Params, SearchSpace
@@ -37,7 +38,7 @@ def with_warm_start(plan: FirstPlan, text: str, space: SearchSpace) -> tuple[Fir
 
 
 def warm_start(text: str, space: SearchSpace) -> WarmStart:
-    """Return the points that a search begins with.
+    """Return the points with which a search begins.
 
     Args:
         text: FILE or FILE:STUDY. Both may hold colons: the longest path that exists is the file.
@@ -51,10 +52,10 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
     found = best_trials(Path(file), study, most=MOST_POINTS)
     by_name = {axis.name: axis for axis in space.axes}
     axes = {
-        name: by_name[ours]
+        name: by_name[role]
         for params in found.params
         for name in params
-        if (ours := find_hyperparameter(name, by_name)) is not None
+        if (role := find_hyperparameter(name, by_name)) is not None
     }
     points: list[Params] = []
     unused, moved = set[str](), set[str]()
@@ -76,15 +77,16 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
             f"{file}: study {found.study!r} varies {', '.join(sorted(unused)) or 'nothing'}; none of them is searched "
             f"here: {', '.join(name for axis in space.axes for name in (axis.name, *_other_names(axis.name)))}"
         )
-    best = f"the best {len(points)} of {found.num_finished}" if len(points) > 1 else f"the best of {found.num_finished}"
-    parts = [f"search.warm_start: {best} finished trials of Optuna's study {found.study!r} in {file}"]
+    best = f"the best {len(points)} of" if len(points) > 1 else "the best of"
+    trials = counted(found.num_finished, "finished trial")
+    parts = [f"search.warm_start: {best} {trials} of Optuna's study {found.study!r} in {file}"]
     parts += [f"moved into their ranges: {', '.join(sorted(moved))}"] if moved else []
     parts += [f"not used: {', '.join(sorted(unused))}"] if unused else []
     return WarmStart(points=tuple(points), sentence="; ".join(parts))
 
 
 def _split_study(text: str) -> tuple[str, str]:
-    """Return the file and the name of the study in FILE[:STUDY]."""
+    """Split FILE[:STUDY] into the file and the name of the study."""
     places = [place for place, character in enumerate(text) if character == ":"]
     splits = [(text, ""), *((text[:place], text[place + 1 :]) for place in reversed(places))]
     return next((split for split in splits if Path(split[0]).exists()), splits[min(1, len(splits) - 1)])

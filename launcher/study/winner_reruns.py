@@ -14,14 +14,15 @@ from launcher.base.talk import say
 from launcher.experiments.transferred_values import searched
 from launcher.frozen.launch_file import CheckOutcome
 from launcher.plan.study import Study
-from launcher.study.gates import Gate, worst
+from launcher.study.gates import Gate, refuse_failed, worst
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import format_nats
 from proxies.core.spec import RunSpec
 from sweeps.run.driver import HANG_SECONDS
 from sweeps.run.kinds import where
 from sweeps.run.reruns import carried_out, compare
-from sweeps.store.errors import PoolDead, SweepError
+from sweeps.store.errors import PoolDead
 from sweeps.store.sites import HOST, PROCESS
 
 if TYPE_CHECKING:
@@ -31,16 +32,6 @@ if TYPE_CHECKING:
 REPLAYED = "replayed"
 """Kind of the record of what came of a second execution; its key: the run's id."""
 GATE = "replays_agree"
-_ADVICE = (
-    "one of these machines computes wrongly, and every run that ended there may be wrong: test them, take the faulty "
-    "one out, and begin a new study"
-)
-
-
-class ReplayDiffersError(SweepError):
-    """Two executions of one run differ by more than arithmetic can."""
-
-    exit_code = 3
 
 
 def replay_search(
@@ -57,7 +48,7 @@ def replay_search(
         check: raises what ends the work; what was recorded stands.
 
     Raises:
-        ReplayDiffersError: the trial gave something else, now or before.
+        GateError: the trial gave something else, now or before, and nobody accepted that.
         PoolDead, DiskFull: as named.
     """
     if study.replays_winner and not ledger.records(REPLAYED):
@@ -76,9 +67,7 @@ def replay_search(
             body = cast(dict[str, Json], canon.to_json(compare(spec, first, again)))
         ledger.append(REPLAYED, spec.id, {"run_id": spec.id, **body})
         say(f"replays: {_sentence(ledger.records(REPLAYED)[-1].body)}")
-    made: Any = [record.body for record in ledger.records(REPLAYED)]
-    if differing := [_sentence(body) for body in made if body["outcome"] == "differs"]:
-        raise ReplayDiffersError("\n".join([*differing, _ADVICE]))
+    refuse_failed(study, ledger, replay_gates(study, ledger))
 
 
 def _elsewhere(first: Mapping[str, str], pool: Pool, sites: Mapping[int, Mapping[str, str]]) -> int:
@@ -99,7 +88,7 @@ def _sentence(body: Any) -> str:
     hosts = " and ".join(host or "an unnamed host" for host in body["hosts"])
     if body["outcome"] == "agrees":
         return f"{which}: agrees, run on {hosts}: {body['reason']}"
-    end = "" if body["end_nats"] is None else f" by {body['end_nats']:.3g} nats in the end"
+    end = "" if body["end_nats"] is None else f" by {format_nats(body['end_nats'])} nats in the end"
     word = "DIFFERS" if body["outcome"] == "differs" else "cannot tell: differs"
     return f"{which}: {word} between {hosts}{end}: {body['reason']}"
 

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from launcher.base import metrics
 from launcher.base.signals import JOB_VARIABLE, Flag, make_child_die_with_us
-from launcher.base.talk import duration, say
+from launcher.base.talk import say
 from launcher.base.watchdog import Limits, Pace, Watchdog
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core.failures import Crash, crash_of, end_of, oom_kills
+from proxies.core.notation import format_duration, format_loss, format_speed
 from proxies.core.redaction import LineRedactor
 from proxies.external.log_file import RedactedLog
 
@@ -86,9 +87,7 @@ class AttemptSpec:
         return self.command[0] == "srun"
 
 
-def attempt(
-    spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None
-) -> metrics.AttemptEnd | Crash:  # fmt: skip
+def attempt(spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None) -> metrics.AttemptEnd | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
 
     A job whose `run_folder` is removed is asked to save and end; one whose folder somebody else holds ends at once.
@@ -156,10 +155,10 @@ def _follow(
         now = time.monotonic()
         hung = watchdog.look(now)
         if run_folder is not None:
-            run_folder.look()
-            if run_folder.taken:
+            run_folder.check()
+            if run_folder.new_holder:
                 return ""
-            if run_folder.removed and not passed_on:
+            if run_folder.is_removed and not passed_on:
                 say(f"warning: {run_folder.folder} was removed or emptied: saving the run there again, then ending")
                 job.tell_to_save()
                 passed_on = True
@@ -189,11 +188,11 @@ def _report(spec: AttemptSpec, pace: Pace, shown: int, now: float) -> int:
     """Print the step of the run, unless already printed; returns the last one printed."""
     if pace.step is None or pace.loss_nats is None or pace.step == shown:
         return shown
-    said = f"step {pace.step}/{spec.num_steps}  loss {pace.loss_nats:.4f} nats"
+    said = f"step {pace.step}/{spec.num_steps}  loss {format_loss(pace.loss_nats)} nats"
     if speed := pace.tokens_per_second(now):
-        said += f"  {speed:,.0f} tokens/s"
+        said += f"  {format_speed(speed, 'tokens')}"
     if left_seconds := pace.seconds_left(spec.num_steps):
-        said += f"  {duration(left_seconds)} left"
+        said += f"  {format_duration(left_seconds)} left"
     say(said)
     return pace.step
 
@@ -258,17 +257,18 @@ class ProcessSession:
         return [pid for pid in in_rank if (parent := _parent(pid)) in members and parent not in in_rank]
 
     def _members(self) -> dict[int, bytes]:
-        """Every process of the job on this machine that still runs, with its environment; elsewhere than on Linux none.
+        """Return the environment of each running process of the job on this machine; on systems other than Linux none.
 
-        The memory of a process that is being taken down reads as empty, and it writes no more.
+        A process that is ending has an empty environment; it writes no more.
         """
-        wanted, found = f"{JOB_VARIABLE}={self._token}".encode(), {}
+        token = f"{JOB_VARIABLE}={self._token}".encode()
+        environments = {}
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 environment = b"\0" + path.read_bytes()
-                if b"\0" + wanted + b"\0" in environment:
-                    found[int(path.parent.name)] = environment
-        return found
+                if b"\0" + token + b"\0" in environment:
+                    environments[int(path.parent.name)] = environment
+        return environments
 
 
 def _send(pid: int, number: signal.Signals) -> None:

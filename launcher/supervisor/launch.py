@@ -19,7 +19,7 @@ from typing import Literal
 from launcher.base import chronicle
 from launcher.base.metrics import ENDING_FILE, METRICS_FILE, AttemptEnd
 from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE, complete_folders
-from launcher.base.talk import duration, say
+from launcher.base.talk import say
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
@@ -27,6 +27,7 @@ from launcher.supervisor.attempt import AttemptSpec, Signals, attempt, hearing, 
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core.canon import Json
 from proxies.core.failures import CAUSES, Crash
+from proxies.core.notation import format_duration
 from proxies.core.plain_files import refuse_pipe
 from sweeps.store.errors import StudyHeld
 from sweeps.store.lock import DriverLock
@@ -159,7 +160,7 @@ class _Supervisor:
 
     def __init__(
         self, spec: AttemptSpec, signals: Signals, digest: str, max_restarts: int, run_folder: RunFolder
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spec, self._signals, self._digest, self._most = spec, signals, digest, max_restarts
         self._run_folder = run_folder
         self._num_restarts = 0
@@ -174,11 +175,11 @@ class _Supervisor:
         while not self._signals.save.is_set():
             saved = _saved(spec.run_dir)
             ended = attempt(spec, self._signals, self._run_folder)
-            self._run_folder.look()
-            if self._run_folder.taken:
-                raise StudyHeld(f"the lock file was removed while the run trained, and {self._run_folder.taken}")
-            if self._run_folder.removed:
-                return self._removed(ended)
+            self._run_folder.check()
+            if self._run_folder.new_holder:
+                raise StudyHeld(f"the lock file was removed while the run trained, and {self._run_folder.new_holder}")
+            if self._run_folder.is_removed:
+                return self._end_removed_run(ended)
             if not isinstance(ended, Crash):
                 return self._over(LaunchOutcome(**dataclasses.asdict(ended)))
             progressed = bool(_saved(spec.run_dir) - saved)
@@ -200,10 +201,10 @@ class _Supervisor:
         step = _newest_step(spec.run_dir)
         return self._over(LaunchOutcome(event="interrupted", exit_code=130, step=step, reason=reason))
 
-    def _removed(self, ended: AttemptEnd | Crash) -> LaunchOutcome:
-        """Return what came of a run whose folder was removed: never success, whatever it wrote since."""
+    def _end_removed_run(self, ended: AttemptEnd | Crash) -> LaunchOutcome:
+        """Return the outcome of a run whose folder was removed: a failure, even if the run reached its last step."""
         saved_step = _newest_step(self._spec.run_dir)
-        reason = self._run_folder.describe_loss(saved_step)
+        reason = self._run_folder.describe_lost_files(saved_step)
         if isinstance(ended, Crash):
             return self._over(LaunchOutcome(event="failed", exit_code=2, step=saved_step, reason=reason))
         outcome = LaunchOutcome(**dataclasses.asdict(ended))
@@ -214,7 +215,7 @@ class _Supervisor:
         # A float cannot hold 4 to the power of a thousand restarts.
         seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_deaths - 1, 100), MOST_BACKOFF_SECONDS)
         from_step = _newest_step(self._spec.run_dir)
-        text = f"{crash.words}; restarting from step {from_step} in {duration(seconds)}"
+        text = f"{crash.words}; restarting from step {from_step} in {format_duration(seconds)}"
         say(f"forerun: {text} (log: {self._spec.log})")
         if self._signals.save.wait(seconds):
             return

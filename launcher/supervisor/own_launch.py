@@ -18,6 +18,7 @@ from launcher.base.watchdog import START_SECONDS, STEP_FACTOR
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core import canon
+from proxies.core.notation import format_loss
 from proxies.core.redaction import LineRedactor
 from proxies.external.command import RUN_FILE, command_environment, filled, find_program
 from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
@@ -90,8 +91,9 @@ def launch_own(
     canon.make_folder(places.run_dir)
     with DriverLock(places.run_dir) as lock:
         run_folder = RunFolder(places.run_dir, lock, places.run_dir / LOG_FILE)
-        return _attempts(decision, own, places, max_restarts, signals, run_folder, begun=begun,
-                         hang_seconds=hang_seconds)  # fmt: skip
+        return _attempts(
+            decision, own, places, max_restarts, signals, run_folder, begun=begun, hang_seconds=hang_seconds
+        )
 
 
 def start_own(
@@ -129,11 +131,11 @@ def _attempts(
         ended = _attempt(kept, metrics, decision.learning_rate.schedule.num_steps, signals, hang_seconds, run_folder)
         step = metrics.logged().last_step or 0
         outcome = _outcome(decision, metrics, ended, restarts, places.run_dir / LOG_FILE)
-        run_folder.look()
-        if run_folder.taken:
-            raise StudyHeld(f"the lock file was removed while the run trained, and {run_folder.taken}")
-        if run_folder.removed:
-            reason = run_folder.describe_loss(0)
+        run_folder.check()
+        if run_folder.new_holder:
+            raise StudyHeld(f"the lock file was removed while the run trained, and {run_folder.new_holder}")
+        if run_folder.is_removed:
+            reason = run_folder.describe_lost_files(0)
             return dataclasses.replace(outcome, event="failed", exit_code=2, reason=reason)
         if outcome.event != "failed" or not own.resume:
             return outcome
@@ -178,8 +180,8 @@ def _attempt(
     told, stopped, silence = time.monotonic(), "", _Silence(hang_seconds)
     while not kept.wait(_POLL_SECONDS):
         metrics.read(num_steps)
-        run_folder.look()
-        if run_folder.removed or run_folder.taken:
+        run_folder.check()
+        if run_folder.is_removed or run_folder.new_holder:
             kept.stop()
             return "removed"
         step = metrics.logged().last_step
@@ -191,7 +193,7 @@ def _attempt(
             told = time.monotonic()
             logged = metrics.logged()
             loss = logged.train_loss.get(max(logged.train_loss, default=0))
-            said = "" if loss is None else f"  loss {loss:.4f} nats"
+            said = "" if loss is None else f"  loss {format_loss(loss)} nats"
             say(f"step {logged.steps_done(num_steps)}/{num_steps}{said}")
     while metrics.read(num_steps):
         pass

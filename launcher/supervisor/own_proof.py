@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from launcher.base.talk import with_article
 from launcher.exporters.proof import ProofError
 from launcher.exporters.view import proof_steps
 from launcher.frozen.frozen import Decision
@@ -22,6 +21,7 @@ from launcher.supervisor.own_launch import OwnPlaces, start_own
 from launcher.supervisor.own_roles import HookParameter, frozen_numbers, own_rates
 from proxies.core import canon
 from proxies.core.flops import count_params
+from proxies.core.notation import counted, format_factor, format_percent, with_article
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.plain_files import read_plain
@@ -167,7 +167,7 @@ def compare(decision: Decision, here: HookReport, there: HookReport) -> tuple[li
             judged.problem(one, f"has no counterpart at width {reference_shape(decision).width}")
         else:
             if len(one.groups) > 1:
-                judged.problem(one, f"{len(one.groups)} optimizer groups train it")
+                judged.problem(one, f"{counted(len(one.groups), 'optimizer group')} train it")
             judged.numbers(one, numbers[one.name])
             judged.initial(one, reference[one.folded], numbers[one.name])
     judged.run()
@@ -190,7 +190,9 @@ class _Judged:
     @property
     def problems(self) -> list[str]:
         """Without repetition."""
-        return [said + (f" ({count} parameters)" if count > 1 else "") for said, count in self._found.items()]
+        return [
+            said + (f" ({counted(count, 'parameter')})" if count > 1 else "") for said, count in self._found.items()
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -239,7 +241,10 @@ class _Judged:
         length = max(1, self._schedule.decay_steps or self._schedule.num_steps - self._schedule.warmup_steps)
         apart = _worst(rates, shares, near)
         if apart <= 3.2 / length and _one_factor(rates, shares, near) is None:
-            self._note(f"the rates are up to {apart:.2%} of the peak from the frozen ones: steps counted another way")
+            self._note(
+                f"the rates are up to {format_percent(apart)} of the peak from the frozen ones: steps counted "
+                "another way"
+            )
             return near in peaks and near not in axes
         self.problem(one, _rate_said(rates, shares, peaks[0], frozen.width_multiplier, self._at))
         return False
@@ -263,15 +268,21 @@ class _Judged:
             self.problem(
                 one,
                 f"its initial std is {one.std:.4g}, and {other.std:.4g} at width {reference_shape(decision).width}: "
-                f"must be {forms[0]:.4g} times that, not {ratio:.4g}",
+                f"must be {format_factor(forms[0])} times that, not {ratio:.4g}",
             )
 
     def run(self) -> None:
         """Schedule, steps, batch and clipping."""
         if self._here.schedule_error:
-            self._wrong(f"the scheduler fails {self._here.schedule_error}: frozen are {self._schedule.num_steps} steps")
+            self._wrong(
+                f"the scheduler fails {self._here.schedule_error}: frozen are "
+                f"{counted(self._schedule.num_steps, 'step')}"
+            )
         if self._here.rates is None:
-            self._note(f"rates were seen at {len(self._here.observed)} steps only: give prove the scheduler, or rate=")
+            self._note(
+                f"rates were seen at {counted(len(self._here.observed), 'step')} only: give prove the scheduler, or "
+                "rate="
+            )
         else:
             self._watched()
         self._batch()
@@ -280,7 +291,7 @@ class _Judged:
         ours, theirs = count_params(self._decision.shape).total, self._here.num_params
         described = self._decision.own is not None and self._decision.own.num_params is not None
         if not described and abs(theirs / ours - 1) > 0.1:
-            said = f"it has {theirs:,} parameters, and the forecast counts {ours:,} by [model]"
+            said = f"it has {counted(theirs, 'parameter')}, and the forecast counts {ours:,} by [model]"
             self._note(f"{said}: proxy.describe in a new study makes it count yours")
 
     def _watched(self) -> None:
@@ -304,7 +315,7 @@ class _Judged:
             if row.ids is None:
                 self._note("batch_tokens were not seen: the model has no nn.Embedding")
             elif not wanted <= row.ids * ranks <= wanted * (1 + 1 / self._decision.shape.seq_len):
-                said = f"step {step} sees {row.ids * ranks} tokens ({row.ids} on each of {ranks} ranks)"
+                said = f"step {step} sees {row.ids * ranks} tokens ({row.ids} on each of {counted(ranks, 'rank')})"
                 self._wrong(f"{said}, frozen as {wanted}")
                 return
 
@@ -353,10 +364,10 @@ def _rate_said(rates: list[float], shares: list[float], peak: float, multiplier:
         if multiplier != 1:
             why = "; is it left as at the base width?" if math.isclose(factor, multiplier, rel_tol=1e-3) else why
             why = "; is it scaled twice?" if math.isclose(factor * multiplier, 1, rel_tol=1e-3) else why
-        return f"its peak rate is {factor * peak:.6g}, frozen as {peak:.6g}: {factor:.4g} times{why}"
+        return f"its peak rate is {factor * peak:.6g}, frozen as {peak:.6g}: {format_factor(factor)} times{why}"
     wrong = [
         i for i, (rate, share) in enumerate(zip(rates, shares, strict=False)) if abs(rate - peak * share) > SAME * peak
     ]
     first = wrong[0]
-    more = f", and at {len(wrong) - 1} more of {len(rates)} steps" if len(wrong) > 1 else ""
+    more = f", and at {len(wrong) - 1} more of {counted(len(rates), 'step')}" if len(wrong) > 1 else ""
     return f"its rate at step {at[first]} is {rates[first]:.6g}, frozen as {peak * shares[first]:.6g}{more}"

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from launcher.base.talk import with_article
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
 from launcher.trainer.ranks import device_mesh, hand_out, own_part
+from proxies.core.notation import with_article
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
 from proxies.model.decoder import Decoder

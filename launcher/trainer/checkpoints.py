@@ -81,7 +81,7 @@ def check_index(folder: Path) -> None:
 
 
 def find_index_problem(folder: Path) -> str:
-    """Return why the index of a checkpoint whose files have their hashes is refused all the same; empty if it is not.
+    """Return the reason to refuse a checkpoint's index although its hash is right; empty if there is none.
 
     Raises:
         CheckpointError: It cannot be read, which proves nothing against it.

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.estimates.main_run import MASTER_BYTES, RESERVED, memory_per_rank
 from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.notation import counted, format_bytes
 from proxies.core.spec import Precision
 from proxies.data.tokens import TokenStore
 from proxies.training.step_loop import to_device
@@ -77,8 +78,9 @@ class Exchange:
         if dist.get_rank() == 0:
             how = "once a step, behind the last" if self.once else "in each"
             print(
-                f"gradients are exchanged {how} of {passes} passes: the whole gradient takes {whole_bytes / 1e9:.1f} "
-                f"GB a rank, {needed / 1e9:.1f} GB with all else, must be at most {there / 1e9:.1f}",
+                f"gradients are exchanged {how} of {counted(passes, 'pass')}: the whole gradient takes "
+                f"{format_bytes(whole_bytes)} a rank, {format_bytes(needed)} with all else, must be at most "
+                f"{format_bytes(there)}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
 

@@ -35,6 +35,7 @@ from launcher.trainer.ranks import TrainerError, together
 from launcher.trainer.trained_model import trained_model
 from launcher.trainer.training import Trainer
 from proxies.core import canon
+from proxies.core.notation import counted
 from proxies.data.tokens import TokenStore
 
 
@@ -92,11 +93,11 @@ def _problems(decision: Decision, store: TokenStore, options: RankOptions, num_r
         f"the corpus {options.data} has data_id {corpus}..., must be {expected_corpus}...": (
             manifest.data_id == decision.data.data_id
         ),
-        f"{num_ranks} ranks: must be {decision.parallelism.num_ranks}, as in the config": (
+        f"{counted(num_ranks, 'rank')}: must be {decision.parallelism.num_ranks}, as in the config": (
             own_ranks or options.allow_world_size
         ),
-        f"batch_tokens = {decision.batch_tokens} does not give {num_ranks} ranks whole sequences of {shape.seq_len}"
-        + (f" in each of batch_warmup_stages = {stages}" if stages > 1 else ""): (
+        f"batch_tokens = {decision.batch_tokens} does not give {counted(num_ranks, 'rank')} whole sequences of "
+        f"{shape.seq_len}" + (f" in each of batch_warmup_stages = {stages}" if stages > 1 else ""): (
             decision.batch_tokens % (shape.seq_len * num_ranks * stages) == 0
         ),
         f"vocab_size = {shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (

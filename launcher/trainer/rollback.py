@@ -21,6 +21,7 @@ from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
 from launcher.trainer.ranks import TrainerError, together
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def tell(run_dir: Path, digest: str, rollbacks: Sequence[Rollback], start: int) 
                 run_dir,
                 "rolled_back",
                 f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, from the checkpoint of "
-                f"step {start}, skipping {rollback.skipped_sequences} sequences of the data, "
+                f"step {start}, skipping {counted(rollback.skipped_sequences, 'sequence')} of the data, "
                 + ("clipping nothing" if rollback.clip_norm is None else f"clipping at {rollback.clip_norm:g}"),
                 step=rollback.at_step,
                 digest=digest,

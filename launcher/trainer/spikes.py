@@ -16,6 +16,7 @@ from launcher.base import chronicle
 from launcher.base.policy import SpikePolicy
 from launcher.trainer.callbacks import Callback, RollbackOrder, StepInfo
 from proxies.core.canon import Json
+from proxies.core.notation import counted, format_loss
 
 if TYPE_CHECKING:
     from launcher.trainer.training import Trainer
@@ -82,8 +83,8 @@ class SpikeWatch(Callback):
         policy, run = self._policy, self._run
         first = seen.step - policy.patience_steps + 1
         reason = (
-            f"a loss of {seen.loss_nats:.4f} nats at step {seen.step + 1}, above {limit_nats:.4f} "
-            f"for {policy.patience_steps} steps"
+            f"a loss of {format_loss(seen.loss_nats)} nats at step {seen.step + 1}, above {limit_nats:.4f} for "
+            f"{counted(policy.patience_steps, 'step')}"
         )
         if len(run.rollbacks) >= policy.max_rollbacks:
             self._say_that_none_is_left(seen.step + 1, reason)

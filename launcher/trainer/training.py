@@ -39,6 +39,7 @@ from launcher.trainer.telemetry import NOISE_EVERY_STEPS, BatchNoise, Layers, Ma
 from launcher.trainer.trained_model import trained_model
 from proxies.core import canon
 from proxies.core.flops import flops_per_token
+from proxies.core.notation import format_loss
 from proxies.core.schedule import lr_table
 from proxies.data.tokens import TokenStore
 from proxies.model.loss import token_loss
@@ -320,7 +321,7 @@ class Trainer:
             return f"loss {loss_nats} or gradient norm {grad_norm} not finite at step {step + 1}, before its update"
         ceiling = self.decision.abort.train_loss_above_nats
         if step > self.decision.learning_rate.schedule.warmup_steps and loss_nats > ceiling:
-            return f"loss {loss_nats:.6g} over {ceiling:.3f} nats at step {step + 1}, before its update"
+            return f"loss {loss_nats:.6g} over {format_loss(ceiling)} nats at step {step + 1}, before its update"
         return ""
 
     def clip_norm(self, step: int) -> float | None:

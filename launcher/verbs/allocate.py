@@ -14,6 +14,15 @@ from launcher.cli.options import OptionProblems, answer, json_option, table
 from launcher.verbs.fits import number, span_text
 from launcher.verbs.predict import exit_if_inconclusive
 from proxies.core.canon import Json
+from proxies.core.notation import (
+    counted,
+    format_count,
+    format_factor,
+    format_flops,
+    format_percent,
+    format_significant,
+    format_usd,
+)
 
 if TYPE_CHECKING:
     from scaling_fits.allocation.allocate import Allocation
@@ -118,9 +127,9 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
     largest = fitted.span.six_nd[1]
     if flops > _FARTHEST * largest:
         sentence = (
-            f"a budget of {flops:.4g} FLOPs is {flops / largest:.3g} times the largest fitted run's ({largest:.4g}), "
-            f"and the limit is {_FARTHEST:g} times: fit larger runs, check the table's units (params and "
-            "tokens are plain counts), or add --beyond"
+            f"a budget of {format_flops(flops)} FLOPs is {format_factor(flops / largest)} times the largest fitted "
+            f"run's ({format_flops(largest)}), and the limit is {_FARTHEST:g} times: fit larger runs, check the "
+            "table's units (params and tokens are plain counts), or add --beyond"
         )
         raise CannotTellError((sentence,))
 
@@ -128,7 +137,9 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
 def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
     """Tokens per step: as given, or null with the reason."""
     if batch is not None and batch > best.tokens:
-        raise OptionProblems([f"--batch-tokens {batch}: must be at most the {best.tokens:.4g} tokens of the whole run"])
+        raise OptionProblems(
+            [f"--batch-tokens {batch}: must be at most the {format_count(best.tokens)} tokens of the whole run"]
+        )
     return {
         "batch_tokens": batch,
         "batch_tokens_from": _NO_BATCH if batch is None else "given",
@@ -169,16 +180,17 @@ def allocation_text(body: dict[str, Any]) -> str:
     lines = [
         *first,
         *_budget_lines(body["budget"]),
-        table(("", "value", f"{body['level']:.0%} interval"), rows),
+        table(("", "value", f"{format_percent(body['level'])} interval"), rows),
         f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens {span_text(flat['tokens'])}",
-        f"tokens per parameter: {body['tokens_per_param']:.3g}",
+        f"tokens per parameter: {format_significant(body['tokens_per_param'])}",
         f"tokens per step: {body['batch_tokens_from']}" if body["batch_tokens"] is None
-        else f"tokens per step: {body['batch_tokens']}, so {body['num_steps']} steps ({body['batch_tokens_from']})",
+        else f"tokens per step: {body['batch_tokens']:,}, so {counted(body['num_steps'], 'step')} "
+        f"({body['batch_tokens_from']})",
     ]  # fmt: skip
     if limit := body.get("data_limit"):
         lines.append(
-            f"{limit['epochs']:.3g} epochs of {limit['unique_tokens']:.4g} unique tokens are worth "
-            f"{limit['effective_tokens']:.4g} fresh ones"
+            f"{format_significant(limit['epochs'])} epochs of {format_count(limit['unique_tokens'])} unique tokens "
+            f"are worth {format_count(limit['effective_tokens'])} fresh ones"
         )
     if noise := body.get("noise_scale"):
         scale = number(round(noise["scale_tokens"]))
@@ -201,9 +213,11 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
     gpu = budget["gpu"]
     if gpu is not None:
         mfu, price = gpu["mfu"], gpu["price_usd"]
-        lines.append(f"{gpu['name']} at {gpu['peak_flops']:.4g} FLOP/s; MFU {mfu['value']:g} ({mfu['source']}), "
-                     "counted here as 6 * N * D, without attention, which `forerun estimate` counts")  # fmt: skip
-        lines += [] if price is None else [f"USD {price['value']:g} a GPU-hour ({price['source']})"]
+        lines.append(
+            f"{gpu['name']} at {format_flops(gpu['peak_flops'])} FLOP/s; MFU {format_percent(mfu['value'])} "
+            f"({mfu['source']}), counted here as 6 * N * D, without attention, which `forerun estimate` counts"
+        )
+        lines += [] if price is None else [f"{format_usd(price['value'])} a GPU-hour ({price['source']})"]
     return lines
 
 
@@ -214,8 +228,8 @@ def _shape_lines(body: dict[str, Any]) -> str:
     row = (*(str(shape[name]) for name in names), number(exact["params"]), f"{exact['params_ratio']:.4f}",
            f"{exact['flops_over_six_nd']:.3f}")  # fmt: skip
     bought = (
-        f"at a context of {shape['seq_len']}: {exact['flops_per_token']:.6g} FLOPs per token by the "
-        f"exact count, so the budget pays for {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
+        f"at a context of {shape['seq_len']}: {format_flops(exact['flops_per_token'])} FLOPs per token by the exact "
+        f"count, so the budget pays for {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
         f"{span_text(exact['interval'])}"
     )
     return "\n".join([table(heads, [row]), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])

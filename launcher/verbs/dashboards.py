@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.base.talk import counted
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
+from proxies.core.notation import counted
 
 if TYPE_CHECKING:
     from launcher.dashboards.wandb_writer import UploadState

@@ -10,6 +10,7 @@ import click
 
 from launcher.base.talk import Meter, say
 from launcher.cli.options import answer, json_option
+from proxies.core.notation import counted
 
 if TYPE_CHECKING:
     from proxies.data.document_split import SplitProgress
@@ -105,7 +106,7 @@ class _ProgressLine:
         if self._meter is None or progress.total_bytes != self._total_bytes:  # a source is gone through again
             self._meter, self._total_bytes = Meter("tokenize", progress.total_bytes), progress.total_bytes
             self._bytes_told = 0
-        note = f"{progress.num_documents:,} documents, {progress.num_tokens:,} tokens"
+        note = f"{counted(progress.num_documents, 'document')}, {progress.num_tokens:,} tokens"
         self._meter.add(progress.bytes_read - self._bytes_told, note)
         self._bytes_told = progress.bytes_read
 
@@ -170,7 +171,7 @@ def _answer(manifest: Manifest, out: Path, *, as_json: bool) -> None:
         "out": str(out),
     }
     text = (
-        f"{manifest.num_documents} documents, {body['num_train_tokens']:,} training and "
+        f"{counted(manifest.num_documents, 'document')}, {body['num_train_tokens']:,} training and "
         f"{body['num_validation_tokens']:,} validation tokens in {out}\n"
     )
     if len(parts) > 1:

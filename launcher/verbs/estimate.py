@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,15 @@ from launcher.base.study_names import shown_name
 from launcher.cli.names import PlanOrFrozen
 from launcher.cli.options import AMOUNT, answer, folder_of, full_option, json_option, set_option, sound_config
 from proxies.core.canon import Json
+from proxies.core.notation import format_factor, format_significant
 
 if TYPE_CHECKING:
     from launcher.calibration.study_cost import Speeds, StageCost
     from launcher.estimates.machine import Span
     from launcher.estimates.main_run import MainEstimate, MainRun
     from launcher.plan.study import Study
+    from proxies.core.spec import Run
+    from sweeps.store.ledger import Ledger
 
 
 @click.command()
@@ -46,6 +49,7 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
     """
     from launcher.estimates.machine import MachineOptions
     from launcher.estimates.main_run import estimate_main, main_body
+    from sweeps.store.ledger import Ledger
 
     frozen = path.is_dir() or path.suffix == ".json"
     study, body, run = _of_frozen(path, overrides) if frozen else _of_plan(path, overrides)
@@ -55,7 +59,10 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
     if study is None and study_dir is not None:
         raise click.UsageError("--study is for a plan: a frozen config trains no proxies")
     if study is not None:
-        body |= _stages_body(study, found, _speeds(study, path.parent, study_dir))
+        folder = _recorded_folder(path.parent, study_dir)
+        ledger = None if folder is None else Ledger.read(folder)
+        runs = () if ledger is None else ledger.runs()
+        body |= _stages_body(study, found, _speeds(study, folder, ledger), runs)
     body["main_run"] = main_body(found)
     if frozen:
         from launcher.frozen.launch_file import attest
@@ -113,24 +120,29 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
     return study, {}, planned_main_run(study)
 
 
-def _speeds(study: Study, here: Path, study_dir: Path | None) -> Speeds:
+def _recorded_folder(here: Path, study_dir: Path | None) -> Path | None:
+    """Return the named study's folder, or that of one beside the plan; None if there is none there."""
+    from sweeps.store.ledger import LEDGER_NAME
+
+    folders = (here, here / "study") if study_dir is None else (study_dir,)
+    return next((folder for folder in folders if (folder / LEDGER_NAME).exists()), study_dir)
+
+
+def _speeds(study: Study, folder: Path | None, ledger: Ledger | None) -> Speeds:
     """How fast proxies train: as a study's calibration recorded it, or as assumed."""
     from launcher.calibration.procedure import calibrations, groups_of
     from launcher.calibration.study_cost import Speeds, speeds_of
-    from sweeps.store.ledger import LEDGER_NAME, Ledger
 
-    folders = (here, here / "study") if study_dir is None else (study_dir,)
-    folder = next((each for each in folders if (each / LEDGER_NAME).exists()), study_dir)
-    found = () if folder is None else calibrations(Ledger.read(folder))
+    found = () if ledger is None else calibrations(ledger)
     if not found:
         return Speeds()
     source, asked = f"as calibrated in {folder}, with all its workers at once", {one.asked.key for one in found}
     if num_open := sum(bool(group.asked.open) and group.asked.key not in asked for group in groups_of(study)):
-        source += f"; {num_open} shapes are open until their stage begins: the nearest one's speed stands for theirs"
+        source += f"; shapes that a later stage decides ({num_open}) have the speed of the nearest shape"
     return speeds_of(found, study, source)
 
 
-def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
+def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, runs: Sequence[Run]) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import (
         dollars,
@@ -178,7 +190,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),
-        "wall_hours": wall_hours(each, workers, own_seconds(study)).told(),
+        "wall_hours": wall_hours(each, workers, own_seconds(study, runs, speeds)).told(),
         "warnings": [
             *filter(None, [data_warning(study, main.run.num_tokens)]),
             *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),
@@ -186,9 +198,15 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "kinds": [cost.told() for cost in costs if kinds],
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
-        "main_run_from": f"a guess until the ladder is fitted: {main.run.num_tokens / params:.3g} tokens a parameter, "
-        f"as near to 20 as the budget and target.width_multiple = {study.plan.target.width_multiple} allow",
+        "main_run_from": _main_run_source(study, main.run.num_tokens / params),
     }  # fmt: skip
+
+
+def _main_run_source(study: Study, tokens_per_param: float) -> str:
+    return (
+        f"a guess until the ladder is fitted: {format_significant(tokens_per_param)} tokens a parameter, as near to "
+        f"20 as the budget and target.width_multiple = {study.plan.target.width_multiple} allow"
+    )
 
 
 def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> list[Json]:
@@ -202,4 +220,4 @@ def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> l
     how = "a sweep, which measures the speed of proxies first; then run `forerun estimate PLAN --study STUDY`"
     if measured and (gpus or what == "hours"):
         how = "fewer extensions in the plan (search.max_extensions, transfer.max_extensions)"
-    return [f"{what} of the study are known only within a factor of {factor:.3g}; what narrows them: {how}"]
+    return [f"{what} of the study are known only within a factor of {format_factor(factor)}; what narrows them: {how}"]

@@ -34,7 +34,7 @@ def explained_fields(frozen: Path, field: str | None, *, full: bool = False) -> 
         UnknownFieldError: no field has that name.
     """
     from launcher.explanations.record import fields_of, find, read_provenance
-    from launcher.explanations.text import fields_text, summary_text, table_text
+    from launcher.explanations.text import MOST_BLOCKS, fields_text, summary_text, table_text
 
     decision, folder = sound_config(frozen)
     every = fields_of(decision)
@@ -44,9 +44,12 @@ def explained_fields(frozen: Path, field: str | None, *, full: bool = False) -> 
         "digest": decision.digest,
         "fields": [{**cast(dict[str, Json], canon.to_json(record)), "value": one.value} for one, record in told],
     }
-    if field is not None:
-        return body, fields_text(told, field)
     config = shown_name(frozen)
+    if field is not None:
+        text = fields_text(told, field)
+        if len(told) > MOST_BLOCKS:
+            text += f"\n\none field whole: forerun explain {config} {told[0][0].path}"
+        return body, text
     after = f"one field whole: forerun explain {config} seed"
     if full:
         return body, f"{table_text(told)}\n\n{after}"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import counted, say
+from launcher.base.talk import say
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import answer, code_of, folder_of, full_option, json_option, sound_config
 from launcher.exporters.fidelity import MODULES, ExportError, exporter
 from launcher.study.gates import GateError
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 
 if TYPE_CHECKING:
     from launcher.exporters.fidelity import FidelityReport
@@ -72,11 +73,11 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
 def _held(done: list[Json], open_: list[Json]) -> str:
     """How many checks hold; what fails has ended the verb before."""
     unproven = ", ".join(str(line).partition(":")[0] for line in open_)
-    return f"all {len(done)} checks hold" + (f", {len(open_)} not proven: {unproven}" if open_ else "")
+    return f"all {counted(len(done), 'check')} hold" + (f", {len(open_)} not proven: {unproven}" if open_ else "")
 
 
 def _ledger_around(folder: Path, digest: str) -> list[Json]:
-    """Check that the ledger of the study around the config, if there is one, holds the config's evidence.
+    """Check that the ledger of the config's study, if there is one, holds the config's evidence.
 
     Raises:
         TamperedError: It does not.
@@ -131,10 +132,10 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
         if broken:
             head = f"{export.out}: {name} would run something else, or the files are stale:"
             raise GateError("\n".join([head, *broken]))
-        but = f", except for {len(problems)} differences listed in its fidelity report" if problems else ""
+        but = f", except for {counted(len(problems), 'difference')} listed in its fidelity report" if problems else ""
         schedule = decision.learning_rate.schedule
         num_steps, num_read = schedule.num_steps, len(proof_steps(schedule))
-        steps = "every step" if num_read == num_steps else f"{num_read:,} of {num_steps:,} steps"
+        steps = "every step" if num_read == num_steps else f"{num_read:,} of {counted(num_steps, 'step')}"
         proven.append(f"parity of {name} {version}: every parameter's numbers, the learning rate of {steps}{but}")
     if silent:
         raise proof.ProofError("verify", silent)
@@ -165,7 +166,8 @@ def _own_proof(decision: Decision, folder: Path) -> tuple[list[Json], list[Json]
     attest(folder, "parity-command", decision.digest, {"problems": [*problems], "notes": [*notes]})
     if problems:
         raise GateError("\n".join(["your own trainer does something else than is frozen:", *problems]))
-    seen = f"{len(report.parameters)} parameter tensors of {report.num_params:,} numbers, {len(report.observed)} steps"
+    tensors = f"{counted(len(report.parameters), 'parameter tensor')} of {counted(report.num_params, 'number')}"
+    seen = f"{tensors}, {counted(len(report.observed), 'step')}"
     return [f"your own trainer: {seen}: rates, decay, initial spread, batch and clipping as frozen"], [*notes]
 
 
@@ -188,7 +190,7 @@ def export(
     """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can be expressed."""
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
-    from launcher.exporters.fidelity import plan_remedies
+    from launcher.exporters.fidelity import list_plan_remedies
     from launcher.frozen.launch_file import attest
 
     name, _, version = trainer.partition("@")
@@ -223,7 +225,7 @@ def export(
     answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, verified, full)))
     if refused:
         lost = [entry.field for entry in report.lost]
-        remedies = "; ".join(plan_remedies(lost))
+        remedies = "; ".join(list_plan_remedies(lost))
         say(
             f"forerun: {name} cannot express {_some(lost)}. Set in the plan of a new study (--fork keeps what it can): "
             f"{remedies}; or add --allow-lossy to train with {name}'s own numbers"
@@ -242,7 +244,7 @@ def _weights(decision: Decision, folder: Path, place: Path, out: Path | None, as
     study_dir = study_of(folder)
     corpus = None if study_dir is None else recorded_study(study_dir).corpus
     num_params, without = write_weights(decision, checkpoint, target, corpus)
-    text = f"{num_params:,} weights of {checkpoint.name} in {target}" + (f"; {without}" if without else "")
+    text = f"{counted(num_params, 'weight')} of {checkpoint.name} in {target}" + (f"; {without}" if without else "")
     body = {"trainer": "huggingface", "out": str(target), "checkpoint": str(checkpoint), "num_params": num_params,
             "without": without}  # fmt: skip
     load = f'AutoModelForCausalLM.from_pretrained("{target}")'

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.answers.law_fits import HYPERPARAMETER_FORMS, dropped_lines, fit_of
-from launcher.base.talk import Heartbeat, counted
+from launcher.base.talk import Heartbeat
 from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
-from launcher.views.numbers import percent
 from proxies.core.canon import Json
+from proxies.core.notation import NONE, counted, format_factor, format_percent, format_significant
+from proxies.core.plain_files import refuse_pipe
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
 
@@ -89,8 +90,15 @@ def _check_out(out: Path, runs: Path) -> None:
     """Refuse a place that the fit must not or cannot go to, before minutes of fitting."""
     if not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no such folder")
+    refuse_pipe(out)
     if out.exists() and runs.exists() and out.samefile(runs):
         raise click.UsageError(f"--out {out} is the table itself: the fit would overwrite it")
+    from scaling_fits import fit_file
+
+    if not fit_file.can_write_to(out):
+        raise click.UsageError(
+            f"--out {out} exists and is not a fit: name another file, such as fit.json, or remove it"
+        )
 
 
 def body_text(body: Body) -> str:
@@ -109,9 +117,10 @@ def fit_text(body: Body) -> str:
         num_covered = backtest["num_covered"]
         covered = "coverage unknown without draws" if num_covered is None else f"covered {num_covered}"
         parts.append(
-            f"back-test: {counted(backtest['num_held_out'], 'run')} held out at {backtest['extrapolation']:.3g}x, "
-            f"mean error {percent(backtest['mean_error'], '+.2f')}, "
-            f"largest {percent(backtest['largest_error'], '.2f')}, {covered}"
+            f"back-test: {counted(backtest['num_held_out'], 'run')} held out at "
+            f"{format_factor(backtest['extrapolation'])}x, mean error "
+            f"{format_percent(backtest['mean_error'], is_signed=True)}, largest "
+            f"{format_percent(backtest['largest_error'])}, {covered}"
         )
     if "aspect" in body:
         parts.append(term_text(body["aspect"]))
@@ -147,7 +156,7 @@ def _parameter_table(body: Body) -> str:
     rows = [(name, number(value), span_text(body["intervals"].get(name))) for name, value in body["parameters"].items()]
     if body["members"]:  # the other kinds have exponents among their parameters, or have none
         rows += [(name, number(of["value"]), span_text(of["interval"])) for name, of in body["exponents"].items()]
-    return table(("parameter", "value", f"{body['level']:.0%} interval"), rows)
+    return table(("parameter", "value", f"{format_percent(body['level'])} interval"), rows)
 
 
 def endnotes(body: Body) -> list[str]:
@@ -157,9 +166,9 @@ def endnotes(body: Body) -> list[str]:
 
 def number(value: Json) -> str:
     """A number for a table; a dash for none."""
-    return f"{value:.6g}" if isinstance(value, int | float) else "-"
+    return format_significant(value, 4) if isinstance(value, int | float) else NONE
 
 
 def span_text(ends: Json) -> str:
     """An interval for a table; a dash for none."""
-    return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if isinstance(ends, list) else "-"
+    return f"[{number(ends[0])}, {number(ends[1])}]" if isinstance(ends, list) else NONE

@@ -16,6 +16,7 @@ from launcher.frozen.launch_file import format_accepted_gates
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
+from proxies.core.notation import counted, format_learning_rate, format_loss
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision, ParameterGroup
@@ -65,7 +66,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         study = calibrated(study, ledger)
         say(FINDING)
         found = gather(study, ledger)
-        _check_accepts(found.gates, accepts, ended=found.choice is not None)
+        _check_accepts(found.gates, accepts, study.command_line("run"), ended=found.choice is not None)
         if accepts and found.choice is None:  # what `run` stopped for: it goes on once that is accepted
             _record(ledger, study_dir, found.gates, accepts, reason.strip())
         decision = decision_of(study, found)
@@ -107,7 +108,9 @@ def check_reason(accepts: tuple[str, ...], reason: str) -> None:
     if bool(accepts) != bool(reason.strip()):
         raise click.UsageError("--accept GATE and --reason TEXT go together")
     if len(reason) > MOST_REASON:
-        raise click.UsageError(f"--reason: {len(reason)} characters; the limit is {MOST_REASON}: name a document")
+        raise click.UsageError(
+            f"--reason: {counted(len(reason), 'character')}; the limit is {MOST_REASON}: name a document"
+        )
     if said := secret_in(reason):
         raise click.UsageError(f"--reason holds what looks like {said}: it would be recorded and shown: "
                                "leave it out")  # fmt: skip
@@ -135,12 +138,12 @@ def _environment() -> dict[str, Json]:
     return {"python": platform.python_version(), "machine": platform.machine(), "versions": versions}
 
 
-def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...], *, ended: bool) -> None:
+def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...], resume: str, *, ended: bool) -> None:
     unknown = [name for name in accepts if name not in {gate.name for gate in gates}]
     if unknown and not ended:
         raise click.UsageError(
-            f"--accept {', '.join(unknown)}: before the study has ended, only a coordinate check that failed can be "
-            "accepted; `forerun run PLAN` continues the study"
+            f"--accept {', '.join(unknown)}: before the study has ended, only gates that failed can be accepted; "
+            f"`{resume}` continues the study"
         )
     passed = {gate.name for gate in gates if gate.outcome == "passed"}
     if idle := [name for name in accepts if name in passed]:
@@ -201,18 +204,18 @@ def _decision_lines(decision: Decision, path: Path, doubts: tuple[str, ...], *, 
     rate = max(g.learning_rate for g in rated) if own is None else cast(float, own.values["lr"])
     return [
         (
-            f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {rate:.4g}, "
-            f"width {shape.width}, {shape.num_layers} layers, expected loss {predicted.loss_nats:.4f} nats "
+            f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {format_learning_rate(rate)}, width {shape.width}, "
+            f"{counted(shape.num_layers, 'layer')}, expected loss {format_loss(predicted.loss_nats)} nats "
             f"[{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] at level {predicted.level:g}"
         ),
         f"  {path}",
         (
-            f"  {schedule.num_steps} steps of {decision.batch_tokens} tokens, {schedule.kind}, "
-            f"warmup {schedule.warmup_steps} steps, "
+            f"  {counted(schedule.num_steps, 'step')} of {decision.batch_tokens} tokens, {schedule.kind}, warmup "
+            f"{counted(schedule.warmup_steps, 'step')}, "
             + ", ".join(f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}" for name in RUN_WIDE)
         ),
         *([] if own is None else ["  your own trainer gets " + ", ".join(f"{k}={v}" for k, v in own.named.items())]),
-        *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups if full),
+        *(f"  {g.kind}: lr {format_learning_rate(g.learning_rate)}, init {_start(g)}" for g in decision.groups if full),
         *(f"  {sentence}" for sentence in doubts),
     ]
 

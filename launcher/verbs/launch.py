@@ -12,17 +12,18 @@ import click
 from click.core import ParameterSource
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import counted, say
+from launcher.base.talk import say
 from launcher.base.wandb_calls import Mode
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import OptionProblems, answer, code_of, corpus_of, folder_of, json_option, sound_config
 from launcher.frozen.launch_file import CHECKS
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted, format_loss
 
 if TYPE_CHECKING:
     from launcher.base.watchdog import Limits
-    from launcher.dashboards.log_sink import SinkOutcome
+    from launcher.dashboards.log_sink import LogSink, SinkOutcome
     from launcher.frozen.frozen import Decision, OwnTrainer
     from launcher.supervisor.launch import LaunchOutcome, Nodes
 
@@ -62,7 +63,6 @@ def launch(
     Resumes from the newest good checkpoint and restarts a job that dies or hangs. Ctrl-C saves and ends, a second
     Ctrl-C ends at once. Exit 3: the run stopped itself, by its limits; 130: interrupted, the same command resumes.
     """
-    from launcher.dashboards.log_sink import LogSink
     from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
@@ -73,6 +73,7 @@ def launch(
 
     _accept(frozen, accepts, reason)
     decision, folder = sound_config(frozen)
+    require_sound(folder, decision.digest, complete=True)  # a line that is printed is run elsewhere, without this check
     if decision.own is not None:
         _launch_own(decision, decision.own, click.get_current_context())
         return
@@ -96,8 +97,7 @@ def launch(
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
-    require_sound(folder, decision.digest, complete=True)
-    mirror = LogSink(out, decision, wandb) if wandb and not node_rank else None  # the first machine shows it for all
+    mirror = _show_in_wandb(folder, decision, out, wandb) if wandb and not node_rank else None  # the first for all
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
@@ -113,8 +113,16 @@ def launch(
         raise SystemExit(outcome.exit_code)
 
 
+def _show_in_wandb(folder: Path, decision: Decision, out: Path, mode: Mode) -> LogSink:
+    """Return the run's page in W&B, which names the gates that failed and were accepted."""
+    from launcher.dashboards.log_sink import LogSink
+    from launcher.frozen.launch_file import name_accepted_failures
+
+    return LogSink(out, decision, mode, name_accepted_failures(folder, decision.digest))
+
+
 def _limits(hang_seconds: int) -> Limits:
-    """Return how long the job may be silent; 0: for ever."""
+    """Return the limits for the silence of a job; 0 for no limit."""
     from launcher.base.watchdog import START_SECONDS, Limits
 
     if not hang_seconds:
@@ -123,7 +131,7 @@ def _limits(hang_seconds: int) -> Limits:
 
 
 def _accept(frozen: Path, accepts: tuple[str, ...], reason: str) -> None:
-    """Put on record that somebody uses a config although some of its checks refuse it."""
+    """Record that a person uses a config although some of its checks refuse it."""
     from launcher.base import chronicle
     from launcher.frozen.config_checks import accept_problems
     from launcher.frozen.frozen_folder import study_of
@@ -149,7 +157,6 @@ _OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_sec
 
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
     """Start the user's own trainer."""
-    from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
@@ -173,7 +180,6 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
-    require_sound(folder, decision.digest, complete=True)
     for sentence in (failures := format_accepted_failures(folder, decision.digest)):
         say(f"forerun: {sentence}")
     signals = Signals()
@@ -191,9 +197,10 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
 def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None) -> None:
     """Hold the options that say which machines against each other and the config."""
     num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
+    ranks = counted(num_ranks, "rank")
     expected = {
-        f"--nnodes {nodes.num_nodes} does not divide the config's {num_ranks} ranks": num_ranks % nodes.num_nodes == 0,
-        f"--node-rank {nodes.rank}: of {nodes.num_nodes} machines the last is {nodes.num_nodes - 1}": (
+        f"--nnodes {nodes.num_nodes} does not divide the config's {ranks}": num_ranks % nodes.num_nodes == 0,
+        f"--node-rank {nodes.rank}: of {counted(nodes.num_nodes, 'machine')} the last is {nodes.num_nodes - 1}": (
             nodes.rank < nodes.num_nodes
         ),
         "several machines need --rdzv-endpoint HOST:PORT, the same on each: a free port of the first": (
@@ -267,7 +274,7 @@ def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -
 def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None) -> str:
     loss = outcome.validation_loss_nats
     text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
-    text += f", validation loss {loss:.4f} nats" if loss is not None else ""
+    text += f", validation loss {format_loss(loss)} nats" if loss is not None else ""
     text += f" after {counted(outcome.num_restarts, 'restart')}" if outcome.num_restarts else ""
     text += f": {outcome.reason}" if outcome.reason else ""
     return f"{text}\nwandb: {shown.text}" if shown else text

@@ -11,6 +11,7 @@ from launcher.cli.names import study_option
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain
 
 MOST_NOTE = 10_000
@@ -49,7 +50,9 @@ def _check(text: str, secret: str) -> None:
     if not text.strip():
         raise click.UsageError("TEXT is empty: write something, or leave it out to print the logbook")
     if len(text) > MOST_NOTE:
-        raise click.UsageError(f"TEXT has {len(text):,} characters; the limit is {MOST_NOTE:,}: name a document")
+        raise click.UsageError(
+            f"TEXT has {counted(len(text), 'character')}; the limit is {MOST_NOTE:,}: name a document"
+        )
     if secret:
         raise click.UsageError(f"TEXT holds what looks like {secret}: it would be recorded and shown: leave it out")
     try:

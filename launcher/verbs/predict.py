@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.answers.law_fits import read_fit
 from launcher.base.talk import say
 from launcher.cli.options import AMOUNT, answer, json_option, table
 from launcher.verbs.fits import endnotes, number, span_text
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import format_count, format_factor, format_loss, format_percent
 
 if TYPE_CHECKING:
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
@@ -33,14 +35,19 @@ _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than 
 def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
     """Predict the loss of one new run, with its interval, from a FIT written by `forerun fit --out`.
 
-    A fit of form isoflop takes --flops and gives the best size and tokens; one of form learning_rate or batch takes
-    --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive, for the reason shown.
+    FIT may also be a study folder. A fit of form isoflop takes --flops and gives the best size and tokens; one of form
+    learning_rate or batch takes --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive,
+    for the reason shown.
     """
     from scaling_fits import fit_file
     from scaling_fits.forecast.conclusive import first_and_rest
     from scaling_fits.forecast.uncertainty import FittedRuns
 
-    found = fit_file.from_file(fit_file.read(fit_path))
+    found: Fit
+    if fit_path.is_dir():
+        found = read_fit(fit_path)[0]
+    else:
+        found = fit_file.from_file(fit_file.read(fit_path))
     body, text = predicted(found, {"params": params, "tokens": tokens, "flops": flops})
     if isinstance(found, FittedRuns):
         for warning in first_and_rest(body["warnings"])[1]:
@@ -97,7 +104,7 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     from scaling_fits.forecast.conclusive import first_and_rest
     from scaling_fits.forecast.uncertainty import predict as predict_loss
 
-    where = f"{params:.4g} parameters on {tokens:.4g} tokens"
+    where = f"{format_count(params)} parameters on {format_count(tokens)} tokens"
     try:
         with np.errstate(all="ignore"):  # a law of no sense is refused below
             predicted = predict_loss(found, params, tokens)
@@ -108,8 +115,8 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     body = summary.prediction_summary(predicted)
     first, _ = first_and_rest(body["warnings"])
     sentence = (
-        f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
-        f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
+        f"loss {format_loss(predicted.loss_nats)} nats {span_text(body['interval'])} at "
+        f"{format_factor(predicted.extrapolation)}x the largest fitted FLOPs, level {body['level']:g}"
     )
     return body, "\n".join([*first, sentence])
 
@@ -121,18 +128,19 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
     times = flops / found.largest_flops
     if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
         raise click.UsageError(
-            f"--flops {flops:g} is {times:.3g} times the largest FLOPs of any run: must be {1 / _FARTHEST:g} to "
-            f"{_FARTHEST:g} times"
+            f"--flops {flops:g} is {format_factor(times)} times the largest FLOPs of any run: must be "
+            f"{1 / _FARTHEST:g} to {_FARTHEST:g} times"
         )
-    body = {name: canon.to_json(value) for name, value in dataclasses.asdict(predict_at(found, flops)).items()}
+    predicted = predict_at(found, flops)
+    body = {name: canon.to_json(value) for name, value in dataclasses.asdict(predicted).items()}
     doubts = inconclusive(distance_doubts(times))
     body["warnings"] = [*doubts, *found.warnings]
     rows = [
         ("params", number(body["params"]), span_text(body["params_interval"])),
         ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
     ]
-    lines = [table(("", "value", f"{body['level']:.0%} interval"), rows),
-             f"at {body['extrapolation']:.3g}x the largest FLOPs of any run"]  # fmt: skip
+    lines = [table(("", "value", f"{format_percent(predicted.level)} interval"), rows),
+             f"at {format_factor(predicted.extrapolation)}x the largest FLOPs of any run"]  # fmt: skip
     return body, "\n".join([*lines, *endnotes(body)])
 
 

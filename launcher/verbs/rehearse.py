@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.base.study_names import shown_name
-from launcher.base.talk import counted
 from launcher.cli.names import frozen_argument
 from launcher.cli.options import answer, code_of, corpus_of, json_option, sound_config, table
 from launcher.rehearsal.registry import DRILLS, OWN_DRILLS, RehearsalAttestation
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
@@ -94,14 +94,14 @@ def _record(folder: Path, digest: str, found: RehearsalAttestation) -> None:
 
 def _text(found: RehearsalAttestation, folder: Path, *, whole: bool) -> str:
     """For people: a line a drill, and what to do."""
-    from launcher.base.talk import duration
+    from proxies.core.notation import format_duration
 
     rows = []
     for result in found.drills:
         more = [f"must: {result.limit}", f"do: {result.advice}"] if result.outcome == "failed" else []
-        rows.append((result.outcome, result.name, duration(result.seconds), "\n".join([result.said, *more])))
+        rows.append((result.outcome, result.name, format_duration(result.seconds), "\n".join([result.said, *more])))
     lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]
-    lines.append(f"rehearsal {found.outcome} in {duration(found.seconds)}")
+    lines.append(f"rehearsal {found.outcome} in {format_duration(found.seconds)}")
     config = shown_name(folder)
     after = f"launch {config}" if whole else f"rehearse {config}"
     if failed := found.named("failed"):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from launcher.base.talk import counted
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def _question(study_dir: Path) -> dict[str, Json] | None:
 def _lines(study_dir: Path, found: Repaired) -> list[str]:
     lines = [
         f"{study_dir / found.copy} is the damaged ledger",
-        f"kept: {found.num_kept} records as they were, {found.num_put_back} from after the damage; hashes prove all",
+        f"kept: {counted(found.num_kept, 'record')}, {found.num_put_back} from after the damage; hashes prove all",
     ]
     lines += [f"lost: {len(keys)} {kind} ({_some(keys)})" for kind, keys in found.lost.items()]
     lines += [] if found.lost or found.rerun else ["lost: nothing"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.base.talk import of_main_run
 from launcher.cli.options import AMOUNT, answer, json_option, plan_argument, set_option
 from launcher.plan.presets import PRESETS
 from proxies.core import canon
+from proxies.core.notation import counted, format_count, format_flops, format_main_run_share
 from proxies.core.optimizers import DEFAULT, OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
 @click.option("--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default=DEFAULT, show_default=True,
-              help="What steps the weights; of two learning rates both are searched and tested.")  # fmt: skip
+              help="Optimizer. Where one has two learning rates, both are searched and tested.")  # fmt: skip
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
 @click.option(
@@ -62,8 +62,7 @@ def init(
     )
     from launcher.study.warm_start import with_warm_start
 
-    if out.exists():
-        raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
+    _check_places(out, data)
     new, notes = first_plan(request := Request(**asked), data), list[str]()
     if script is not None:
         from launcher.study.script_options import plan_for
@@ -102,6 +101,16 @@ def init(
     answer(as_json, body, "\n".join([f"wrote {out} and {schema} (preset {new.name})", *lines]))
 
 
+def _check_places(out: Path, data: str) -> None:
+    """Refuse to write over a plan, and a corpus folder that holds something else."""
+    from proxies.data.tokens import advise_corpus, has_other_files
+
+    if out.exists():
+        raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
+    if data and has_other_files(corpus := out.parent / data):
+        raise click.BadParameter(f"--data {data}: {advise_corpus(corpus)}")
+
+
 def _next_command(out: Path, data: str, *, has_corpus: bool) -> str:
     corpus = shlex.quote(str(out.parent / data))
     first = "" if has_corpus or not data else f"forerun tokenize SOURCE... --out {corpus}, then "
@@ -110,9 +119,10 @@ def _next_command(out: Path, data: str, *, has_corpus: bool) -> str:
 
 def _comes_to(found: dict[str, Any]) -> str:
     return (
-        f"main run: about {found['params']:.3g} parameters (width {found['width']}, {found['num_layers']} layers), "
-        f"{found['tokens']:.3g} tokens of a vocabulary of {found['vocab_size']}; proxies: {found['num_runs']} or more "
-        f"runs, {found['flops']:.2g} FLOPs, {of_main_run(found['share_of_main_run'])}"
+        f"main run: about {format_count(found['params'])} parameters (width {found['width']}, "
+        f"{counted(found['num_layers'], 'layer')}), {format_count(found['tokens'])} tokens of a vocabulary of "
+        f"{found['vocab_size']:,}; proxies: {found['num_runs']} or more runs, {format_flops(found['flops'])} FLOPs, "
+        f"{format_main_run_share(found['share_of_main_run'])}"
     )
 
 

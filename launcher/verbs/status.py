@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher.base.talk import counted, duration, say
+from launcher.base.talk import say
 from launcher.base.terminal import shown, terminal_columns, wrap
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, full_option, json_option, table
+from proxies.core.notation import (
+    counted,
+    format_count,
+    format_duration,
+    format_flops,
+    format_learning_rate,
+    format_loss,
+    format_percent,
+    format_significant,
+    format_usd,
+)
 
 FOLLOW_SECONDS = 2.0
 INTERRUPTED = 130
@@ -120,7 +132,7 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     live = body["driver"]
     done = ", ".join(f"{count} {status}" for status, count in body["num_runs"].items() if count) or "none yet"
     done += f"; {body['num_imported']} imported" if body["num_imported"] else ""
-    done += f"; {body['num_lost_executions']} executions lost" if body["num_lost_executions"] else ""
+    done += f"; {counted(body['num_lost_executions'], 'execution')} lost" if body["num_lost_executions"] else ""
     lines = [f"{study_dir}: runs with an outcome: {done}"]
     if live is None or live["at_work"] is False:
         none = "no driver is running" if body["at_work"] is False else "a driver is running; no run has started yet"
@@ -129,8 +141,8 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     state = canon.decode(StudyState, live["study"])
     lines.append(line_of(state, len(live["running"])))
     lines.append(
-        f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued "
-        f"(driver: {where}, in this stage for {duration(live['seconds'])})"
+        f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued (driver: {where}, in this "
+        f"stage for {format_duration(live['seconds'])})"
     )
     rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in live["running"]]
     lines += [table(("running", "worker", "step"), rows)] if rows else []
@@ -142,7 +154,7 @@ def _widths_text(body: dict[str, Any]) -> str:
     for at in body["by_width"]:
         best = at["best"]
         cells = ("-", "-", "-") if best is None else (
-            f"{best['loss_nats']:.4f}", f"{best['learning_rate']:.3g}", str(best["num_steps"])
+            format_loss(best["loss_nats"]), format_learning_rate(best["learning_rate"]), str(best["num_steps"])
         )  # fmt: skip
         rows.append((str(at["width"]), *(str(at[status]) for status in statuses), *cells))
     return table(("width", *statuses, "best (nats)", "its lr", "its steps"), rows) if rows else ""
@@ -151,20 +163,23 @@ def _widths_text(body: dict[str, Any]) -> str:
 def _spent_text(body: dict[str, Any], share: str) -> str:
     spent, caps = body["spent"], body["caps"]
 
-    def of(value: float, cap: float | None) -> str:
-        return f"{value:.4g}" if cap is None else f"{value:.4g} of {cap:.4g} ({value / cap:.0%})"
+    def capped(text: str, name: str, write: Callable[[float], str]) -> str:
+        cap = caps[name]
+        return text if cap is None else f"{text} of {write(cap)} ({format_percent(spent[name] / cap)})"
 
+    flops = capped(f"{format_flops(spent['flops'])} FLOPs", "flops", format_flops)
+    hours = capped(format_duration(3600 * spent["hours"]), "hours", lambda cap: format_duration(3600 * cap))
     parts = [
-        f"{of(spent['num_runs'], caps['num_runs'])} run{'s' * ((caps['num_runs'] or spent['num_runs']) != 1)}",
-        f"{of(spent['flops'], caps['flops'])} FLOPs" + (f", {share}" if share else ""),
-        f"{of(spent['hours'], caps['hours'])} hours",
-        f"{of(spent['device_hours'], caps['device_hours'])} device-hours",
+        capped(counted(spent["num_runs"], "run"), "num_runs", format_count),
+        flops + (f", {share}" if share else ""),
+        f"{hours} of time",
+        capped(f"{format_significant(spent['device_hours'])} device-hours", "device_hours", format_significant),
     ]
-    parts += [f"{of(spent['usd'], caps['usd'])} dollars"] if spent["usd"] is not None else []
+    parts += [capped(format_usd(spent["usd"]), "usd", format_usd)] if spent["usd"] is not None else []
     if len(spent["by_kind"]) > 1:
         parts += [
-            f"of these {each['kind'] or 'not recorded'} {each['device_hours']:.4g} device-hours"
-            + ("" if each["usd"] is None else f", {each['usd']:.4g} dollars")
+            f"of these {each['kind'] or 'not recorded'} {format_significant(each['device_hours'])} device-hours"
+            + ("" if each["usd"] is None else f", {format_usd(each['usd'])}")
             for each in spent["by_kind"]
         ]
     return "spent: " + "; ".join(parts)

@@ -116,10 +116,11 @@ def run(
         from launcher.report.about import about, next_line
         from launcher.report.body import body_and_next
         from launcher.report.page import write_report
-        from launcher.study.coordinate_checks import refuse_failed
+        from launcher.study.gates import find_failed_check, refuse_failed
 
         if runner.study.plan.command is None:  # else nobody sees activations
-            refuse_failed(runner.study, runner.check(), runner.ledger)
+            failed = find_failed_check(runner.study, runner.check())
+            refuse_failed(runner.study, runner.ledger, failed)
         runner.ladder()
         say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         runner.reporter.draw()

@@ -17,6 +17,8 @@ from proxies.core.canon import Json
 if TYPE_CHECKING:
     from launcher.study.stages import Runner
 
+_DEFAULT_PLAN = Path("plan.toml")
+"""Plan of the folder, as the other stages take it; with --runs there is none."""
 _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 
 
@@ -40,6 +42,8 @@ def transfer(
     optionally seed, or width and lr_optimum; other axes and hyperparameters by their names. Exit 3 if the optimum
     drifts, 4 if it cannot tell.
     """
+    if plan_path is None and runs_path is None and _DEFAULT_PLAN.exists():
+        plan_path = _DEFAULT_PLAN
     if (plan_path is None) == (runs_path is None):
         raise click.UsageError("name a PLAN, or a table with --runs FILE")
     typed = typed_options(context)

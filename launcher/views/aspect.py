@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from launcher.views.numbers import interval, number
+from proxies.core.notation import counted, format_interval, format_nats, format_number, format_percent
 
 if TYPE_CHECKING:
     from launcher.study.decide import Choice
@@ -67,27 +67,28 @@ def _costs(term: AspectTerm, chosen: float, name: str, loss_nats: float = 1.0) -
 
 def term_text(body: Any) -> str:
     """One sentence about it."""
-    tried = f"{number(body['tried'][0])} to {number(body['tried'][1])} were tried"
+    tried = f"{format_number(body['tried'][0])} to {format_number(body['tried'][1])} were tried"
     if not body["determined"]:
         return f"shape: these runs do not determine the best width per layer, {tried}"
     costs = "; ".join(
-        f"{number(one['width_per_layer'])} costs {one['share']:+.2%} "
-        f"[{one['interval'][0]:+.2%}, {one['interval'][1]:+.2%}]"
+        f"{format_number(one['width_per_layer'])} costs {format_percent(one['share'], is_signed=True)} "
+        f"[{format_percent(one['interval'][0], is_signed=True)}, {format_percent(one['interval'][1], is_signed=True)}]"
         for one in body["costs"]
     )
-    best = f"shape: the best width per layer is {number(body['best'])} {interval(body['interval'], '.3g')}, {tried}"
+    ends = format_interval(body["interval"], ".3g")
+    best = f"shape: the best width per layer is {format_number(body['best'])} {ends}, {tried}"
     return best + (f"; of the loss, {costs}" if costs else "")
 
 
 def aspect_text(body: Any) -> str:
     """One sentence about it."""
-    said = f"{number(body['width_per_layer'])} widths a layer"
+    said = f"{format_number(body['width_per_layer'])} widths a layer"
     if body["ends"]:
-        low, high = (f"width {end['width']} of {end['num_layers']} layers" for end in body["ends"])
+        low, high = (f"width {end['width']} of {counted(end['num_layers'], 'layer')}" for end in body["ends"])
         said += f", by the interval of the optimal size from {low} to {high}"
     if not body["curve"]:
         return f"{said}; the ladder has one aspect ratio a size, so another's cost is not measured"
-    best = f"the best is {number(body['best'])} {interval(body['best_interval'], '.3g')}"
+    best = f"the best is {format_number(body['best'])} {format_interval(body['best_interval'], '.3g')}"
     at_edge = [
         f"none {which} was tried" for end, which in ((0, "lower"), (1, "higher"))
         if math.isclose(body["best_interval"][end], body["tried"][end], rel_tol=1e-6)
@@ -95,7 +96,8 @@ def aspect_text(body: Any) -> str:
     best += f", {' and '.join(at_edge)}" if at_edge else ""
     found = best if body["determined"] else "these rungs do not determine the best, the base's is kept"
     others = "; ".join(
-        f"{number(one['width_per_layer'])} would cost {one['nats']:+.4f} {interval(one['interval'])} nats"
+        f"{format_number(one['width_per_layer'])} would cost {format_nats(one['nats'], is_signed=True)} "
+        f"{format_interval(one['interval'], '+.4f')} nats"
         for one in body["costs"]
     )
     return f"{said}; {found}" + (f"; {others}" if others else "")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.views.numbers import NONE, count, number
 from proxies.core.canon import Json
 from proxies.core.noise_scale import NoiseLaw, NoisePoint, inverse_scale, noise_law, noise_scale
+from proxies.core.notation import NONE, format_count, format_factor, format_interval, format_number
 from sweeps.store.curves import load_noise
 
 if TYPE_CHECKING:
@@ -72,21 +72,25 @@ def judged(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) -> dict
 def judged_text(found: Any) -> str:
     """The judgement in a sentence."""
     batch, scale = found["batch_tokens"], found["scale_tokens"]
-    unknown = f"cannot tell whether a batch of {count(batch)} tokens is too large"
+    unknown = f"cannot tell whether a batch of {format_count(batch)} tokens is too large"
     if scale is None:
         return f"{unknown}: too few looks at the gradient's noise"
     low, high = found["interval"]
     at = (
-        f"the gradient noise scale expected after {count(found['num_tokens'])} tokens, {count(scale)} "
-        f"[{count(low)}, {count(high)}]"
+        f"the gradient noise scale expected after {format_count(found['num_tokens'])} tokens, "
+        f"{format_number(scale, '.3g')} {format_interval((low, high), '.3g')}"
     )
     if found["outcome"] == "under":
-        times = f"{number(scale / batch, '.3g')} times [{number(low / batch, '.3g')}, {number(high / batch, '.3g')}]"
-        return f"batch of {count(batch)} tokens is {times} under {at}: a larger one saves steps, at few more tokens"
+        times = f"{format_factor(scale / batch)} times {format_interval((low / batch, high / batch), '.3g')}"
+        return (
+            f"batch of {format_count(batch)} tokens is {times} under {at}: a larger one saves steps, at few more tokens"
+        )
     if found["outcome"] == "over":
-        times = f"{number(batch / scale, '.3g')} times [{number(batch / high, '.3g')}, {number(batch / low, '.3g')}]"
-        return f"batch of {count(batch)} tokens is {times} over {at}: a larger one saves few steps and costs tokens"
-    return f"batch of {count(batch)} tokens is about {at}" if found["outcome"] == "about" else f"{unknown}: {at}"
+        times = f"{format_factor(batch / scale)} times {format_interval((batch / high, batch / low), '.3g')}"
+        return (
+            f"batch of {format_count(batch)} tokens is {times} over {at}: a larger one saves few steps and costs tokens"
+        )
+    return f"batch of {format_count(batch)} tokens is about {at}" if found["outcome"] == "about" else f"{unknown}: {at}"
 
 
 def law_text(body: Any) -> str:
@@ -96,15 +100,15 @@ def law_text(body: Any) -> str:
         return "cannot tell how the noise scale grows: the looks are too few, or not told from noise"
     low, high = law["interval"]
     grows = "grows" if low > 0 else "falls" if high < 0 else "cannot tell whether it grows:"
-    return f"{grows} as tokens to the {number(law['exponent'], '.2f')} [{number(low, '.2f')}, {number(high, '.2f')}]"
+    return f"{grows} as tokens to the {format_number(law['exponent'], '.2f')} {format_interval((low, high), '.2f')}"
 
 
 def looks_rows(body: Any) -> list[tuple[str, ...]]:
     """A row for each look: width, layers, tokens of the run, tokens before the look, noise scale, its interval."""
     return [
         (
-            str(look["width"]), str(look["num_layers"]), count(look["run_tokens"]), count(look["tokens"]),
-            count(look["scale_tokens"]), _span(look["interval"]),
+            str(look["width"]), str(look["num_layers"]), format_count(look["run_tokens"]), format_count(look["tokens"]),
+            format_count(look["scale_tokens"]), _span(look["interval"]),
         )
         for look in body["looks"]
     ]  # fmt: skip
@@ -114,4 +118,4 @@ def _span(ends: Sequence[float | None]) -> str:
     low, high = ends
     if low is None:
         return NONE
-    return f"{count(low)} or more" if high is None else f"{count(low)} to {count(high)}"
+    return f"{format_count(low)} or more" if high is None else f"{format_count(low)} to {format_count(high)}"

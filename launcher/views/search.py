@@ -18,6 +18,7 @@ from launcher.study.winner_reruns import sentences as replay_sentences
 from launcher.views.transfer import hyperparameter_name
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted, format_nats, format_percent
 from sweeps.store.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ def _pruned_sentences(body: Any) -> list[str]:
     planned = max((trial["num_steps"] for trial in body["trials"] if trial["status"] == "finished"), default=0)
     spared = sum(planned - trial["num_steps"] for trial in pruned)
     share = spared / (spared + sum(trial["num_steps"] for trial in body["trials"]))
-    text = f"pruner {body['pruner']}: {len(pruned)} of {len(body['trials'])} trials were stopped early, which saved "
-    return [f"{text}{share:.0%} of the search's steps"]
+    trials = f"{len(pruned)} of {counted(len(body['trials']), 'trial')}"
+    saved = f"{format_percent(share)} of the search's steps"
+    return [f"pruner {body['pruner']} stopped {trials} early, which saved {saved}"]
 
 
 def _repeat_sentences(body: Any) -> list[str]:
@@ -122,11 +124,11 @@ def _repeat_sentences(body: Any) -> list[str]:
         how += "" if error is not None and lead > CLEAR_ERRORS * error else ": the runs do not distinguish them"
         lines.append(f"trial {rest[0]['trial']} is worse than it by {_with_error(lead, error)} nats{how}")
     return lines + [
-        f"trial {one['trial']} diverged with {one['num_diverged']} of {one['num_repeats']} other seeds"
+        f"trial {one['trial']} diverged with {one['num_diverged']} of {counted(one['num_repeats'], 'other seed')}"
         for one in again["standings"]
         if one["num_diverged"]
     ]
 
 
 def _with_error(value: float, error: float | None) -> str:
-    return f"{value:.4f}" if error is None else f"{value:.4f} +- {error:.4f}"
+    return format_nats(value) if error is None else f"{format_nats(value)} +- {format_nats(error)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.study.gates import by_role
-from launcher.views.numbers import NONE, Outcome, count, interval, number, words
+from launcher.views.numbers import Outcome, words
 from launcher.views.transfer import (
     axis_name,
     estimate,
@@ -19,7 +19,17 @@ from launcher.views.transfer import (
 )
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, hyperparameter_named
-from transfer.question import from_log2, written
+from proxies.core.notation import (
+    NONE,
+    format_count,
+    format_interval,
+    format_learning_rate,
+    format_loss,
+    format_nats,
+    format_number,
+    format_percent,
+)
+from transfer.question import at_size, from_log2, written
 
 if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
@@ -88,7 +98,7 @@ def tests_table(transfer: Any) -> TextTable:
     """Every verdict of a study: one row each."""
     rows = [
         (name, Outcome(of["outcome"]), estimate(of.get("drift_octaves_per_doubling"), "+.2f"),
-         estimate(of["regret_nats"]), number(of.get("transferred_value")))
+         estimate(of["regret_nats"]), format_number(of.get("transferred_value")))
         for name, of in judged(transfer)
     ]  # fmt: skip
     return TextTable(head=("test", "outcome", "octaves per doubling", "nats lost", "set to"), rows=rows, left=(0, 1))
@@ -99,8 +109,22 @@ def optima_table(verdict: Any) -> TextTable:
     rows = [_optimum(verdict, optimum, "") for optimum in verdict["optima"]]
     control = verdict["control"]
     rows += [_optimum(control, optimum, ", control") for optimum in control["optima"]] if control else []
-    head = (axis_name(verdict["axis"]), "optimum", "interval", "loss (nats)", "runs", "diverged")
+    head = (axis_name(verdict["axis"]), "optimum", "interval", "fitted (nats)", "lowest run", "runs", "diverged")
     return TextTable(head=head, rows=rows)
+
+
+def minimum_notes(verdict: Any) -> list[str]:
+    """Return a sentence on fitted minima that lie more than the noise of one run below every run, or nothing."""
+    noise, parts = verdict["noise_nats"] or 0.0, []
+    for optimum in verdict["optima"]:
+        lowest, fitted = optimum.get("lowest_run_nats"), optimum["loss_nats"]
+        if lowest is not None and fitted is not None and lowest - fitted > noise:
+            parts.append(f"{format_nats(lowest - fitted)} nats at {at_size(verdict['axis'], optimum['size'])}")
+    if not parts:
+        return []
+    lead = f"fitted minima below the lowest run by more than the noise of one run ({format_nats(noise)} nats)"
+    reason = "the basins go through the runs, and their minima lie between the values that were run"
+    return [f"{lead}: {', '.join(parts)}; {reason}"]
 
 
 def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
@@ -111,7 +135,8 @@ def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
         short_size(optimum["size"]) + arm,
         written(name, optimum["log2_value"]) if found else "-",
         f"[{written(name, low)}, {written(name, high)}]" if found else Outcome(optimum["status"]),
-        number(optimum["loss_nats"], ".4f"),
+        format_loss(optimum["loss_nats"]),
+        format_loss(optimum.get("lowest_run_nats")),
         str(optimum["num_runs"]),
         str(optimum["num_diverged"]),
     )
@@ -122,7 +147,7 @@ def values_table(values: Any) -> TextTable:
     rows = [
         (hyperparameter_name(value["hyperparameter"]), _shown(value["base_value"]), _shown(value["target_value"]),
          ", ".join(value["tested"]) or "not tested", Outcome(value["outcome"]) if value["outcome"] else "-",
-         estimate(value["regret_nats"]), number(value["cost_of_2x_off_nats"], ".4f"))
+         estimate(value["regret_nats"]), format_nats(value["cost_of_2x_off_nats"]))
         for value in values
     ]  # fmt: skip
     head = ("value", "at the base", "at the target", "tested over", "outcome", "nats lost", "if 2x off")
@@ -131,14 +156,14 @@ def values_table(values: Any) -> TextTable:
 
 def _shown(value: float | str | None) -> str:
     """A number, or a word of a categorical axis."""
-    return value if isinstance(value, str) else number(value)
+    return value if isinstance(value, str) else format_number(value)
 
 
 def value_rules(values: Any) -> list[str]:
     """By which rule each value comes to the target, and what of it was not tested."""
     return [
         f"{hyperparameter_name(value['hyperparameter'])}: {value['rule']}"
-        + (f"; not tested over {', '.join(value['untested'])}" if value["untested"] else "")
+        + (f". Not tested over {', '.join(value['untested'])}" if value["untested"] else "")
         for value in values
     ]
 
@@ -147,10 +172,11 @@ def coordinates_table(check: Any) -> TextTable:
     """One row a role: how many layers pass, and the worst."""
     rows = [
         (words(role), f"{sum(layer['outcome'] == 'passes' for layer in layers)} of {len(layers)}", layers[0]["layer"],
-         number(layers[0]["slope"], "+.2f"), interval(layers[0]["interval"], "+.2f"), Outcome(layers[0]["outcome"]))
+         format_number(layers[0]["slope"], "+.2f"), format_interval(layers[0]["interval"], "+.2f"),
+         Outcome(layers[0]["outcome"]))
         for role, layers in by_role(check)
     ]  # fmt: skip
-    head = ("role", "pass", "worst layer", "slope", f"{check['level']:.0%} interval", "outcome")
+    head = ("role", "pass", "worst layer", "slope", f"{format_percent(check['level'])} interval", "outcome")
     return TextTable(head=head, rows=rows, left=(0, 2, 5))
 
 
@@ -171,7 +197,7 @@ def trials_table(search: Any) -> TextTable:
         (
             str(t["index"]),
             *(text(name, t[name]) for name in names),
-            number(t["loss_nats"], ".4f"),
+            format_loss(t["loss_nats"]),
         )
         for t in finished[:NUM_TRIALS]
     ]
@@ -181,8 +207,9 @@ def trials_table(search: Any) -> TextTable:
 def checks_table(ladder: Any) -> TextTable:
     """Rungs that were run at other rates too, one row a rate."""
     rows = [
-        (str(one["width"]), count(one["tokens"]), exponent(tried["octaves"]), number(tried["learning_rate"], ".3g"),
-         number(tried["loss_nats"], ".4f") if tried["loss_nats"] is not None else Outcome("diverged"),
+        (str(one["width"]), format_count(one["tokens"]), exponent(tried["octaves"]),
+         format_learning_rate(tried["learning_rate"]),
+         format_loss(tried["loss_nats"]) if tried["loss_nats"] is not None else Outcome("diverged"),
          *((estimate(one["excess_nats"]), Outcome(one["outcome"])) if tried["octaves"] == 0 else ("", "")))
         for one in ladder["checks"] for tried in one["offsets"]
     ]  # fmt: skip
@@ -198,9 +225,9 @@ def check_sentences(ladder: Any) -> list[str]:
 def rungs_table(ladder: Any) -> TextTable:
     """The rungs of the ladder, measured and fitted."""
     rows = [
-        (str(rung["width"]), count(rung["params"]), count(rung["tokens"]),
-         number(rung["loss_nats"], ".4f") if rung["loss_nats"] is not None else Outcome("diverged"),
-         number(rung["fitted_nats"], ".4f"))
+        (str(rung["width"]), format_count(rung["params"]), format_count(rung["tokens"]),
+         format_loss(rung["loss_nats"]) if rung["loss_nats"] is not None else Outcome("diverged"),
+         format_loss(rung["fitted_nats"]))
         for rung in ladder["rungs"]
     ]  # fmt: skip
     return TextTable(head=("width", "params", "tokens", "loss (nats)", "fitted"), rows=rows)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.views.numbers import NONE, interval, number
 from proxies.core.hyperparameters import hyperparameter_named
+from proxies.core.notation import NONE, counted, format_interval, format_number
 from transfer.question import Axis, at_size, written
 
 Test = Mapping[str, Any]
@@ -63,9 +63,9 @@ def estimate(found: Any, spec: str = ".4f") -> str:
     if found is None or found["value"] is None:
         return NONE
     most = found.get("more_than", math.inf)
-    value, *ends = (f"more than {number(most, spec)}" if end >= most else number(end, spec)
+    value, *ends = (f"more than {format_number(most, spec)}" if end >= most else format_number(end, spec)
                     for end in (found["value"], *(found["interval"] or ())))  # fmt: skip
-    return f"{value} [{', '.join(ends)}]" if ends else f"{value} {interval(None)}"
+    return f"{value} [{', '.join(ends)}]" if ends else f"{value} {format_interval(None)}"
 
 
 def verdicts_by_arm(test: Test, main_arm: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def wanted(verdict: Any) -> list[str]:
     what = "" if name == "learning_rate" else f"{hyperparameter_name(name)} "
     return [
         f"run {at_size(verdict['axis'], size)} at {what}{', '.join(written(name, x) for x in sorted(values))} "
-        f"({num_seeds} {'seed' if num_seeds == 1 else 'seeds'}{' each' if len(values) > 1 else ''}): {why}"
+        f"({counted(num_seeds, 'seed')}{' each' if len(values) > 1 else ''}): {why}"
         for (size, num_seeds, why), values in groups.items()
     ]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.views.numbers import interval, listed, number, words
+from launcher.views.numbers import listed, words
+from proxies.core.notation import counted, format_interval, format_learning_rate, format_nats
 
 
 def wider_text(body: Any) -> str:
@@ -13,12 +14,13 @@ def wider_text(body: Any) -> str:
     sizes = sorted({size for pair in pairs for size in (pair["small"], pair["large"])})
     rates = sorted({pair["learning_rate"] for pair in pairs})
     said = f"{words(body['outcome'])}: training loss over widths {listed([str(size) for size in sizes])}"
-    said += f" at {len(rates)} learning rate{'s' * (len(rates) > 1)}"
+    said += f" at {counted(len(rates), 'learning rate')}"
     if body["outcome"] == "passes":
         return f"{said}, wider never worse by {body['margin_nats']:g} nats at any step"
     worst = max(pairs, key=lambda pair: (pair["outcome"] == "fails", pair["excess_nats"]))
     first, last = worst["steps"]
     return (
-        f"{said}; width {worst['large']} is {worst['excess_nats']:+.4f} {interval(worst['interval'])} nats from width "
-        f"{worst['small']} in steps {first} to {last} at {number(worst['learning_rate'])}"
+        f"{said}; width {worst['large']} is {format_nats(worst['excess_nats'], is_signed=True)} "
+        f"{format_interval(worst['interval'], '+.4f')} nats from width {worst['small']} in steps {first} to {last} "
+        f"at learning rate {format_learning_rate(worst['learning_rate'])}"
     )

@@ -28,11 +28,6 @@ Next = Literal["look", "conclude", "verify", "resume", "machine", "note"]
 """What to run next: see `Commands.line`."""
 
 
-def format_nats(loss: float) -> str:
-    """Return a loss with four decimals, or, where it is too large for these to say anything, four digits."""
-    return f"{loss:.4f}" if abs(loss) < 1e4 else f"{loss:.4g}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
     """One finding."""

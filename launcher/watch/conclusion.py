@@ -19,6 +19,7 @@ from launcher.study.history import ConcludedRun
 from launcher.watch.logs.readings import LogReading
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import format_interval, format_loss, format_nats, format_percent
 from sweeps.store.ledger import Ledger
 
 CONCLUSION = "conclusion"
@@ -158,9 +159,10 @@ def sentence(found: Conclusion) -> str:
     run, foretold = found.run, found.run.foretold
     where = "inside" if foretold.covered else "outside"
     return (
-        f"ended at {run.actual_nats:.4f} nats, {where} the {run.level:.0%} interval [{run.low_nats:.4f}, "
-        f"{run.high_nats:.4f}] around {run.predicted_nats:.4f}: {run.actual_nats - run.predicted_nats:+.4f} nats, "
-        f"{run.actual_nats / run.predicted_nats - 1:+.2%}, z {foretold.z:+.2f}"
+        f"ended at {format_loss(run.actual_nats)} nats, {where} the {format_percent(run.level)} interval "
+        f"{format_interval((run.low_nats, run.high_nats))} around {format_loss(run.predicted_nats)}: "
+        f"{format_nats(run.actual_nats - run.predicted_nats, is_signed=True)} nats, "
+        f"{format_percent(run.actual_nats / run.predicted_nats - 1, is_signed=True)}, z {foretold.z:+.2f}"
     )
 
 

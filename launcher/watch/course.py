@@ -109,12 +109,12 @@ def course(
 
 
 def first_look(predicted: PredictedLoss, num_steps: int) -> int:
-    """Return the first step after which a run can be compared with its band, which has a curve."""
+    """Return the first step at which a run can be compared with the band of a predicted curve."""
     return int(_last_steps(_band(predicted, num_steps), num_steps)[0])
 
 
 def _last_steps(band: _Band, num_steps: int) -> Floats:
-    """[L] Step by which each look is complete."""
+    """Return the last step of each look, [L]."""
     return np.minimum(band.centres * (1 + WINDOW), num_steps)
 
 

@@ -12,22 +12,32 @@ import numpy as np
 
 from launcher.base import chronicle
 from launcher.base.study_names import shown_name
-from launcher.base.talk import counted, duration, say
+from launcher.base.talk import say
 from launcher.frozen.frozen import Decision
 from launcher.watch import (
     loss_alerts,
     machine_alerts,
     pace,
 )
-from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts, format_nats
+from launcher.watch.alerts import Alert, Commands, WatchedRun, alerts
 from launcher.watch.course import Course, first_look
-from launcher.watch.logs.columns import LogColumns
+from launcher.watch.logs.columns import Floats, LogColumns
 from launcher.watch.logs.keys import NOISE_SCALE
 from launcher.watch.logs.readings import LogReader, LogReading
 from launcher.watch.loss_rises import sight
 from launcher.watch.pace import UNKNOWN, Liveness, liveness_of
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import (
+    counted,
+    format_count,
+    format_duration,
+    format_interval,
+    format_loss,
+    format_percent,
+    format_significant,
+    format_speed,
+)
 
 # The verdict of the watch on a run so far: alerts, its standing against the frozen band, and its figures.
 #
@@ -164,12 +174,13 @@ def _pace_figures(run: WatchedRun) -> dict[str, Json]:
     paused = run.liveness.paused_seconds
     reason = pace.why_no_end(columns, num_steps, since, paused)
     ends = pace.projection(columns, num_steps, num_ranks, paused) if reason is None else None
-    attempts = [event for event in columns.events if event.get("event") == "started"]
+    # A launch of the finished run starts its ranks and trains nothing: no attempt.
+    attempts = [event for event in columns.events if event.get("event") == "started" and event.get("step") != num_steps]
     return {
         "num_attempts": len(attempts) or None,
         "step_seconds": pace.step_seconds(columns),
-        "tokens_per_second": _recent(columns, "tokens_per_second"),
-        "mfu": _recent(columns, "mfu"),
+        "tokens_per_second": _at_usual_pace(columns, columns.tokens_per_second),
+        "mfu": _at_usual_pace(columns, columns.mfu),
         "goodput": pace.goodput(columns, paused) if pace.measured_enough(columns) else None,
         "projection": None if ends is None else canon.to_json(ends),
         "projection_reason": reason,
@@ -187,10 +198,23 @@ def _noise_figures(decision: Decision, columns: LogColumns) -> dict[str, Json]:
     }  # fmt: skip
 
 
-def _recent(columns: LogColumns, name: str) -> float | None:
-    values = getattr(columns, name)[-pace.BLOCK_LINES :]
-    values = values[np.isfinite(values)]
-    return _finite(np.median(values)) if len(values) else None
+def _at_usual_pace(columns: LogColumns, rates: Floats) -> float | None:
+    """Return a rate of recent steps at the pace that the end is projected with; without step times, as logged.
+
+    The median of the logged rates would be faster than the run: it leaves out the steps that wait for a save, a
+    validation, or other processes.
+    """
+    recent = slice(-pace.BLOCK_LINES, None)
+    logged = rates[recent][np.isfinite(rates[recent])]
+    per_step = (rates * pace.measured(columns))[recent]
+    per_step = per_step[np.isfinite(per_step)]
+    usual = pace.usual_seconds(columns)
+    if not len(logged):
+        return None
+    if not usual or not len(per_step):
+        return _finite(np.median(logged))
+    # Logs whose rates and step times contradict each other must not give a rate that nobody logged.
+    return _finite(np.clip(np.median(per_step) / usual, logged.min(), logged.max()))
 
 
 _LOADED = (loss_alerts, loss_alerts, machine_alerts)
@@ -254,7 +278,7 @@ class Follower:
         return self._standing(reading, found, new, commands, over=over)
 
     def _is_through(self, reading: LogReading) -> bool:
-        """Return whether a run whose log has no events is at its end: nobody else will say so.
+        """Return whether a run whose log has no events has reached its end, which no event will tell.
 
         A final validation may come after the last step, so without one the log must also have been silent.
         """
@@ -276,7 +300,10 @@ class Follower:
         is_through = over and (reading.ending is None or reading.ending.event == "finished")
         ended = over and (is_through or (reading.ending is not None and reading.ending.event == "aborted"))
         tail = [f"the run finished; next: {commands.watch} --conclude"] if is_through else []
-        lines = [head, *map(alert_text, found.alerts), *figure_lines(found.figures), *tail,
+        final_loss = _final_loss(reading, self._decision.learning_rate.schedule.num_steps) if is_through else None
+        # This text answers `watch --once`: to look again is no advice here, as it is beside a line of news.
+        alerts = [alert_text(alert, known_command=f"{commands.watch} --once") for alert in found.alerts]
+        lines = [head, *alerts, *figure_lines(found.figures, final_loss), *tail,
                  *(f"log: {note}" for note in reading.notes)]  # fmt: skip
         return WatchStatus(
             standing=standing, line=head, text="\n".join(lines),
@@ -308,6 +335,15 @@ class Follower:
             say(f"the chronicle in {self._run_dir} cannot be written ({error.strerror}): alerts are not recorded")
 
 
+def _final_loss(reading: LogReading, num_steps: int) -> float | None:
+    """Return the validation loss that a finished run ended with, in nats; None where nobody measured it."""
+    if reading.ending is not None and reading.ending.validation_loss_nats is not None:
+        return reading.ending.validation_loss_nats
+    columns = reading.columns
+    is_measured = len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps
+    return float(columns.validation_loss_nats[-1]) if is_measured else None
+
+
 def headline(standing: str, why: str, found: WatchFindings, decision: Decision) -> str:
     """The standing, where the run is, and what its noise hides."""
     counts = [
@@ -327,41 +363,47 @@ def _unseen(figures: dict[str, Any]) -> str:
     if jump is None:
         return ""
     within = f"within {lines} logged steps"
-    slow = f" or a slow one under {climb:.2g} nats" if climb is not None and climb > 1.1 * jump else ""
-    return f"; not detectable {within}: a rise under {jump:.2g} nats{slow}"
+    slow = (
+        f" or a slow one under {format_significant(climb, 2)} nats" if climb is not None and climb > 1.1 * jump else ""
+    )
+    return f"; not detectable {within}: a rise under {format_significant(jump, 2)} nats{slow}"
 
 
-def alert_text(alert: Alert) -> str:
-    """What was seen, the numbers, what to run."""
+def alert_text(alert: Alert, known_command: str = "") -> str:
+    """Format what was seen, the numbers, and what to run, unless that is `known_command`."""
     numbers = ", ".join(f"{name} {_value(value)}" for name, value in alert.evidence.items() if value is not None)
     lines = [f"{alert.severity.upper()} {alert.name}, from step {alert.first_step}: {alert.seen}"]
     lines += [f"  evidence: {numbers}"] if numbers else []
-    return "\n".join([*lines, f"  next: {alert.next_command}"])
+    lines += [f"  next: {alert.next_command}"] if alert.next_command != known_command else []
+    return "\n".join(lines)
 
 
 def _value(value: Json) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def figure_lines(figures: dict[str, Any]) -> list[str]:
-    """Loss, pace, end and cost, as far as they are known."""
+def figure_lines(figures: dict[str, Any], final_loss: float | None = None) -> list[str]:
+    """Format loss, pace, end and cost, as far as they are known; `final_loss` in nats of a run that has finished."""
     low, high = figures["final_interval_nats"]
-    frozen_low, frozen_high = figures["foretold_interval_nats"]
     lines = []
     if figures["train_loss_nats"] is not None:
         lines.append(
-            f"training loss {format_nats(figures['train_loss_nats'])} nats; spikes so far: {figures['num_spikes']}"
+            f"training loss {format_loss(figures['train_loss_nats'])} nats; spikes so far: {figures['num_spikes']}"
         )
-    final, final_low, final_high = map(format_nats, (figures["final_nats"], low, high))
-    lines.append(
-        f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; frozen "
-        f"{figures['foretold_nats']:.4f} [{frozen_low:.4f}, {frozen_high:.4f}], at level {figures['level']:g}"
-    )
+    frozen = f"{format_loss(figures['foretold_nats'])} {format_interval(figures['foretold_interval_nats'])}"
+    frozen += f", at level {figures['level']:g}"
+    if final_loss is not None:
+        lines.append(f"final validation loss: {format_loss(final_loss)} nats; predicted when frozen: {frozen}")
+    else:
+        final, final_low, final_high = map(format_loss, (figures["final_nats"], low, high))
+        lines.append(
+            f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; frozen {frozen}"
+        )
     pace = [
-        f"{figures['tokens_per_second']:,.0f} tokens/s" if figures["tokens_per_second"] is not None else "",
-        f"MFU {figures['mfu']:.1%}" if figures["mfu"] is not None else "",
-        f"goodput {figures['goodput']:.1%}" if figures["goodput"] is not None else "",
-        f"{figures['num_attempts']} attempts" if (figures["num_attempts"] or 1) > 1 else "",
+        format_speed(figures["tokens_per_second"], "tokens") if figures["tokens_per_second"] is not None else "",
+        f"MFU {format_percent(figures['mfu'])}" if figures["mfu"] is not None else "",
+        f"goodput {format_percent(figures['goodput'])}" if figures["goodput"] is not None else "",
+        f"{counted(figures['num_attempts'], 'attempt')}" if (figures["num_attempts"] or 1) > 1 else "",
     ]
     if any(pace):
         until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
@@ -378,13 +420,16 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
 def _noise_line(figures: dict[str, Any]) -> str:
     (low, high), batch = figures["noise_scale_interval_tokens"], figures["batch_tokens"]
     scale = figures["noise_scale_tokens"]
-    said = "not told" if scale is None else f"{scale:,.0f}"
-    ends = f"{low:,.0f} or more" if high is None else f"{low:,.0f} to {high:,.0f}"
+    said = "not told" if scale is None else format_count(scale)
+    ends = f"{format_count(low)} or more" if high is None else f"{format_count(low)} to {format_count(high)}"
     side = "under" if batch < low else "over" if high is not None and batch > high else "about"
-    return f"gradient noise scale: {said} tokens ({ends}); the batch of {batch:,} tokens is {side} it"
+    return f"gradient noise scale: {said} tokens ({ends}); the batch of {format_count(batch)} tokens is {side} it"
 
 
 def _end_line(ends: dict[str, Any]) -> str:
-    left, hours = [duration(seconds) for seconds in ends["remaining_seconds"]], ends["device_hours"]
+    left, hours = [format_duration(seconds) for seconds in ends["remaining_seconds"]], ends["device_hours"]
+    if not ends["remaining_seconds"][0]:
+        return f"{format_significant(hours[0])} device-hours in all"
     said = f"ends in {left[0]} ({left[1]} to {left[2]})"
-    return f"{said}; {hours[0]:.4g} device-hours in all ({hours[1]:.4g} to {hours[2]:.4g})"
+    total, least, most = map(format_significant, hours)
+    return f"{said}; {total} device-hours in all ({least} to {most})"

@@ -8,12 +8,20 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import stdtrit
 
-from launcher.base.talk import counted
-from launcher.watch.alerts import AlertFinding, WatchedRun, alert, format_nats
+from launcher.watch.alerts import AlertFinding, WatchedRun, alert
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, end_sd
 from launcher.watch.logs.columns import Floats, LogColumns, spacing
 from launcher.watch.loss_rises import RISE_NATS, RISE_SDS, rise
 from launcher.watch.noise import noise_of_differences, resolution
+from proxies.core.notation import (
+    counted,
+    format_factor,
+    format_interval,
+    format_loss,
+    format_nats,
+    format_percent,
+    format_significant,
+)
 from proxies.core.schedule import Schedule
 
 # Constant losses, and losses that stop while steps continue.
@@ -57,8 +65,8 @@ def frozen_loss(columns: LogColumns, warmup_steps: int, num_steps: int) -> Alert
     first, nats = int(steps[start]), float(losses[-1])
     return AlertFinding(
         first_step=first,
-        seen=f"training loss has been {nats:.10g} nats {num_equal} times in a row, since step {first}: its noise and "
-        f"rounding before explain at most {int(allowed)}",
+        seen=f"training loss has been {format_significant(nats, 10)} nats {counted(num_equal, 'time')} in a row, since "
+        f"step {first}: its noise and rounding before explain at most {int(allowed)}",
         evidence={"nats": nats, "num_equal": num_equal, "num_allowed": int(allowed)},
     )
 
@@ -133,7 +141,7 @@ def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Ale
         if now > GRAD_NORM_FACTOR * before:
             return AlertFinding(
                 first_step=int(at[end - 1]),
-                seen=f"the gradient norm is {now / before:.2f} times that at half the step",
+                seen=f"the gradient norm is {format_factor(now / before)} times that at half the step",
                 evidence={"before": before, "now": now},
             )
     return None
@@ -167,7 +175,8 @@ def non_finite(run: WatchedRun) -> Iterator[AlertFinding]:
     if len(missing):
         yield AlertFinding(
             first_step=int(missing[0]),
-            seen=f"training loss is not finite at {len(missing)} logged steps, first at step {missing[0]:.0f}",
+            seen=f"training loss is not finite at {counted(len(missing), 'logged step')}, first at step "
+            f"{missing[0]:.0f}",
             evidence={"num_lines": len(missing), "last_step": int(missing[-1])},
         )
 
@@ -183,15 +192,16 @@ def diverged(run: WatchedRun) -> Iterator[AlertFinding]:
     if len(above):
         yield AlertFinding(
             first_step=int(above[0]),
-            seen=f"training loss passed the frozen ceiling of {limit:.4f} nats at step {above[0]:.0f}: stop the run",
+            seen=f"training loss passed the frozen ceiling of {format_loss(limit)} nats at step {above[0]:.0f}: "
+            "stop the run",
             evidence={"limit_nats": limit, "num_lines": len(above)},
         )
 
 
 @alert(
     "departed", "alarm", next_command="verify",
-    when=f"the mean training loss near a step is farther from the predicted curve than all but {FALSE_ALARMS:.0%} of "
-    "healthy runs ever get, over the whole run",
+    when=f"the mean training loss near a step is farther from the predicted curve than all but "
+    f"{format_percent(FALSE_ALARMS)} of healthy runs ever get, over the whole run",
 )  # fmt: skip
 def departed(run: WatchedRun) -> Iterator[AlertFinding]:
     """A look beyond the bound over the whole run."""
@@ -205,10 +215,10 @@ def departed(run: WatchedRun) -> Iterator[AlertFinding]:
     advice = "" if departure > 0 else "; a lower loss may mean easier data than the ladder's, or repeated data"
     yield AlertFinding(
         first_step=int(found.seen_at[which]),
-        seen=f"training loss near step {found.looked_at[which]:.0f} is {format_nats(loss)} nats, "
-        f"{'above' if departure > 0 else 'below'} the predicted {expected:.4f} by {abs(departure):.1f} standard "
-        f"deviations of the band; only {FALSE_ALARMS:.0%} of healthy runs ever pass {found.bound:.1f}"
-        f"{advice}",
+        seen=f"training loss near step {found.looked_at[which]:.0f} is {format_loss(loss)} nats, "
+        f"{'above' if departure > 0 else 'below'} the predicted {format_loss(expected)} by {abs(departure):.1f} "
+        f"standard deviations of the band; only {format_percent(FALSE_ALARMS)} of healthy runs ever pass "
+        f"{found.bound:.1f}{advice}",
         evidence={
             "loss_nats": loss, "expected_nats": expected, "departure_sds": departure, "bound_sds": found.bound,
             "false_alarms_per_run": FALSE_ALARMS, "final_nats": found.final[0], "final_low_nats": found.final[1],
@@ -219,7 +229,8 @@ def departed(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "missed_end", "alarm", next_command="conclude",
-    when=f"the final validation loss is farther from the forecast than in all but {FALSE_ALARMS:.0%} of healthy runs",
+    when="the final validation loss is farther from the forecast than in all but "
+    f"{format_percent(FALSE_ALARMS)} of healthy runs",
 )  # fmt: skip
 def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
     """The validation loss after the last step, against the forecast of it."""
@@ -232,8 +243,9 @@ def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
     if abs(departure) > stdtrit(FREEDOM, 1 - FALSE_ALARMS / 2):
         yield AlertFinding(
             first_step=num_steps,
-            seen=f"the run ended at {format_nats(actual)} nats, {abs(departure):.1f} standard deviations from the "
-            f"predicted {predicted.loss_nats:.4f} [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}]",
+            seen=f"the run ended at {format_loss(actual)} nats, {abs(departure):.1f} standard deviations from the "
+            f"predicted {format_loss(predicted.loss_nats)} "
+            f"{format_interval((predicted.low_nats, predicted.high_nats))}",
             evidence={"validation_loss_nats": actual, "departure_sds": departure},
         )
 
@@ -270,10 +282,10 @@ def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
         return
     yield AlertFinding(
         first_step=spike.first_step,
-        seen=f"a spike from {format_nats(spike.level_nats)} to {format_nats(spike.peak_nats)} nats has lasted "
-        f"{spike.num_lines} logged steps: the policy is to go back {policy.rollback_steps} steps before it and skip "
-        f"{policy.skip_batches} batches; the trainer itself may do so {policy.max_rollbacks} times "
-        "(launch.spike_rollbacks)",
+        seen=f"a spike from {format_loss(spike.level_nats)} to {format_loss(spike.peak_nats)} nats has lasted "
+        f"{counted(spike.num_lines, 'logged step')}: the policy is to go back "
+        f"{counted(policy.rollback_steps, 'step')} before it and skip {counted(policy.skip_batches, 'batch')}; the "
+        f"trainer itself may do so {counted(policy.max_rollbacks, 'time')} (launch.spike_rollbacks)",
         evidence={
             "level_nats": spike.level_nats, "peak_nats": spike.peak_nats, "num_lines": spike.num_lines,
             "patience_steps": policy.patience_steps,
@@ -295,7 +307,7 @@ def rising(run: WatchedRun) -> Iterator[AlertFinding]:
         by = f", {found.sds:.4g} standard deviations of its noise" if np.isfinite(found.sds) else ""  # it has none
         yield AlertFinding(
             first_step=found.first_step,
-            seen=f"training loss rose from {format_nats(found.lowest_nats)} to {format_nats(found.now_nats)} nats by "
+            seen=f"training loss rose from {format_loss(found.lowest_nats)} to {format_loss(found.now_nats)} nats by "
             f"step {found.first_step} and stayed up{by}",
             evidence={"lowest_nats": found.lowest_nats, "now_nats": found.now_nats, "rise_sds": found.sds},
         )

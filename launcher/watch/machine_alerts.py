@@ -11,6 +11,7 @@ from launcher.watch import pace
 from launcher.watch.alerts import AlertFinding, Severity, WatchedRun, alert
 from launcher.watch.logs.columns import Floats, LogColumns
 from launcher.watch.loss_rises import line_noise
+from proxies.core.notation import counted, format_duration, format_percent, format_significant, format_speed
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
 """Shares of throughput lost, or of time that a rank takes longer than the others."""
@@ -24,8 +25,8 @@ def _severity(share: float) -> Severity:
 
 @alert(
     "slow", "notice", "alarm", next_command="machine",
-    when=f"throughput of two consecutive blocks of {pace.BLOCK_LINES} lines is {NOTICE_SHARE:.0%} (alarm: "
-    f"{ALARM_SHARE:.0%}) below the best that this run sustained",
+    when=f"throughput of two consecutive blocks of {counted(pace.BLOCK_LINES, 'line')} is "
+    f"{format_percent(NOTICE_SHARE)} (alarm: {format_percent(ALARM_SHARE)}) below the best that this run sustained",
 )  # fmt: skip
 def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     """Throughput is below the run's own best, and stays there."""
@@ -42,8 +43,8 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
     yield AlertFinding(
         first_step=first,
-        seen=f"throughput since step {first} is {now:,.0f} tokens/s, {1 - now / best:.0%} below the {best:,.0f} that "
-        "this run sustained",
+        seen=f"throughput since step {first} is {format_speed(now, 'tokens')}, {format_percent(1 - now / best)} "
+        f"below the {format_speed(best, 'tokens')} that this run sustained",
         evidence={"tokens_per_second": now, "best_tokens_per_second": best, "lost_share": 1 - now / best},
         severity=_severity(1 - now / best),
     )
@@ -51,8 +52,8 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
 
 @alert(
     "straggler", "notice", "alarm", next_command="machine",
-    when=f"a rank computed {NOTICE_SHARE:.0%} longer than the other ranks' median in three quarters of the newest "
-    f"{STRAGGLER_LINES} lines (alarm: {ALARM_SHARE:.0%} longer at the median of those lines)",
+    when=f"a rank computed {format_percent(NOTICE_SHARE)} longer than the other ranks' median in three quarters of "
+    f"the newest {STRAGGLER_LINES} lines (alarm: {format_percent(ALARM_SHARE)} longer at the median of those lines)",
 )  # fmt: skip
 def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
     """Ranks that the others wait for; the slowest first."""
@@ -73,8 +74,10 @@ def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
         seconds, others = (float(np.median(table[recent, rank])) for table in (seconds_KR, others_KR))
         yield AlertFinding(
             first_step=first,
-            seen=f"rank {rank} computes {seconds:.3g} s a step, {share:.0%} longer than the other ranks' median of "
-            f"{others:.3g} s, since step {first} or earlier: all other ranks wait for it",
+            seen=f"rank {rank} computes {format_significant(seconds)} s a step, {format_percent(share)} longer than "
+            f"the other ranks' median of {format_significant(others)} s, since step {first} or earlier: all "
+            "other ranks "
+            "wait for it",
             evidence={"rank": rank, "slower_share": share, "seconds": seconds, "others_seconds": others},
             severity=_severity(share),
         )
@@ -97,9 +100,9 @@ def over(columns: LogColumns, num_steps: int) -> bool:
 
 @alert(
     "stalled", "alarm", next_command="resume",
-    when=f"no line and no write below `checkpoints/` for the longest of {pace.STALL_STEPS} median steps, "
-    f"{pace.LEAST_STALL_SECONDS:.0f} s and twice the longest step or save; from a launch, a restart or a rollback "
-    "to the attempt's first step, one hour is allowed for loading and compiling",
+    when=f"no line and no write below `checkpoints/` for the longest of {counted(pace.STALL_STEPS, 'median step')}, "
+    f"{format_duration(pace.LEAST_STALL_SECONDS)} and twice the longest step or save; from a launch, a restart or a "
+    "rollback to the attempt's first step, one hour is allowed for loading and compiling",
 )  # fmt: skip
 def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
     """A run that is not over and logs nothing."""
@@ -112,7 +115,7 @@ def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
         said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
         yield AlertFinding(
             first_step=columns.step,
-            seen=f"no line for {seconds:,.0f} s {after}; at most {allowed:,.0f} s are normal{said}",
+            seen=f"no line for {format_duration(seconds)} {after}; at most {format_duration(allowed)} are normal{said}",
             evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
         )
 

@@ -18,9 +18,9 @@ import numpy as np
 from launcher.base import chronicle
 from launcher.base.metrics import ENDINGS
 from launcher.base.run_files import CHECKPOINTS, ROLLBACKS_FILE
-from launcher.base.talk import duration
 from launcher.base.watchdog import MAX_STEP_SECONDS, SETTLING_LINES, START_SECONDS, usual_step_seconds
 from launcher.watch.logs.columns import Floats, LogColumns, headers, spacing
+from proxies.core.notation import format_duration, format_percent
 
 # Whether a run is alive, as its folder says and its log does not: just launched, saving, or lying still.
 #
@@ -39,7 +39,7 @@ class Liveness:
     ended: str = ""
     """What the supervisor printed when it gave up, or ended in order."""
     paused_seconds: float = 0.0
-    """Time between stops that somebody asked for and the launches after them: it is no time that the run lost."""
+    """Time that the run did not lose: from a stop that somebody asked for to the next launch, and after its end."""
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
@@ -53,7 +53,7 @@ UNKNOWN = Liveness()
 def liveness_of(run_dir: Path, digest: str) -> Liveness:
     """What the folder of a launch config's run says; what cannot be read says nothing."""
     launched_at, saved_at, ended = None, None, ""
-    stopped_at, paused_seconds = None, 0.0
+    stopped_at, finished_at, paused_seconds = None, None, 0.0
     with contextlib.suppress(OSError):
         for entry in chronicle.entries(run_dir):
             if entry.digest == digest and entry.kind in ("launched", "restarted", "ended"):
@@ -64,8 +64,11 @@ def liveness_of(run_dir: Path, digest: str) -> Liveness:
                     launched_at = None if over else at
                     if entry.kind == "launched" and stopped_at is not None:
                         paused_seconds += max(0.0, at - stopped_at)
-                    on_purpose = over and entry.data.get("event") in ("stopped", "interrupted")
-                    stopped_at = at if on_purpose else None
+                    event = entry.data.get("event") if over else ""
+                    stopped_at = at if event in ("stopped", "interrupted") else None
+                    if event == "finished":  # launched again, it trains nothing and finishes again
+                        paused_seconds += max(0.0, at - finished_at) if finished_at is not None else 0.0
+                        finished_at = at
     if not ended:
         with contextlib.suppress(OSError):
             launched_at = max((run_dir / ROLLBACKS_FILE).stat().st_mtime, launched_at or 0.0)
@@ -114,11 +117,11 @@ def measured(columns: LogColumns) -> Floats:
 
 
 def goodput(columns: LogColumns, paused_seconds: float = 0.0) -> float | None:
-    """Return the share of the run's time that went into steps that are still part of it; None where nobody says.
+    """Return the share of the run's time that was spent on steps that still count; None if it is unknown.
 
     Args:
         columns: The run so far.
-        paused_seconds: Time since its first start in which it was stopped on purpose, which does not count.
+        paused_seconds: Time since the first start in which the run was stopped on request; it does not count.
     """
     begun = headers(columns.events)
     typical = step_seconds(columns)
@@ -132,7 +135,7 @@ def goodput(columns: LogColumns, paused_seconds: float = 0.0) -> float | None:
 
 
 def projection(columns: LogColumns, num_steps: int, num_ranks: int, paused_seconds: float = 0.0) -> Projection | None:
-    """Estimate when the run ends, from the recorded step times; None where there are none."""
+    """Estimate the time until the run ends from its step times; None if no step was timed."""
     seconds, usual = measured(columns), usual_seconds(columns)
     seconds = seconds[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
@@ -153,7 +156,7 @@ def projection(columns: LogColumns, num_steps: int, num_ranks: int, paused_secon
 
 
 def usual_seconds(columns: LogColumns) -> float | None:
-    """Estimate the seconds of the steps to come, as `launch` does; None where no step was timed."""
+    """Estimate the seconds of a coming step, as `launch` does; None if no step was timed."""
     seconds = measured(columns)
     is_settling = np.zeros(len(seconds), dtype=bool)
     for step in [header.step for header in headers(columns.events)] or [0]:
@@ -186,7 +189,7 @@ def still_since(columns: LogColumns, num_steps: int, now: float | None, found: L
 
 
 def why_no_end(columns: LogColumns, num_steps: int, since: float | None, paused_seconds: float = 0.0) -> str | None:
-    """Return why the end of a run cannot be projected, `since` of `still_since`; None where it can."""
+    """Return the reason why the end of a run cannot be projected; None if it can. `since` is from `still_since`."""
     if done(columns, num_steps):
         return None
     if since is not None:
@@ -199,8 +202,9 @@ def why_no_end(columns: LogColumns, num_steps: int, since: float | None, paused_
     useful = goodput(columns, paused_seconds)
     if useful is not None and useful < LEAST_GOODPUT:
         return (
-            f"only {useful:.1%} of the time since the first start went into steps, at least {LEAST_GOODPUT:.0%} must; "
-            f"the steps left take {duration((num_steps - columns.step) * (usual_seconds(columns) or 0.0))}"
+            f"only {format_percent(useful)} of the time since the first start went into steps, at least "
+            f"{format_percent(LEAST_GOODPUT)} must; the steps left take "
+            f"{format_duration((num_steps - columns.step) * (usual_seconds(columns) or 0.0))}"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Sizes that the coordinate check records of a model: every layer's output on a batch that it was trained on.
+"""Sizes of every layer's output on a batch that the model was trained on, for the coordinate check.
 
 `read_run` trains a run and reads it on the way, on this process's device: a worker's, as training is.
 
@@ -37,33 +37,33 @@ PROBE_TOKENS = 512
 LOGIT_ROWS = 128
 """Queries, over all sequences, whose attention logits are looked at: their number grows with the square of length."""
 MAX_NONLINEAR_SHARE = 0.05
-"""Largest departure from linearity of a module whose rate is measured: far above the rounding of bfloat16."""
+"""Maximum deviation from linearity of a module whose rate is measured; the rounding of bfloat16 is far below it."""
 _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "readout": "readout"}
 
 
 @dataclass(slots=True)
 class _Start:
-    """A matrix at step 0: its input, the input's size, and its output; the same for unrelated input."""
+    """A matrix at step 0: its input with its size and its output, and an unrelated input with its output."""
 
     args: Any
     kwargs: Any
     entering: float
     output: Tensor | None = None
     unrelated: Tensor | None = None
-    """Gaussian noise of the input's shape and size; None if the fan-in is not known, or the module is not linear."""
+    """Gaussian noise of the input's shape and size; None if the fan-in is unknown or the module is not linear."""
     unrelated_output: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OwnUpdate:
-    """Effect of a matrix's own update so far."""
+    """Effect of a matrix's own update since step 0."""
 
     effect: float
-    """Size of the change of the output, at the input of step 0."""
+    """Size of the change in the output for the input of step 0."""
     entering: float
     """Size of that input."""
     rate: float
-    """Size of the change at unrelated input of that size, times the root of the fan-in; NaN if unknown."""
+    """Size of the change for unrelated input of that size, times the root of the fan-in; NaN if unknown."""
 
 
 def read_run(
@@ -126,7 +126,7 @@ class ActivationProbe:
         self._starts: dict[str, _Start] = {}
         self._within: list[str] = []
         self._is_measuring = False
-        """Whether a matrix's own update is being measured: what its forward calls is not recorded again."""
+        """Whether a matrix's own update is being measured, so that its forward pass must not be recorded."""
         self._found: dict[str, LayerReading] = {}
 
     @torch.no_grad()
@@ -212,7 +212,7 @@ class ActivationProbe:
             self._is_measuring = False
 
     def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
-        """Measure what the update so far does to the input of step 0, and to unrelated input."""
+        """Measure the effect of the update since step 0 on the input of step 0 and on unrelated input."""
         start = self._starts.setdefault(key, _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs)))
         # `forward`, not a call: no hook is to see this, and a multiplier's hook on the output is none of its own.
         out = _tensor(module.forward(*start.args, **start.kwargs))
@@ -302,7 +302,7 @@ def _tensor(output: Any) -> Tensor | None:
 
 
 def _unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
-    """Return Gaussian noise like the first tensor a module is called with; None where it would not show the rate."""
+    """Return Gaussian noise like the first tensor of a module's input; None if it would not show the rate."""
     given = _tensor(start.args or tuple(start.kwargs.values()))
     if given is None or not given.is_floating_point() or not given.dim():
         return None
@@ -317,7 +317,7 @@ def _unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
 
 
 def _odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Tensor:
-    """Return half the difference of the outputs at an input and at its negative: without what a bias adds."""
+    """Return half the difference of the outputs for an input and for its negative, in which a bias cancels."""
     given = _tensor(start.args or tuple(start.kwargs.values()))
 
     def run(replacement: Tensor) -> Tensor:

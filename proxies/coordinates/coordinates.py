@@ -32,6 +32,7 @@ from proxies.coordinates.verdict import (
     judge_layer,
     pool_variances,
 )
+from proxies.core.notation import counted
 from proxies.core.spec import RunSpec
 
 _ATTENTION = (
@@ -180,7 +181,7 @@ def check_coordinates(
     )
     mistakes = []
     if lost:
-        which = f"width {lost[0].shape.width} ({lost[0].shape.num_layers} layers, seed {lost[0].seed})"
+        which = f"width {lost[0].shape.width} ({counted(lost[0].shape.num_layers, 'layer')}, seed {lost[0].seed})"
         mistakes.append(f"{which} became NaN or infinite at step {lost[1]}")
     layers = attributed(_judge_layers(_measured(found), setting) if len(found) > 1 else [], setting)
     return CoordinateCheck(
@@ -208,7 +209,7 @@ def recorded_steps(num_steps: int) -> tuple[int, ...]:
 
 
 def _judge_layers(measured: Sequence[Measured], setting: CheckSettings) -> list[LayerVerdict]:
-    """Judge the layers in the order of the calls: a change carries the fading of all updates before it."""
+    """Judge the layers in the order of the calls, because a change contains the fading of all earlier updates."""
     fading, variances, layers = 0.0, pool_variances(measured, setting.points), []
     for layer in measured:
         own = alignment_slope(layer, setting)

@@ -26,8 +26,8 @@ ORDER: tuple[Outcome, ...] = ("blows_up", "vanishes", "cannot_tell", "passes")
 """Worst first."""
 FLAGGED: tuple[Outcome, ...] = ("blows_up", "vanishes")
 NOISE_SLOPE = -0.5
-"""Slope of the effect of an update on unrelated input, at a right rate: elements as 1 / fan-in, added at random. No
-effect of a right rate fades faster."""
+"""Slope of the effect of an update on unrelated input at a correct rate: the update's elements shrink as 1 / fan-in and
+add up at random. At a correct rate no effect fades faster."""
 _FALSE_SCALING: dict[Outcome, str] = {"blows_up": "does not shrink", "vanishes": "shrinks too fast"}
 INITIAL_STD = "hidden matrices' initial std"
 
@@ -39,23 +39,23 @@ TOLERANCE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerReading:
-    """One layer at one step. Sizes are mean absolute values over the batch that the first update was made from."""
+    """The sizes of one layer at one step: mean absolute values over the batch of the first update."""
 
     layer: str
     role: Role
     size: float
-    """Of the output."""
+    """Size of the output."""
     change: float
-    """Of the output less the output at step 0; of the readout only what its own update makes of its input at step
-    0."""
+    """Size of the change in the output since step 0; for the readout, only the effect of its own update on its input at
+    step 0."""
     update: float | None
-    """Effect of a matrix's own update so far on its input at step 0, over that input's size; None for other roles."""
+    """Effect of a matrix's own update since step 0 on its input at step 0, over that input's size; None for others."""
     gain: float | None
-    """Of the output over that of the input; None without parameters."""
+    """Size of the output over that of the input; None without parameters."""
     rate: float | None
-    """Effect of that update on unrelated input (its Frobenius norm, by sampling) times the root of the fan-in; of the
-    readout not over the input's size, so that its multiplier counts. Of an AdamW update it is the size of an element
-    times the fan-in, whatever the data: the rate rule itself. None for other roles."""
+    """Effect of that update on unrelated input (its Frobenius norm, by sampling) times the root of the fan-in. With
+    AdamW this is the size of an element times the fan-in, whatever the data: the rate rule itself. The readout's is not
+    divided by the input's size, so that its multiplier counts. None for other roles."""
     head_dim: int = 0
     """Of attention logits: the width of a query."""
 
@@ -86,16 +86,16 @@ class LayerVerdict:
     """Of the change, the median over the steps (of each seed); 0 where the layer did not move, and cannot be judged."""
     interval: tuple[float, float]
     expected: tuple[float, float]
-    """Least and largest slope of a right parametrization: (0, 0) but for a choice by design, and for the fading of the
-    updates' alignment with their inputs, as measured."""
+    """Smallest and largest slope in a correct parametrization: (0, 0), except for rules that change with width or depth
+    by design, and for the measured fading of the updates' alignment with their inputs."""
     start: Slope | None
-    """Of the size at step 0; None where a size is zero."""
+    """Slope of the size at step 0; None if a size is zero."""
     update: Slope | None
-    """Slope of the effect of its own first update on the batch it was made from (a hidden matrix's over the size of its
-    input). None for roles without a rate rule, and where nothing moved."""
+    """Slope of the effect of the layer's first update on the batch of that update; for a hidden matrix, over the
+    input's size. None for roles without a rate rule, and if nothing moved."""
     rate: Slope | None
-    """Slope of the size of its own first update against the rate rule, before mistakes elsewhere reach it through the
-    gradients; None where `update` is, and where the size is not known."""
+    """Slope of the size of the layer's first update against the rate rule, before mistakes elsewhere affect it through
+    the gradients; None if `update` is None or the size is unknown."""
     outcome: Outcome
     cause: str
     """In words; empty for a layer that passes."""
@@ -142,10 +142,10 @@ def _slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.f
 
 
 def _with_interval(slopes_K: NDArray[np.float64], level: float, pooled: float | None = None) -> Slope:
-    """Return the mean with its t-interval; `pooled` is a variance between seeds that counts as much as the slopes' own.
+    """Return the mean slope with its t-interval.
 
-    Few seeds tell a layer's variance badly: it is shrunk towards that of all layers, which doubles the degrees of
-    freedom (moderated t, Smyth 2004, doi 10.2202/1544-6115.1027).
+    With few seeds a layer's variance is uncertain, so it is averaged with `pooled`, the variance between seeds over all
+    layers, which doubles the degrees of freedom (moderated t, Smyth 2004, doi 10.2202/1544-6115.1027).
     """
     num_seeds, slope, variance = len(slopes_K), float(slopes_K.mean()), float(slopes_K.var(ddof=1))
     free = num_seeds - 1
@@ -155,18 +155,18 @@ def _with_interval(slopes_K: NDArray[np.float64], level: float, pooled: float | 
     return Slope(slope=slope, interval=(slope - half, slope + half))
 
 
-def fitted(
+def fit_slope(
     size_PK: NDArray[np.float64], points: Sequence[int], level: float, pooled: float | None = None
 ) -> Slope | None:
-    """Slope over the points with its t-interval over seeds; None where a size is not a positive number."""
+    """Fit the slope over the points, with its t-interval over seeds; None if a size is not a positive number."""
     slopes_K = _slopes(size_PK, points)
     return None if slopes_K is None else _with_interval(slopes_K, level, pooled)
 
 
 def _typical_slopes(change_SPK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.float64] | None:
-    """Return the median over the steps, of each seed, [K]; None where the layer stays still at the last.
+    """Return the median slope over the steps for each seed, [K]; None if the layer has not moved at the last step.
 
-    A mistake shows at every step; at a high rate the last ones alone can be chaos of the smallest models.
+    A mistake shows at every step, while the last steps alone may be chaotic in the smallest models at a high rate.
     """
     slopes_SK = [slopes_K for change_PK in change_SPK[1:] if (slopes_K := _slopes(change_PK, points)) is not None]
     if _slopes(change_SPK[-1], points) is None:
@@ -177,14 +177,14 @@ def _typical_slopes(change_SPK: NDArray[np.float64], points: Sequence[int]) -> N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedVariances:
-    """Variance of slopes between seeds, the mean over the layers of a check; None without a slope."""
+    """Variances of slopes between seeds, as means over the layers of a check; None without a slope."""
 
     change: float | None = None
     start: float | None = None
 
 
 def pool_variances(layers: Sequence[Measured], points: Sequence[int]) -> SeedVariances:
-    """Return the variances between seeds that are common to the layers of a check."""
+    """Return the mean variances between seeds over the layers of a check."""
 
     def pool(slopes: Iterable[NDArray[np.float64] | None]) -> float | None:
         variances = [float(slopes_K.var(ddof=1)) for slopes_K in slopes if slopes_K is not None]
@@ -196,11 +196,11 @@ def pool_variances(layers: Sequence[Measured], points: Sequence[int]) -> SeedVar
     )
 
 
-def ruled(found: Slope | None, expected: tuple[float, float], share: float = 1.0) -> Outcome:
-    """What a slope says, against the least and the largest that are expected; the thresholds taken times `share`."""
-    if found is None:
+def judge_slope(slope: Slope | None, expected: tuple[float, float], share: float = 1.0) -> Outcome:
+    """Compare a slope with the smallest and largest expected ones; `share` scales the thresholds."""
+    if slope is None:
         return "cannot_tell"
-    low, high = found.interval
+    low, high = slope.interval
     if low > expected[1] + TOLERANCE * share:
         return "blows_up"
     if high < expected[0] - TOLERANCE * share:
@@ -210,12 +210,12 @@ def ruled(found: Slope | None, expected: tuple[float, float], share: float = 1.0
 
 
 def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
-    """Return how fast the alignment of a matrix's updates with their inputs fades along the axis, -1/2 to 0.
+    """Return the slope of the alignment of a matrix's updates with their inputs, from -1/2 to 0.
 
-    The effect of an update on the batch it was made from is its size times its alignment. In a right parametrization
-    the size follows the rate rule exactly, and the alignment tends to a constant as width grows; in small models, and
-    with few tokens, much of it is the noise of unrelated inputs. Muon's updates have none: on the span of their inputs
-    their size is the effect.
+    The effect of an update on its own batch is its size times its alignment. In a correct parametrization the size
+    follows the rate rule exactly, and the alignment tends to a constant as width grows. In small models and with few
+    tokens, much of the alignment is noise of unrelated inputs. Muon's updates have no such noise: on the span of their
+    inputs the effect is their size.
     """
     if measured.role not in ("hidden", "readout") or _by_muon(measured, setting):
         return 0.0
@@ -223,7 +223,7 @@ def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         aligned_SPK = effect_SPK / measured.rate
     slopes_K = _typical_slopes(aligned_SPK, setting.points)
-    # Without a known size all of the noise may be there
+    # If the size is unknown, all of the effect may be noise
     return NOISE_SLOPE if slopes_K is None else min(max(float(slopes_K.mean()), NOISE_SLOPE), 0.0)
 
 
@@ -232,13 +232,13 @@ def _by_muon(measured: Measured, setting: CheckSettings) -> bool:
 
 
 def expected_change(layer: str, role: Role, setting: CheckSettings, fading: float = 0.0) -> tuple[float, float]:
-    """Return the least and largest slope of the change in a right parametrization.
+    """Return the smallest and largest slope of the change in a correct parametrization.
 
     Args:
-        layer: its name.
-        role: of the layer.
-        setting: of the check.
-        fading: the steepest `alignment_slope` of the matrices up to this layer; of the readout, its own.
+        layer: Name of the layer.
+        role: Role of the layer.
+        setting: Settings of the check.
+        fading: Steepest `alignment_slope` of the matrices up to this layer; for the readout, its own.
     """
     if setting.axis == "depth":
         return _expected_depth_change(layer, role, setting, fading)
@@ -254,7 +254,7 @@ def expected_change(layer: str, role: Role, setting: CheckSettings, fading: floa
 
 
 def _expected_depth_change(layer: str, role: Role, setting: CheckSettings, fading: float) -> tuple[float, float]:
-    """Return the least and largest slope of the change over depths."""
+    """Return the smallest and largest slope of the change over depth."""
     if role == "embedding":
         return (0.0, 0.0)
     if role == "readout":
@@ -270,33 +270,33 @@ def _expected_depth_change(layer: str, role: Role, setting: CheckSettings, fadin
 
 
 def _is_within_blocks(layer: str) -> bool:
-    """Return whether a layer of a check over depths comes before the end of the last block."""
+    """Return whether a layer of a check over depth comes before the end of the last block."""
     parts = layer.split(".")
     return any(place in parts for place in ("first", "middle", "last")) and not layer.endswith(".last.stream")
 
 
 def expected_rate(role: Role, setting: CheckSettings) -> float:
-    """Return the slope of the size of a layer's own update: the rate rule, which no data changes."""
+    """Return the slope of the size of a layer's own update by the rate rule, which does not depend on the data."""
     chosen = setting.parametrization
     if role == "hidden" and setting.axis == "depth":
-        # Blocks' rates shrink as m_L^(alpha - 1): by choice.
+        # The rates of blocks shrink as m_L^(alpha - 1) by design
         return (chosen.depth_alpha or 1.0) - 1.0
     rooted = chosen.width == "mup" and chosen.embedding_rate == "inverse_root" and setting.axis == "width"
     return -0.5 if rooted and (role == "embedding" or (role == "readout" and setting.tied)) else 0.0
 
 
 def expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float, float]:
-    """Return the least and largest slope of a layer's size at step 0."""
+    """Return the smallest and largest slope of a layer's size at step 0."""
     if setting.axis == "depth":
-        # With alpha 1 what random blocks add fades with the root of the depth, and what one block adds with the depth.
+        # With alpha 1 the sum of random blocks fades with the root of the depth, and one block with the depth
         if role == "stream":
             return (-1.0 if _is_within_blocks(layer) else -0.5, 0.0)
-        # The multiplier of a user's branch acts on the output of its last matrix.
+        # The multiplier of a user's branch acts on the output of its last matrix
         return (-(setting.parametrization.depth_alpha or 0.0), 0.0) if role == "hidden" else (0.0, 0.0)
     if role == "readout":
-        return (-1.0, 0.0)  # random weights against an input of fixed size: fades in every right parametrization
-    # Random queries and keys: over head_dim their product fades with its root. Over its root it keeps its size, and
-    # grows once training aligns them: too slowly for a short check to see in the change.
+        return (-1.0, 0.0)  # random weights on an input of fixed size: fades in every correct parametrization
+    # Divided by head_dim, the product of random queries and keys fades with the root of head_dim. Divided by the root,
+    # it keeps its size, and grows once training aligns them: too slowly for a short check to notice.
     fading = -0.5 * setting.head_dim_power if role == "attention_logits" else 0.0
     return (fading, fading)
 
@@ -304,35 +304,35 @@ def expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float
 def judge_layer(
     measured: Measured, setting: CheckSettings, fading: float, variances: SeedVariances | None = None
 ) -> LayerVerdict:
-    """Judge one layer: the worst of its change, its size at step 0, and the size of its own first and last update.
+    """Judge one layer by its change, its size at step 0, and the size of its own first and last update.
 
-    The cause is what the layer's own weights do wrong; empty where that is nothing.
+    The worst outcome counts. The cause is a mistake of the layer's own weights; empty if there is none.
 
     Args:
-        measured: its readings.
-        setting: of the check.
-        fading: as in `expected_change`.
-        variances: of the check's layers.
+        measured: Readings of the layer.
+        setting: Settings of the check.
+        fading: See `expected_change`.
+        variances: Variances between seeds over the check's layers.
     """
     points, level, role = setting.points, setting.level, measured.role
     variances = variances or SeedVariances()
     slopes_K = _typical_slopes(measured.change, points)
     final = None if slopes_K is None else _with_interval(slopes_K, level, variances.change)
-    start = fitted(measured.size[0], points, level, variances.start)
+    start = fit_slope(measured.size[0], points, level, variances.start)
     expected = expected_change(measured.layer, role, setting, fading)
     share = setting.head_dim_power or 1.0 if role == "attention_logits" else 1.0
     start_outcome: Outcome = (
-        "passes" if start is None else ruled(start, expected_size(measured.layer, role, setting), share)
+        "passes" if start is None else judge_slope(start, expected_size(measured.layer, role, setting), share)
     )
     rate, rate_outcomes = _judge_rate(measured, setting)
-    # The readout's change is its own update's: of a known size, and its alignment is no mistake
+    # The readout's change is the effect of its own update, whose size is known; its alignment is not a mistake
     explained = role == "readout" and rate is not None and final is not None
-    change_outcome: Outcome = "passes" if explained else ruled(final, expected)
+    change_outcome: Outcome = "passes" if explained else judge_slope(final, expected)
     worst = min((change_outcome, start_outcome, *rate_outcomes), key=ORDER.index)
     cause = _cause(measured, setting, start_outcome, rate_outcomes[0] if rate_outcomes else "passes")
     if final is None:
-        still = [point for point, change_K in zip(points, measured.change[-1], strict=True) if not change_K.all()]
-        cause = cause or f"it did not move at {setting.axis} {', '.join(map(str, still))}"
+        unmoved = [point for point, change_K in zip(points, measured.change[-1], strict=True) if not change_K.all()]
+        cause = cause or f"it did not move at {setting.axis} {', '.join(map(str, unmoved))}"
     return LayerVerdict(
         layer=measured.layer,
         role=role,
@@ -355,7 +355,7 @@ def _geometric(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def _own_effect(measured: Measured) -> NDArray[np.float64]:
-    """Return the effect of a layer's own update on the trained batch, [S, P, K]; NaN for roles without a rate rule."""
+    """Return the effect of a layer's own update on its batch, [S, P, K]; NaN for roles without a rate rule."""
     if measured.role in ("embedding", "readout"):
         return measured.change
     return measured.update if measured.role == "hidden" else np.full_like(measured.change, np.nan)
@@ -365,37 +365,37 @@ def _judge_rate(measured: Measured, setting: CheckSettings) -> tuple[Slope | Non
     """Judge the size of a layer's own update against the rate rule.
 
     Returns:
-        The slope of its first update's size, None if that is not known, and the outcomes at the first update and at
-        the last step; none where there is no rate rule, or nothing moved.
+        The slope of the first update's size, None if it is unknown; and the outcomes at the first update and at the
+        last step, none if there is no rate rule or nothing moved.
     """
-    effect_SPK, wanted = _own_effect(measured), expected_rate(measured.role, setting)
-    # An embedding's row is used as it is. A Muon update keeps the size of every input in the span of its gradient, so
-    # there the trained batch shows its rate; the size of its elements depends on the gradient's rank.
-    direct = measured.role == "embedding" or _by_muon(measured, setting)
-    size_SPK, expected = (effect_SPK if direct else measured.rate), (wanted, wanted)
+    effect_SPK, rule = _own_effect(measured), expected_rate(measured.role, setting)
+    # The effect on the batch shows the rate of an embedding, whose rows are the output, and of Muon, whose update keeps
+    # the size of every input in the span of its gradient; the size of its elements depends on the gradient's rank.
+    is_direct = measured.role == "embedding" or _by_muon(measured, setting)
+    size_SPK, expected = (effect_SPK if is_direct else measured.rate), (rule, rule)
     rate = _first_slope(size_SPK, setting)
     if rate is None:
-        size_SPK, expected = effect_SPK, (wanted + NOISE_SLOPE, wanted)
-    first, last = _first_slope(size_SPK, setting), fitted(size_SPK[-1], setting.points, setting.level)
-    return rate, [ruled(slope, expected) for slope in (first, last) if slope is not None]
+        size_SPK, expected = effect_SPK, (rule + NOISE_SLOPE, rule)
+    first, last = _first_slope(size_SPK, setting), fit_slope(size_SPK[-1], setting.points, setting.level)
+    return rate, [judge_slope(slope, expected) for slope in (first, last) if slope is not None]
 
 
 def _first_slope(size_SPK: NDArray[np.float64], setting: CheckSettings) -> Slope | None:
-    """Return the slope at the first recorded step at which the layer moved everywhere."""
-    slopes = (fitted(size_PK, setting.points, setting.level) for size_PK in size_SPK[1:])
+    """Return the slope at the first recorded step at which the layer has moved at every point."""
+    slopes = (fit_slope(size_PK, setting.points, setting.level) for size_PK in size_SPK[1:])
     return next((slope for slope in slopes if slope is not None), None)
 
 
 def _cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Outcome) -> str:
-    """What the layer's own weights do wrong, at the start or by their own first update; empty if nothing."""
+    """Describe the mistake of the layer's own weights, at step 0 or in their first update; empty if there is none."""
     role, along = measured.role, setting.axis
     if role == "hidden":
-        gain = ruled(fitted(measured.gain[0], setting.points, setting.level), (0.0, 0.0))
-        said = [f"{INITIAL_STD} {_FALSE_SCALING[gain]} with fan-in"] if start in FLAGGED and gain in FLAGGED else []
-        grows = setting.parametrization.by_muon and rate == "blows_up"  # Muon's must stay, and not shrink
+        gain = judge_slope(fit_slope(measured.gain[0], setting.points, setting.level), (0.0, 0.0))
+        mistakes = [f"{INITIAL_STD} {_FALSE_SCALING[gain]} with fan-in"] if start in FLAGGED and gain in FLAGGED else []
+        grows = setting.parametrization.by_muon and rate == "blows_up"  # Muon's rate must not change
         word = "grows" if grows else _FALSE_SCALING.get(rate, "")
-        said += [f"hidden matrices' learning rate {word} with {along}"] if rate in FLAGGED else []
-        return "; ".join(said)
+        mistakes += [f"hidden matrices' learning rate {word} with {along}"] if rate in FLAGGED else []
+        return "; ".join(mistakes)
     if role == "embedding" and start in FLAGGED:
         return f"the embedding's initial std {'grows' if start == 'blows_up' else 'shrinks'} with {along}"
     if role == "readout" and "blows_up" in (start, rate):

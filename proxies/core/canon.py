@@ -17,6 +17,7 @@ import types
 import typing
 from pathlib import Path
 
+from proxies.core.notation import counted, with_article
 from proxies.core.plain_files import open_plain, open_to_append
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -140,7 +141,7 @@ def to_json(value: object, path: str = "$") -> Json:
         return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
         return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in written_fields(value)}
-    raise CanonError(f"{path} is a {kind.__name__}: not a JSON value")
+    raise CanonError(f"{path} is {with_article(kind.__name__)}: not a JSON value")
 
 
 def written_fields(record: object) -> list[dataclasses.Field[typing.Any]]:
@@ -229,7 +230,7 @@ def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
         return _decode_tuple(args, value, path)
     if origin is dict:
         if not isinstance(value, dict):
-            raise CanonError(f"{path} is a {type(value).__name__}: must be an object")
+            raise CanonError(f"{path} is {with_article(type(value).__name__)}: must be an object")
         return {key: _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int:
         return _float(value, path)
@@ -248,20 +249,20 @@ def _float(value: int, path: str) -> float:
 
 def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
-        raise CanonError(f"{path} is a {type(value).__name__}: must be a list")
+        raise CanonError(f"{path} is {with_article(type(value).__name__)}: must be a list")
     if len(args) == 2 and args[1] is Ellipsis:
         if args[0] in _PLAIN and set(map(type, value)) == {args[0]}:
             return tuple(value)
         return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if len(args) != len(value):
-        raise CanonError(f"{path} has {len(value)} items: must have {len(args)}")
+        raise CanonError(f"{path} has {counted(len(value), 'item')}: must have {len(args)}")
     pairs = zip(args, value, strict=True)
     return tuple(_decode(a, item, f"{path}[{i}]") for i, (a, item) in enumerate(pairs))
 
 
 def _decode_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, dict):
-        raise CanonError(f"{path} is a {type(value).__name__}: must be an object ({kind.__name__})")
+        raise CanonError(f"{path} is {with_article(type(value).__name__)}: must be an object ({kind.__name__})")
     fields = _fields(kind)
     missing = [f.name for f in fields if f.name not in value and "unless_default" not in f.metadata]
     unknown = value.keys() - {f.name for f in fields}

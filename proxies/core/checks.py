@@ -67,7 +67,7 @@ class Checks:
         """Whether nothing is wrong so far, so that checks across several fields make sense."""
         return not self.problems
 
-    def done(self) -> None:
-        """Raise SpecError with every problem, if there is one."""
+    def done(self, name: str = "") -> None:
+        """Raise SpecError with every problem, if there is one; `name` replaces that of the record's class."""
         if self.problems:
-            raise SpecError(type(self.record).__name__, self.problems)
+            raise SpecError(name or type(self.record).__name__, self.problems)

@@ -199,7 +199,7 @@ def _cause_of_death(log: str, exit_code: int, num_oom_kills: int) -> tuple[Cause
     if num_oom_kills:
         return "out_of_memory", "the kernel killed a process for memory"
     raised = list(_RAISED.finditer(log))
-    own = [found for found in raised if not _AFTERMATH.search(found[0])]
+    own = [match for match in raised if not _AFTERMATH.search(match[0])]
     signals = [int(found[1]) for found in _EXITED.finditer(log)]
     if not signals and (number := signal_of(exit_code)):
         signals = [number]
@@ -211,11 +211,11 @@ def _cause_of_death(log: str, exit_code: int, num_oom_kills: int) -> tuple[Cause
 
 
 def signal_of(exit_code: int) -> int:
-    """Return the number of the signal that ended a process, also as a shell reports it (137: SIGKILL); 0 for none."""
+    """Return the number of the signal that ended a process, also from a shell's exit code (137: SIGKILL); 0 if none."""
     if exit_code < 0:
         return -exit_code
-    told_by_shells = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
-    return next((int(number) for number in told_by_shells if exit_code == 128 + number), 0)
+    signals_in_exit_codes = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
+    return next((int(number) for number in signals_in_exit_codes if exit_code == 128 + number), 0)
 
 
 def end_of(path: Path, since_bytes: int) -> str:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.notation import format_learning_rate
 from proxies.core.optimizers import GROUP_NUMBERS, OptimizerName
 from proxies.core.powers import UNSCALED, Powers, Ratios
 
@@ -133,10 +134,12 @@ class Hyperparameter:
         return float(f"{value:.{digits}g}")
 
     def text(self, value: float) -> str:
-        """A value as one says it."""
+        """Return a value as people read it."""
         if value == 0 and self.can_be_off:
             return "off"
-        return f"{value:.3f}" if self.scale == "linear" else f"{value:.3g}"
+        if self.name == LEARNING_RATE:
+            return format_learning_rate(value)
+        return f"{self.rounded(value, 3):.10g}"
 
 
 _DECODERS = "GPT-3 (arXiv 2005.14165), Llama (2302.13971), OLMo (2402.00838)"
@@ -156,7 +159,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 range=(0.02, 0.5), tested_over=("width",),
                 convention=Convention(
                     value=0.01,  # Pythia (arXiv 2304.01373); OLMo (2402.00838) and Llama (2302.13971): 0.6 to 1 %
-                    source="1 % of the steps (Pythia, arXiv 2304.01373), but 20 steps, and at most 10%",
+                    source="1 % of the steps (Pythia, arXiv 2304.01373), at least 20 steps and at most 10 %",
                     least_steps=20,  # as many gradients as Adam's second moment remembers at 0.95
                     most=0.1,  # no published run warms up for longer
                     bears_less=True,

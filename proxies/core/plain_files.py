@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from proxies.core.notation import counted
+
 MAX_RECORD_BYTES = 2**26
 """Upper limit for a file that is read as a whole; a large study's evidence takes a hundredth of it."""
 
@@ -59,7 +61,7 @@ def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file for writing at its end, unbuffered; a pipe or socket is refused, a device takes what it is given.
+    """Open a file for appending, unbuffered. Devices are allowed, pipes and sockets are not.
 
     Raises:
         OSError: The file cannot be opened, or is a pipe or socket.
@@ -69,10 +71,10 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def refuse_pipe(path: Path) -> None:
-    """Refuse a pipe or socket where a file is to be written; what is not there yet is fine.
+    """Check that a path to write to is not a pipe or a socket; it may not exist yet.
 
     Raises:
-        OSError: It is one, or it cannot be told.
+        OSError: It is a pipe or a socket, or its kind cannot be determined.
     """
     try:
         mode = path.stat().st_mode
@@ -91,7 +93,7 @@ def read_plain(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     with open_plain(path) as file:
         num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes > max_bytes:
-            raise OSError(errno.EFBIG, f"it has {num_bytes} bytes: must be at most {max_bytes}", str(path))
+            raise OSError(errno.EFBIG, f"it has {counted(num_bytes, 'byte')}: must be at most {max_bytes}", str(path))
         return file.read(max_bytes + 1)
 
 

@@ -123,7 +123,7 @@ class Command:
     train_loss_unit: LossUnit = field(default="nats", metadata=canon.UNLESS_DEFAULT)
     validation_loss_unit: LossUnit = field(default="nats", metadata=canon.UNLESS_DEFAULT)
     bytes_per_token: float = field(default=0.0, metadata=canon.UNLESS_DEFAULT)
-    """Bytes of text per token, for a loss in bits per byte; 0: not declared."""
+    """Bytes of text per token, for a loss in bits per byte; 0 if not declared."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -149,7 +149,7 @@ class Command:
         checks.done()
 
     def nats_per_unit(self, unit: LossUnit) -> float:
-        """Return what a loss in this unit is multiplied by to be in nats per token."""
+        """Return the factor that converts a loss in a unit to nats per token."""
         return {"nats": 1.0, "bits": math.log(2), "bits per byte": math.log(2) * self.bytes_per_token}[unit]
 
     @property

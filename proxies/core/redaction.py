@@ -75,15 +75,15 @@ def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def redact_message(text: str, foreign: Iterable[str], environment: Mapping[str, str] = os.environ) -> str:
-    """Return a message of ours without secrets.
+    """Return a message of forerun without secrets.
 
-    Names before values mean nothing in a sentence of ours: "--text-key names another key" holds no key. So they count
-    only in those parts that somebody else wrote.
+    In forerun's own sentences a word before a value is not its name: "--text-key names another key" contains no key.
+    So names count only in the parts that come from elsewhere.
 
     Args:
         text: The message.
-        foreign: Texts that may be part of it and are not ours, such as those of the exceptions behind it.
-        environment: Variables whose values are looked for, where their names call them secrets.
+        foreign: Texts from elsewhere that may be part of the message, such as those of its causes.
+        environment: Variables whose values are secrets if their names say so.
     """
     for line in {line.strip() for part in foreign for line in part.splitlines()} - {""}:
         text = text.replace(line, redacted(line, environment))
@@ -91,7 +91,7 @@ def redact_message(text: str, foreign: Iterable[str], environment: Mapping[str, 
 
 
 def _marked_hidden(text: str, values: re.Pattern[str] | None) -> str:
-    """Hide what is known by itself, wherever it stands."""
+    """Hide secrets that are recognized by their own form."""
     if values:
         text = values.sub(INSTEAD, text)
     text = _KEYS.sub(INSTEAD, _IN_URL.sub(f"{INSTEAD}@", _PEM.sub(INSTEAD, text)))
@@ -99,7 +99,7 @@ def _marked_hidden(text: str, values: re.Pattern[str] | None) -> str:
 
 
 def _named_hidden(text: str) -> str:
-    """Hide what is known by the name before it."""
+    """Hide secrets that are recognized by the name before them."""
     return _ASSIGNED.sub(_assignment, _OPTION.sub(_option, _NAMED.sub(_line_end, text)))
 
 
@@ -109,7 +109,7 @@ _NAME_CLUES = tuple(
     re.compile(word + _THEN_VALUE)
     for word in (b"pass", b"pwd", rb"token(?!s(?![a-z])|iz)", b"secret", b"key", b"auth", b"credential", b"pat")
 )
-"""The words in names of secrets, where a value may follow: after `=` or `:`, or after an option."""
+"""Patterns of names of secrets with a value after them: after `=`, `:`, or the white space behind an option."""
 _CLUES = tuple(
     re.compile(clue)
     for clue in (
@@ -132,18 +132,18 @@ _CLUES = tuple(
         rb"eyj[\w-]{8}",
     )
 )
-"""What every other secret has, in lower case; each begins with a literal, which `re` finds at gigabytes a second."""
+"""Patterns of other secrets, in lower case; each begins with a literal, which `re` finds at gigabytes a second."""
 _PEM_CLUE = b"-----begin "
 _HEX_CLASS = bytes(ord("f") if chr(byte) in "0123456789abcdef" else ord(" ") for byte in range(256))
 _HEX_CLUE = re.compile(b"f" * 40)
 _NAME_BYTES = bytes(byte for byte in range(256) if re.match(rb"[\w\x80-\xff-]", bytes([byte])))
 _MAX_PIECE_CHARS = 2**16
 MAX_CLEANED_BYTES = 2**22
-"""Bytes of a block that `redacted` may see: some seconds of work. Further lines with a clue are hidden as a whole."""
+"""Maximum number of bytes of a block that `redacted` reads, which takes seconds; later lines with a clue are hidden."""
 
 
 class LineRedactor:
-    """`redacted` for lines that come one after another, where a PEM block spans many.
+    """Redacts lines as they come; a PEM block may span many of them.
 
     The environment is read once.
     """
@@ -155,14 +155,14 @@ class LineRedactor:
         self._value_clues = tuple(re.compile(re.escape(_encode(part))) for part in parts)
 
     def __call__(self, text: str) -> str:
-        """The next lines, one or many, without their secrets."""
+        """Return the next lines, one or many, without their secrets."""
         raw = _encode(text)
         if self._in_pem or _PEM_CLUE in raw.lower():
             return "\n".join(map(self._next_line, text.split("\n")))
         pieces, done, num_cleaned = list[bytes](), 0, 0
         for start, end in self._lines_with_clues(raw):
             num_cleaned += end - start
-            clean = INSTEAD.encode() if num_cleaned > MAX_CLEANED_BYTES else self._cleaned(raw[start:end])
+            clean = INSTEAD.encode() if num_cleaned > MAX_CLEANED_BYTES else self._clean(raw[start:end])
             pieces += [raw[done:start], clean]
             done = end
         return _decode(b"".join([*pieces, raw[done:]])) if pieces else text
@@ -175,8 +175,8 @@ class LineRedactor:
         self._in_pem = bool(begin) and _PEM_END.search(line, begin[-1].end()) is None
         return _named_hidden(_marked_hidden(line, self._values))
 
-    def _cleaned(self, line: bytes) -> bytes:
-        """Clean a line, by pieces if it is long: one search keeps every other thread of Python waiting."""
+    def _clean(self, line: bytes) -> bytes:
+        """Redact a line, in pieces if it is long, because a search blocks all other threads."""
         text = _decode(line)
         pieces = [text[at : at + _MAX_PIECE_CHARS] for at in range(0, len(text), _MAX_PIECE_CHARS)]
         return _encode("".join(_named_hidden(_marked_hidden(piece, self._values)) for piece in pieces))
@@ -198,23 +198,27 @@ class LineRedactor:
 def _lines_of(
     clue: re.Pattern[bytes], text: bytes, lines: bytes | None = None, *, only_options: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of each line of `lines`, or `text`, in which `text` has the clue.
+    """Yield start and end of each line in which a clue is found.
 
-    With `only_options`, a name that white space follows counts only where it begins as an option does.
+    Args:
+        clue: Pattern to search.
+        text: Text to search in.
+        lines: Text of the same length that has the line ends; None if `text` has them.
+        only_options: Whether a name before white space counts only if it begins with a dash.
     """
     lines, position = lines or text, 0
-    while found := clue.search(text, position):
-        position = found.end()
-        if only_options and text[position - 1] not in b"=:" and not _begins_option(text, found.start()):
+    while match := clue.search(text, position):
+        position = match.end()
+        if only_options and text[position - 1] not in b"=:" and not _is_option(text, match.start()):
             continue
-        start = lines.rfind(b"\n", 0, found.start()) + 1
-        end = lines.find(b"\n", found.start())
+        start = lines.rfind(b"\n", 0, match.start()) + 1
+        end = lines.find(b"\n", match.start())
         position = len(text) if end < 0 else end
         yield start, position
 
 
-def _begins_option(text: bytes, place: int) -> bool:
-    """Whether the word around a place begins with a dash."""
+def _is_option(text: bytes, place: int) -> bool:
+    """Return whether the word around a place begins with a dash."""
     before = text[max(0, place - 256) : place]
     return before[len(before.rstrip(_NAME_BYTES)) :].startswith(b"-")
 

@@ -19,6 +19,7 @@ from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, Hparams
 from proxies.core.muon import RMS_POWER, SHAPE_RULES, MuonRate
+from proxies.core.notation import with_article
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 
@@ -380,7 +381,9 @@ def decay_problems(parametrization: Parametrization, ratios: Ratios, hparams: Hp
             continue
         rate, decay = rate_and_decay(parametrization, hparams, by_muon=kind == "hidden")
         name = "adamw_weight_decay" if parametrization.by_muon and kind != "hidden" else "weight_decay"
-        problems.append(f"{name} = {decay} at learning rate {rate}: a step would take {share:.3g} of a {kind} weight")
+        problems.append(
+            f"{name} = {decay} at learning rate {rate}: a step would take {share:.3g} of {with_article(kind)} weight"
+        )
     return problems[:1]
 
 

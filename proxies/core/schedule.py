@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 from proxies.core.canon import UNLESS_DEFAULT
 from proxies.core.checks import Checks
+from proxies.core.notation import counted
 
 ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
 DecayShape = Literal["linear", "sqrt"]
@@ -66,8 +67,8 @@ class Schedule:
             steps, stages = self.batch_warmup_steps, self.batch_warmup_stages
             checks.that(
                 (steps == 0) == (stages == 1) and stages <= steps + 1 and steps <= self.num_steps,
-                f"batch_warmup_steps = {steps} with batch_warmup_stages = {stages}: must be 0 steps and 1 stage, or at "
-                f"least 2 stages and from stages - 1 to num_steps = {self.num_steps} steps",
+                f"batch_warmup_steps = {steps} with batch_warmup_stages = {stages}: must be 0 steps and 1 stage, or "
+                f"at least 2 stages and from stages - 1 to num_steps = {counted(self.num_steps, 'step')}",
             )
         checks.done()
 
@@ -110,7 +111,7 @@ def lr_multiplier(schedule: Schedule, step: int) -> float:
         ValueError: the step is outside the schedule.
     """
     if not 0 <= step < schedule.num_steps:
-        raise ValueError(f"step {step} is outside a schedule of {schedule.num_steps} steps")
+        raise ValueError(f"step {step} is outside a schedule of {counted(schedule.num_steps, 'step')}")
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     decay_steps = schedule.decay_steps if schedule.kind == "wsd" else schedule.num_steps - schedule.warmup_steps

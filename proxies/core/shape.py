@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxies.core.checks import Checks
+from proxies.core.notation import counted
 
 Family = Literal["llama", "gpt2"]
 MAX_LAYERS = 10_000  # names of parameters are counted out layer by layer; a number beyond is a slip of the hand
@@ -81,7 +82,7 @@ class Shape:
                     "choose a ratio that stays whole")  # fmt: skip
         checks.done()
         num_heads, ratio = width // self.head_dim, self.num_heads // self.num_kv_heads
-        uneven = f"width = {width} has {num_heads} heads, not a multiple of {ratio} per kv head"
+        uneven = f"width = {width} has {counted(num_heads, 'head')}, not a multiple of {ratio} per kv head"
         checks.that(num_heads % ratio == 0, uneven)
         checks.done()
         return dataclasses.replace(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from proxies.core.notation import counted
 from proxies.data.dataset_folder import describe_splits, split_by_name
 from proxies.data.document_split import SplitJob, SplitProgress, write_source
 from proxies.data.documents import (
@@ -39,6 +40,8 @@ from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manif
 
 UNNAMED = "text"
 """The name of a corpus's only source, if it was given none."""
+MAX_KINDS_SHOWN = 6
+"""Most kinds of files that a line about what is not read names; a folder of code has seventy."""
 
 
 def tokenize(
@@ -69,10 +72,10 @@ def tokenize(
         text_key: key of jsonl objects, or column of parquet files.
         tokenizer: `bytes`, or the path of a `tokenizer.json`.
         end_token: the token of that file that ends a document; None: found among the usual names.
-        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None: train none.
+        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None to train none.
         vocab_size: of pre-tokenized files that do not imply it; else at least the tokenizer's.
         end_id: of pre-tokenized files, the id that ends a document.
-        raw_dtype: of raw ids, one of `RAW_DTYPES`; None: recognized file by file.
+        raw_dtype: dtype of raw ids, one of `RAW_DTYPES`; None to recognize it file by file.
         validation_fraction: share of the documents that is held out.
         weights: share of each source in training; None: its share of the training tokens.
         progress: called now and then with the work done so far.
@@ -81,10 +84,10 @@ def tokenize(
     Raises:
         DataError: nothing readable, another corpus in `out`, a source of fewer than two documents, or a full disk.
     """
-    named = _named(sources)
+    named = _name_sources(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
-    found = {name: _sort_out(find_files(paths, suffixes, excluded, out)) for name, paths in named.items()}
-    files = {name: _checked(name, each, suffixes, say) for name, each in found.items()}
+    listings = {name: _sort_out(find_files(paths, suffixes, excluded, out)) for name, paths in named.items()}
+    files = {name: _check_files(name, listing, suffixes, say) for name, listing in listings.items()}
     every = [file for each in files.values() for file in each]
     options = ReaderOptions(text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype)
     with unfinished(out) as folder:
@@ -97,21 +100,24 @@ def tokenize(
         )  # fmt: skip
         stem = "{}-" if isinstance(sources, Mapping) else ""
         written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]
-        manifest = _manifest(job, written, weights, found)
+        manifest = _manifest(job, written, weights, listings)
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest
 
 
-def _named(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]]) -> dict[str, list[Path | str]]:
+def _name_sources(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]]) -> dict[str, list[Path | str]]:
     by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
     return {name: list(paths) for name, paths in by_name.items()}
 
 
-def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]) -> list[SourceFile]:
-    files, num_bytes = found.files, sum(file.num_bytes for file in found.files)
-    say(f"{name}: {told(files)}; {num_bytes:,} bytes")
-    if found.not_read:
-        say(f"{name}: not read: {'; '.join(map(_describe, found.not_read))}; --suffix adds suffixes to read")
+def _check_files(
+    name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]
+) -> list[SourceFile]:
+    """Say which files of a source are read and which are not, and return the former."""
+    files, num_bytes = listing.files, sum(file.num_bytes for file in listing.files)
+    say(f"{name}: {told(files)}; {counted(num_bytes, 'byte')}")
+    if listing.not_read:
+        say(f"{name}: not read: {describe_not_read(listing.not_read)}; --suffix adds suffixes to read")
     if sentence := describe_splits(files):
         say(f"{name}: {sentence}")
     if not files:
@@ -122,20 +128,35 @@ def _checked(name: str, found: FoundFiles, suffixes: tuple[str, ...], say: Calla
     return files
 
 
+def describe_not_read(kinds: Sequence[NotRead]) -> str:
+    """Name the kinds of files that are not read: set aside by their content or name first, then by their bytes."""
+
+    def importance(kind: NotRead) -> tuple[bool, int]:
+        is_suffix_alone = kind.suffix.startswith(".") and " " not in kind.suffix
+        return not kind.suffix or is_suffix_alone, -kind.num_bytes
+
+    shown = sorted(kinds, key=importance)[:MAX_KINDS_SHOWN]
+    left = [kind for kind in kinds if kind not in shown]
+    words = [*map(_describe, shown)]
+    if left:
+        words.append(f"{sum(kind.num_files for kind in left)} files of {len(left)} other kinds (--json names all)")
+    return "; ".join(words)
+
+
 def _describe(kind: NotRead) -> str:
-    """Return how many files of a kind there are, and the names of the first."""
+    """Describe the files of a kind: how many there are, and the names of the first."""
     more = ", ..." if kind.num_files > len(kind.examples) else ""
     names = f" ({', '.join(kind.examples)}{more})" if kind.examples else ""
     return f"{kind.num_files} {kind.suffix or 'without suffix'}{names}"
 
 
-def _sort_out(found: FoundFiles) -> FoundFiles:
-    """Honor names of splits, and count cards and test splits among what is not read."""
-    sorted_files, left = split_by_name(found.files), Leftovers()
+def _sort_out(listing: FoundFiles) -> FoundFiles:
+    """Assign files to splits by their names, and move cards and test splits to the files that are not read."""
+    sorted_files, left = split_by_name(listing.files), Leftovers()
     for kind, files in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
         for file in files:
             left.add(kind, file.relative_name, file.num_bytes)
-    return FoundFiles(sorted_files.files, (*left.to_records(), *found.not_read))
+    return FoundFiles(sorted_files.files, (*left.to_records(), *listing.not_read))
 
 
 def _check(
@@ -187,8 +208,8 @@ def _train_bpe(
     texts = sample_documents(files, reading, validation_fraction)
     num_bytes = sum(map(len, texts))
     say(
-        f"training a byte-level BPE of {vocab_size:,} entries on {len(texts):,} training documents, {num_bytes:,} "
-        f"bytes (a sample has at most {MAX_SAMPLE_BYTES:,})"
+        f"training a byte-level BPE of {counted(vocab_size, 'entry')} on {counted(len(texts), 'training document')}, "
+        f"{num_bytes:,} bytes (a sample has at most {MAX_SAMPLE_BYTES:,})"
     )
     path = folder / TOKENIZER_FILE
     path.write_bytes(train_bpe(texts, vocab_size))
@@ -220,7 +241,7 @@ def _vocabulary(
             "token"
         )
     if asked.vocab_size and asked.vocab_size < tokenizer.vocab_size:
-        raise DataError(f"--vocab-size {asked.vocab_size}: the tokenizer has {tokenizer.vocab_size} ids")
+        raise DataError(f"--vocab-size {asked.vocab_size}: the tokenizer has {counted(tokenizer.vocab_size, 'id')}")
     reading = replace(asked, vocab_size=asked.vocab_size or tokenizer.vocab_size, end_id=tokenizer.end_id)
     check_range(ids, reading.vocab_size, None, asked.raw_dtype)
     if isinstance(tokenizer, FileTokenizer):
@@ -240,7 +261,7 @@ def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Calla
 
 
 def _manifest(
-    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, found: Mapping[str, FoundFiles]
+    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, listings: Mapping[str, FoundFiles]
 ) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
@@ -251,5 +272,5 @@ def _manifest(
         end_id=job.reading.end_id,
         sources=tuple(sources),
     )
-    not_read = tuple(kind for files in found.values() for kind in files.not_read)
+    not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
     return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)

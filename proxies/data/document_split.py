@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, require_plain
 from proxies.data.documents import Document, ReaderOptions, SourceFile
 from proxies.data.pretokenized import read_llm_c, read_megatron, read_npy, read_raw
@@ -91,7 +92,7 @@ def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
 
 
 class _Object(dict[str, object]):
-    """An object of JSON that remembers whether it names the text twice."""
+    """A JSON object that knows whether it has the key of the text twice."""
 
     def __init__(self, pairs: list[tuple[str, object]], text_key: str) -> None:
         super().__init__(pairs)
@@ -116,7 +117,7 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
         raise DataError(f"{where}: the key `{text_key}` appears twice, so its text is not known: keep one of them")
     text = value.get(text_key, 0)
     if text is not None and not isinstance(text, str):
-        strings = [name for name, other in value.items() if isinstance(other, str)]
+        strings = [name for name, content in value.items() if isinstance(content, str)]
         choice = f"strings are under {', '.join(strings)}" if strings else "no key of this line holds a string"
         raise DataError(
             f"{where}: must be an object with a string `{text_key}` ({choice}; --text-key names another key)"
@@ -163,7 +164,7 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
 
 
 def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
-    """Refuse a column that is not there once, or holds no texts; name those that do.
+    """Check that the column exists once and holds texts; the error names the columns that do.
 
     Raises:
         DataError: the column and its type, and the columns of texts.
@@ -277,6 +278,11 @@ class SplitJob:
         return "uint16" if self.reading.vocab_size <= 2**16 else "uint32"
 
 
+def is_held_out(digest: bytes, validation_fraction: float) -> bool:
+    """Return whether a document is held out for validation, by the SHA-256 digest of its text."""
+    return digest[0] / 256 + digest[1] / 65536 < validation_fraction
+
+
 def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: str) -> Source:
     """Write the shards of one source; its weight is left at one.
 
@@ -293,16 +299,14 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         DataError: a file cannot be read, fewer than two documents are found, or the disk is full.
     """
     by_name = any(file.split for file in files)
-
-    def by_hash(digest: bytes) -> bool:
-        return digest[0] / 256 + digest[1] / 65536 < job.validation_fraction
-
-    with _Pass(job, stem, by_hash) as taken:
+    with _Pass(job, stem, lambda digest: is_held_out(digest, job.validation_fraction)) as taken:
         taken.take_all(files)
         if len(taken.fresh) < 2:
             raise DataError(
-                f"source {name!r}: {len(taken.fresh)} new documents with text found: there must be at "
-                "least 2, one to train on and one to hold out"
+                f"source {name!r}: {counted(len(taken.fresh), 'new document')} with text found, and "
+                f"{taken.num_left_out:,} left out that are without text, or identical to one before, in this source or "
+                "an earlier one: there must "
+                "be at least 2, one to train on and one to hold out"
             )
         if all(taken.num_documents.values()):
             return taken.source(name)
@@ -367,8 +371,9 @@ class _Pass:
         shards = {split: writer.close() for split, writer in self.writers.items()}
         tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
         self._job.say(
-            f"{name}: {len(self.fresh):,} documents, {tokens['train']:,} training and {tokens['validation']:,} "
-            f"validation tokens; left out: {self.num_left_out:,} without text, or identical to one before"
+            f"{name}: {counted(len(self.fresh), 'document')}, {tokens['train']:,} training and "
+            f"{tokens['validation']:,} validation tokens; left out: {self.num_left_out:,} without text, or identical "
+            "to one before"
         )
         return Source(name=name, weight=1.0, num_documents=len(self.fresh), **shards)
 

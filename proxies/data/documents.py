@@ -30,7 +30,7 @@ _COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 _LOOKED_AT_BYTES = 2**16
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 RAW = "raw"
-"""Dtype of ids in a file that does not state it (`proxies.data.raw_ids`)."""
+"""Value of `SourceFile.ids_dtype` if the file does not state its dtype (`proxies.data.raw_ids`)."""
 _OTHER_KINDS = {
     ".mds": "a shard of MosaicML's MDS",
     ".ds": "datatrove's tokens",
@@ -51,15 +51,15 @@ class SourceFile:
     compression: str | None
     num_bytes: int
     ids_dtype: str | None
-    """Stored type of the ids of a pre-tokenized file; `RAW` if the file does not say it; None for text."""
+    """Stored dtype of the ids of a pre-tokenized file; `RAW` if the file does not state it; None for text."""
     uri: str = ""
     """Where it lies, if that is no file system of this machine."""
     relative_name: str = ""
-    """Path below the folder that was named as a source, or the file's own name."""
+    """Path below the folder that was named as a source; the file's name if the file itself was named."""
     from_folder: bool = False
-    """Whether it was found in a folder, and not named itself."""
+    """Whether the file was found in a folder, instead of being named as a source."""
     split: Split | None = None
-    """Split that its name says; None: its documents' content decides."""
+    """Split of all its documents, from the file's name; None if each document's content decides."""
 
     @property
     def name(self) -> str:
@@ -77,11 +77,11 @@ class ReaderOptions:
     end_id: int | None
     """For pre-tokenized files: ids lie below `vocab_size`, and `end_id` parts documents."""
     raw_dtype: str | None = None
-    """Dtype of raw ids, as a person named it; None: it is recognized."""
+    """Dtype of raw ids that the user named; None to recognize it."""
 
 
 class FoundFiles(NamedTuple):
-    """The files that sources name, and what else lies in their folders."""
+    """The files of sources, and those in their folders that are not read."""
 
     files: list[SourceFile]
     not_read: tuple[NotRead, ...]
@@ -109,7 +109,7 @@ def find_files(
         DataError: every path that is not a file or folder, and every file that cannot be read or is not what its name
             says.
     """
-    found: list[SourceFile] = []
+    recognised_files: list[SourceFile] = []
     left = Leftovers()
     problems: list[str] = []
     elsewhere: list[NotRead] = []
@@ -117,7 +117,7 @@ def find_files(
         try:
             if isinstance(given, str) and is_uri(given):
                 remote, left_there = _remote(given)
-                found += remote
+                recognised_files += remote
                 elsewhere += left_there
                 continue
             path = Path(given)
@@ -130,22 +130,23 @@ def find_files(
             continue
         for file in files:
             try:
-                recognised = _taken(file, suffixes, left) if file != path else recognise(file)
+                recognised = _recognise_listed(file, suffixes, left) if file != path else recognise(file)
             except DataError as error:
                 problems += error.problems
                 continue
             if recognised is not None:
                 name = str(file.relative_to(path)) if file != path else file.name
-                found.append(replace(recognised, relative_name=name, from_folder=file != path))
+                recognised_files.append(replace(recognised, relative_name=name, from_folder=file != path))
     if problems:
         raise DataError(*problems)
     return FoundFiles(
-        found, tuple(sorted([*left.to_records(), *elsewhere], key=lambda one: (-one.num_bytes, one.suffix)))
+        recognised_files,
+        tuple(sorted([*left.to_records(), *elsewhere], key=lambda kind: (-kind.num_bytes, kind.suffix))),
     )
 
 
 class Leftovers:
-    """Files that are not read, by kind."""
+    """Collects files that are not read, by kind."""
 
     def __init__(self) -> None:
         self._files: dict[str, list[tuple[str, int]]] = {}
@@ -155,7 +156,7 @@ class Leftovers:
         self._files.setdefault(kind, []).append((name, num_bytes))
 
     def to_records(self) -> list[NotRead]:
-        """Return the counts of each kind, with the first names."""
+        """Return the number of files of each kind, with the names of the first."""
         return [
             NotRead(
                 suffix=kind,
@@ -167,8 +168,8 @@ class Leftovers:
         ]
 
 
-def _taken(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile | None:
-    """Return a file of a folder if it is to be read; what is not is counted."""
+def _recognise_listed(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile | None:
+    """Return a file of a folder if it is to be read; else add it to the leftovers and return None."""
     try:
         stat = file.stat()
     except OSError:
@@ -284,7 +285,7 @@ def _recognise_bin(path: Path, start: bytes, magic: int, compression: str | None
 
 
 def _refuse_chunk(path: Path, index: Path) -> None:
-    """Refuse a chunk of a format that keeps an index beside its chunks, which are no plain ids."""
+    """Raise DataError if a folder's index lists a file as a chunk of a format that is not plain ids."""
     try:
         listed = json.loads(read_plain(index))
     except FileNotFoundError:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from proxies.data.tokens import DataError
 
@@ -73,14 +74,18 @@ def index_of(path: Path) -> MegatronIndex:
         raise DataError(f"{index} cannot be read: {error.strerror}") from error
     at = len(MAGIC)
     if len(content) < at + _HEADER.size:
-        raise DataError(f"{index} has {len(content)} bytes, its header alone has {at + _HEADER.size}: it is truncated")
+        raise DataError(
+            f"{index} has {counted(len(content), 'byte')}, its header alone has {at + _HEADER.size}: it is truncated"
+        )
     version, code, num_sequences, num_documents = _HEADER.unpack_from(content, at)
     if version != 1 or code not in _DTYPES:
         raise DataError(f"{index} has version {version} and type {code}: must be version 1 and whole numbers")
     at += _HEADER.size
     wanted = at + num_sequences * (4 + 8) + num_documents * 8
     if not wanted <= len(content) <= wanted + num_sequences:  # a mode of each sequence may follow
-        raise DataError(f"{index} has {len(content):,} bytes, its header says {wanted:,}: it is truncated or damaged")
+        raise DataError(
+            f"{index} has {counted(len(content), 'byte')}, its header says {wanted:,}: it is truncated or damaged"
+        )
     lengths = np.frombuffer(content, "<i4", num_sequences, at).astype(np.int64)
     pointers = np.frombuffer(content, "<i8", num_sequences, at + 4 * num_sequences)
     first = np.frombuffer(content, "<i8", num_documents, at + 12 * num_sequences)
@@ -92,6 +97,8 @@ def index_of(path: Path) -> MegatronIndex:
     total = int(ends[-1]) if num_sequences else 0
     num_bytes = path.stat().st_size
     if num_bytes != total * size:
-        raise DataError(f"{path} has {num_bytes:,} bytes, its index says {total * size:,}: one of them is truncated")
+        raise DataError(
+            f"{path} has {counted(num_bytes, 'byte')}, its index says {total * size:,}: one of them is truncated"
+        )
     edges = np.concatenate([[0], ends])[first]
     return MegatronIndex(dtype=_DTYPES[code], starts=edges[:-1], lengths=np.diff(edges))

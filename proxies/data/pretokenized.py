@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, require_plain
 from proxies.data.documents import LLMC_MAGICS, RAW, Document, ReaderOptions, SourceFile
 from proxies.data.megatron_index import index_of
@@ -24,7 +25,7 @@ _HEADER_BYTES = 1024
 _CHUNK_TOKENS = 2**20
 _GPT2_END_ID = 50256
 _GPT2_VOCAB_SIZES = range(50257, 50433)
-"""GPT-2's, also padded to a multiple of up to 256. In other vocabularies the id 50256 is a word."""
+"""Sizes of GPT-2's vocabulary, also padded to a multiple of up to 256. In others the id 50256 is a word."""
 # What llm.c's magic numbers stand for: vocabulary, and the id it puts between documents.
 _IMPLIED = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_000)}
 
@@ -81,7 +82,7 @@ def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None
 
 
 def dtype_of(file: SourceFile, vocab_size: int, raw_dtype: str | None) -> str:
-    """Return the dtype of a pre-tokenized file's ids; raw ones are looked at.
+    """Return the dtype of a pre-tokenized file's ids, which raw files are read for.
 
     Raises:
         DataError: see `find_dtype`.
@@ -92,7 +93,7 @@ def dtype_of(file: SourceFile, vocab_size: int, raw_dtype: str | None) -> str:
 
 
 def read_raw(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """Documents of a file of nothing but ids, each with its end id.
+    """Yield the documents of a raw file of ids, each with its end id.
 
     Raises:
         DataError: see `find_dtype`; or an id outside the vocabulary.
@@ -102,7 +103,7 @@ def read_raw(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
 
 
 def read_npy(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """Documents of a `.npy` file, each with its end id.
+    """Yield the documents of a `.npy` file, each with its end id.
 
     Raises:
         DataError: see `read_npy_header`; or an id outside the vocabulary.
@@ -122,7 +123,7 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
         header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
         raise DataError(
-            f"{file.path} has {len(header)} bytes, llm.c's header alone has {_HEADER_BYTES}: it is truncated"
+            f"{file.path} has {counted(len(header), 'byte')}, llm.c's header alone has {_HEADER_BYTES}: it is truncated"
         )
     magic, version, num_tokens = (int(number) for number in np.frombuffer(header, dtype="<i4")[:3])
     dtype = np.dtype(LLMC_MAGICS[magic]).newbyteorder("<")
@@ -132,8 +133,8 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     num_bytes = _HEADER_BYTES + num_tokens * dtype.itemsize
     if num_bytes != file.num_bytes:
         raise DataError(
-            f"{file.path} has {file.num_bytes:,} bytes, its header says {num_tokens:,} ids, which take {num_bytes:,}: "
-            "it is truncated, or something was appended"
+            f"{file.path} has {counted(file.num_bytes, 'byte')}, its header says {counted(num_tokens, 'id')}, which "
+            f"take {num_bytes:,}: it is truncated, or something was appended"
         )
     yield from _read_ids(file, reading, dtype, _HEADER_BYTES)
 

@@ -1,8 +1,8 @@
-"""Token ids in a file that does not describe itself: how wide they are. And NumPy's `.npy`, which does.
+"""The width of token ids in a raw file, which does not state it, and the header of NumPy's `.npy`, which does.
 
-nanoGPT, OLMo-core, and many scripts dump an array of ids as it lies in memory. Read with another width, every number is
-still an id: of uint32 ids below 65,536 every second uint16 is 0. So the width is what makes all ids lie inside the
-vocabulary without such zeros; where two widths do, a person must name one.
+nanoGPT, OLMo-core, and many scripts write an array of ids as it is in memory. Read with another width, every number is
+still an id: every second uint16 of uint32 ids below 65,536 is 0. The width is the one with which the ids are inside the
+vocabulary and at least half of them are not 0; if that leaves two widths, the user must name one.
 """
 
 from __future__ import annotations
@@ -12,67 +12,116 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from proxies.data.tokens import DataError
 
 RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 NPY_MAGIC = b"\x93NUMPY"
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 5
-_MOSTLY = 0.98
-"""Share of ids inside the vocabulary that proves a width although a few are damaged."""
+_MIN_SHARE_INSIDE = 0.98
+"""Minimum share of ids inside the vocabulary: a few damaged ids do not change the width or the byte order."""
+_CONTAINERS = {
+    b"PK\x03\x04": "a zip archive (numpy.savez and torch.save write one)",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"ARROW1": "an Arrow file",
+    b"PAR1": "a Parquet file",
+    b"SQLite format 3": "an SQLite database",
+    b"\x1f\x8b\x08": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"BZh9": "compressed with bzip2",
+    b"\x80\x04\x95": "a pickle",
+    b"\x80\x05\x95": "a pickle",
+}
+"""Beginnings of files that are no rows of ids."""
+_HEADER_BYTES, _SAFETENSORS_START = 1024, 8
+_TEXT_BYTES, _MIN_TEXT_BYTES = frozenset(b"\t\n\r" + bytes(range(32, 127))), 64
 _MIN_IDS, _MIN_NONZERO_SHARE = 16, 0.5
-"""Ids of a wider type, and their share that is not 0, below which zeros prove no width."""
+"""Minimum number of ids, and minimum share of them that is not 0, to prove a width."""
 
 
-def find_dtype(path: Path, num_bytes: int, vocab_size: int, asked: str | None) -> str:
+def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | None) -> str:
     """Return the dtype of the ids in a raw file.
 
     Args:
         path: The file.
         num_bytes: Its size.
-        vocab_size: Ids lie below it.
-        asked: The dtype that a person named, one of `RAW_DTYPES`; None: it is recognized.
+        vocab_size: Size of the vocabulary; ids are below it.
+        raw_dtype: Dtype that the user named, one of `RAW_DTYPES`; None to recognize it.
 
     Raises:
-        DataError: The file is empty, is no whole number of ids, is big-endian, or may have more than one width.
+        DataError: The file is empty, holds something else than ids, is no whole number of them, is big-endian, or may
+            have more than one width.
     """
     if not num_bytes:
         raise DataError(f"{path} is empty: leave it out")
-    if num_bytes % (size := np.dtype(asked or "uint16").itemsize):
-        raise DataError(
-            f"{path} has {num_bytes:,} bytes, not a whole number of {size}-byte ids: it is truncated, or its ids have "
-            "another width (--dtype)"
-        )
-    if asked:
-        return asked
     sample = _read_sample(path, num_bytes)
-    widths = [width for width in (8, 4, 2) if num_bytes % width == 0]
-    fitting = [width for width in widths if _fits(sample, f"<u{width}", vocab_size)]
-    swapped = [width for width in widths if _is_proven(sample, f">u{width}", vocab_size)]
-    if fitting == [2] and not swapped:
-        return "uint16"
-    for width in fitting or widths:
-        if width > 2 and _is_proven(sample, f"<u{width}", vocab_size, 1.0 if fitting else _MOSTLY):
-            return f"uint{8 * width}"
-    if fitting == [4] and vocab_size > 2**16:
-        return "uint32"
-    if fitting and fitting != [2]:
-        names = " or ".join(f"uint{8 * width}" for width in reversed(fitting))
-        raise DataError(f"{path} may hold ids of {names}: its zeros prove neither; name one with --dtype")
-    if swapped and (swapped[0] > 2 or not _is_proven(sample, "<u2", vocab_size, _MOSTLY)):
-        kind = f"u{swapped[0]}"
+    if content := _name_other_content(sample, num_bytes, vocab_size):
+        raise DataError(f"{path} is {content}, and not plain ids: convert it, or leave it out")
+    if num_bytes % (size := np.dtype(raw_dtype or "uint16").itemsize):
         raise DataError(
-            f"{path} holds big-endian ids of {swapped[0]} bytes, which are not read: write them little-endian, such as "
-            f"by numpy.fromfile(file, '>{kind}').astype('<{kind}').tofile(other)"
+            f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it is truncated, or "
+            "its ids have another width (--dtype)"
         )
-    return "uint16"  # and its reader names the first id outside the vocabulary
+    if raw_dtype:
+        return raw_dtype
+
+    widths = [width for width in (8, 4, 2) if num_bytes % width == 0]
+    shares = {width: _find_share_inside(sample, f"<u{width}", vocab_size) for width in widths}
+    wide = [width for width in widths if width > 2 and shares[width] >= _MIN_SHARE_INSIDE]
+    for width in wide:
+        if _is_mostly_nonzero(sample, f"<u{width}"):
+            return f"uint{8 * width}"
+    if wide:
+        fitting = ([2] if shares[2] == 1.0 else []) + wide[::-1]
+        names = " or ".join(f"uint{8 * width}" for width in fitting)
+        raise DataError(f"{path} may hold ids of {names}: its zeros prove neither; name one with --dtype")
+
+    for width in widths:
+        dtype = f">u{width}"
+        is_inside = _find_share_inside(sample, dtype, vocab_size) == 1.0
+        if width == 2 and shares[2] >= _MIN_SHARE_INSIDE:  # inside in both byte orders: 1 is 256 in the other
+            is_inside = False
+        if is_inside and _is_mostly_nonzero(sample, dtype):
+            raise DataError(
+                f"{path} holds big-endian ids of {counted(width, 'byte')}, which are not read: write them "
+                f"little-endian, such as by numpy.fromfile(file, '>u{width}').astype('<u{width}').tofile(other)"
+            )
+    return "uint16"  # its reader names the first id outside the vocabulary
+
+
+def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
+    """Return what a file holds in place of plain ids, as far as its first bytes prove it; empty if they do not."""
+    for start, name in _CONTAINERS.items():
+        if sample.startswith(start):
+            return name
+    if sample[_SAFETENSORS_START:].startswith(b'{"') and int.from_bytes(sample[:8], "little") < num_bytes:
+        return "a safetensors file"
+    if len(sample) >= _MIN_TEXT_BYTES and _TEXT_BYTES.issuperset(sample):
+        return "text"
+    for width in (4, 8):
+        values = np.frombuffer(sample, f"<f{width}", len(sample) // width)
+        with np.errstate(invalid="ignore"):
+            are_ids = (values >= 0) & (values < vocab_size) & (values == np.floor(values))
+        if values.size >= _MIN_IDS and are_ids.all() and values.any():
+            return f"an array of float{8 * width}"
+    words = np.frombuffer(sample, "<u4", len(sample) // 4)
+    # A chunk of litdata or MDS begins with the number of its samples, and with where each of them begins.
+    if words.size > 2 and words[1] == 4 * (int(words[0]) + 2) <= num_bytes:
+        return "a chunk of litdata or of MosaicML's MDS"
+    # Headers like llm.c's are zero behind the number of ids.
+    sizes = [_HEADER_BYTES + int(words[2]) * width for width in (2, 4)] if words.size >= _HEADER_BYTES // 4 else []
+    if num_bytes in sizes and not words[3 : _HEADER_BYTES // 4].any():
+        return f"ids behind a header of {_HEADER_BYTES} bytes with the unknown magic number {words[0]}"
+    return ""
 
 
 def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     """Return the dtype of a `.npy` file's ids, their number, and the byte at which they begin.
 
     Raises:
-        DataError: The header is damaged, or describes no row of whole numbers.
+        DataError: The header is damaged, or the array is not one row of whole numbers.
     """
     try:
         with open_plain(path) as file:
@@ -93,14 +142,14 @@ def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     num_bytes = path.stat().st_size - start
     if num_bytes != shape[0] * dtype.itemsize:
         raise DataError(
-            f"{path} has {num_bytes:,} bytes of ids, its header says {shape[0] * dtype.itemsize:,}: it is truncated, "
-            "or something was appended"
+            f"{path} has {counted(num_bytes, 'byte')} of ids, its header says {shape[0] * dtype.itemsize:,}: it is "
+            "truncated, or something was appended"
         )
     return dtype, shape[0], start
 
 
 def _read_sample(path: Path, num_bytes: int) -> bytes:
-    """Return bytes from the beginning to the end of a file, each piece from a multiple of 8."""
+    """Return the content of a file, or pieces from its beginning to its end; each starts at a multiple of 8 bytes."""
     with open_plain(path) as file:
         if num_bytes <= _SAMPLE_BYTES * _NUM_SAMPLES:
             return file.read()
@@ -115,16 +164,13 @@ def _view(sample: bytes, dtype: str) -> NDArray[np.unsignedinteger]:
     return np.frombuffer(sample, dtype, len(sample) // np.dtype(dtype).itemsize)
 
 
-def _fits(sample: bytes, dtype: str, vocab_size: int) -> bool:
+def _find_share_inside(sample: bytes, dtype: str, vocab_size: int) -> float:
+    """Return the share of ids inside the vocabulary; 0 if the sample is shorter than one id."""
     ids = _view(sample, dtype)
-    return ids.size > 0 and int(ids.max()) < vocab_size
+    return float(np.count_nonzero(ids < vocab_size)) / max(ids.size, 1)
 
 
-def _is_proven(sample: bytes, dtype: str, vocab_size: int, min_share: float = 1.0) -> bool:
-    """Whether ids lie inside the vocabulary, and so many are not 0 that zeros between them are no ids."""
+def _is_mostly_nonzero(sample: bytes, dtype: str) -> bool:
+    """Return whether so many ids are not 0 that the zeros between narrower ones are no ids."""
     ids = _view(sample, dtype)
-    return bool(
-        np.count_nonzero(ids < vocab_size) >= min_share * ids.size
-        and ids.size >= _MIN_IDS
-        and np.count_nonzero(ids) >= _MIN_NONZERO_SHARE * ids.size
-    )
+    return bool(ids.size >= _MIN_IDS and np.count_nonzero(ids) >= _MIN_NONZERO_SHARE * ids.size)

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from proxies.core.notation import counted
 from proxies.data.tokens import MAX_EXAMPLES, DataError, NotRead
 
 SCHEMES = ("hf", "s3", "gs")
@@ -87,7 +88,9 @@ def find_remote(uri: str) -> RemoteFiles:
     held = sorted((each for each in below if each.type == fs.FileType.File), key=lambda each: each.path)
     taken = [each for each in held if each.path.endswith(_SUFFIX)]
     if not taken:
-        raise DataError(f"{uri}: no {_SUFFIX} file is there ({len(held)} others); from a store only parquet is read")
+        raise DataError(
+            f"{uri}: no {_SUFFIX} file is there ({counted(len(held), 'other')}); from a store only parquet is read"
+        )
     scheme, query = uri.partition("://")[0], uri.partition("?")[2]
     files = [
         RemoteFile(f"{scheme}://{each.path}" + (f"?{query}" if query else ""), each.path, int(each.size or 0))
@@ -100,11 +103,11 @@ def find_remote(uri: str) -> RemoteFiles:
     records = [
         NotRead(
             suffix=suffix,
-            num_files=len(others),
-            num_bytes=sum(int(each.size or 0) for each in others),
-            examples=tuple(Path(each.path).name for each in others[:MAX_EXAMPLES]),
+            num_files=len(entries),
+            num_bytes=sum(int(each.size or 0) for each in entries),
+            examples=tuple(Path(each.path).name for each in entries[:MAX_EXAMPLES]),
         )
-        for suffix, others in left.items()
+        for suffix, entries in left.items()
     ]
     return RemoteFiles(files, records)
 

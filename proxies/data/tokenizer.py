@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain
 from proxies.data.tokenizer_process import (
     BATCH_SECONDS,
@@ -35,11 +36,12 @@ END_TOKENS = (
     "<\uff5cend▁of▁sentence\uff5c>",  # DeepSeek's: its bars are full-width (U+FF5C)
     "[EOS]",
 )
-"""Usual names, the first that a file has is taken."""
+"""Usual names of end tokens, in order of preference."""
 CONFIG_FILE = "tokenizer_config.json"
+_MAP_FILE = "special_tokens_map.json"
 _LOAD, _ENCODE = 0, 1
 MIN_BPE_VOCAB, MAX_BPE_VOCAB = 257, 2**18
-"""Entries of a trained BPE: 256 bytes and the end token; as many as the largest one in use (Gemma 3's)."""
+"""Limits for the size of a trained BPE: 256 bytes and the end token, and the largest vocabulary in use (Gemma 3)."""
 
 
 class BytesTokenizer:
@@ -81,16 +83,16 @@ class FileTokenizer:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
         self.name = f"sha256:{hashlib.sha256(self.content).hexdigest()}"
         self._process = TokenizerProcess(file, __name__)
-        known = unpack_json(self._process.ask(_LOAD, self.content, START_SECONDS))
-        if problem := known.get("problem"):
+        loaded = unpack_json(self._process.ask(_LOAD, self.content, START_SECONDS))
+        if problem := loaded.get("problem"):
             raise DataError(f"{file} {problem}")
-        vocabulary: Mapping[str, int] = known["vocabulary"]  # type: ignore[assignment]
-        special: list[str] = known["special"]  # type: ignore[assignment]
+        vocabulary: Mapping[str, int] = loaded["vocabulary"]  # type: ignore[assignment]
+        special: list[str] = loaded["special"]  # type: ignore[assignment]
         self.vocab_size = max(vocabulary.values()) + 1
         chosen = choose_end_token(file, vocabulary, frozenset(special), end_token)
         self.end_id = vocabulary[chosen.token]
         self.end_reason = f"{chosen.token} (id {self.end_id}), {chosen.reason}"
-        """The end token, and why it was taken."""
+        """The end token and the reason for the choice, for messages."""
 
     def encode(self, texts: list[bytes]) -> NDArray[np.uint32]:
         """Ids of the texts, joined, the end id after each.
@@ -106,33 +108,49 @@ class FileTokenizer:
 
 
 MAX_TOKENIZER_BYTES = 2**28
-"""Upper limit for a tokenizer's file; the largest in use have some 35 MB."""
+"""Maximum size of a tokenizer's file; the largest in use have some 35 MB."""
 
 
 class EndToken(NamedTuple):
-    """The token that ends a document."""
+    """The token that ends a document, and the reason for the choice."""
 
     token: str
     reason: str
 
 
-def choose_end_token(file: Path, vocabulary: Mapping[str, int], special: frozenset[str], asked: str | None) -> EndToken:
+def choose_end_token(
+    file: Path, vocabulary: Mapping[str, int], special: frozenset[str], end_token: str | None
+) -> EndToken:
     """Choose the token that ends a document.
 
-    In this order: what a person named; `eos_token` of the `tokenizer_config.json` beside the file; a usual name that
-    the file marks as special; a usual name in the vocabulary, which may be a word.
+    The order of preference is: the token that the user named; `eos_token` of the `tokenizer_config.json`, or of the
+    `special_tokens_map.json`, in the file's folder; a usual name that the file or its configuration marks as special; a
+    usual name in the vocabulary, which may be a word.
+
+    Args:
+        file: The tokenizer's file.
+        vocabulary: Id by token.
+        special: Tokens that the file marks as special.
+        end_token: Token that the user named; None if the user named none.
 
     Raises:
-        DataError: There is none, or the configuration cannot be read.
+        DataError: There is no such token, or the configuration cannot be read.
     """
-    if asked is not None:
-        if asked not in vocabulary:
-            raise DataError(f"{file} has no token {asked}: name with --end-token the token that ends a document")
-        return EndToken(asked, "as --end-token says")
-    configured = _read_configured_end(file.parent / CONFIG_FILE)
+    if end_token is not None:
+        if end_token not in vocabulary:
+            raise DataError(f"{file} has no token {end_token}: name with --end-token the token that ends a document")
+        return EndToken(end_token, "as --end-token says")
+    config = _read_config(file.parent / CONFIG_FILE)
+    configured, source = _get_content(config.get("eos_token")), CONFIG_FILE
+    if not configured:
+        configured, source = _get_content(_read_config(file.parent / _MAP_FILE).get("eos_token")), _MAP_FILE
     if configured in vocabulary:
-        return EndToken(configured, f"the eos_token of {CONFIG_FILE}")
-    note = f" ({CONFIG_FILE} says {configured}, which the file does not have)" if configured else ""
+        return EndToken(configured, f"the eos_token of {source}")
+    note = f" ({source} says {configured}, which the file does not have)" if configured else ""
+    decoder = config.get("added_tokens_decoder")
+    added = decoder.values() if isinstance(decoder, dict) else ()
+    special |= {_get_content(token) for token in added if isinstance(token, dict) and token.get("special") is True}
+    special &= vocabulary.keys()
     for token in END_TOKENS:
         if token in special:
             return EndToken(token, f"a usual name that the file marks as special{note}")
@@ -145,26 +163,30 @@ def choose_end_token(file: Path, vocabulary: Mapping[str, int], special: frozens
     )
 
 
-def _read_configured_end(path: Path) -> str:
-    """Return `eos_token` of a tokenizer's configuration; empty if there is none.
+def _read_config(path: Path) -> dict[str, object]:
+    """Return a tokenizer's configuration; empty if there is none.
 
     Raises:
-        DataError: The file is there and cannot be read.
+        DataError: The file exists and cannot be read.
     """
     try:
         config = json.loads(read_plain(path))
     except FileNotFoundError:
-        return ""
+        return {}
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise DataError(f"{path} cannot be read: {reason}; mend it, or name the end token with --end-token") from error
-    token = config.get("eos_token") if isinstance(config, dict) else None
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
+    return config if isinstance(config, dict) else {}
 
 
-def _answering() -> Callable[[int, bytes], bytes]:
-    """Return what answers the messages of a `FileTokenizer`."""
+def _get_content(token: object) -> str:
+    """Return the text of a token, which may stand in an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
+
+
+def _make_answer_function() -> Callable[[int, bytes], bytes]:
+    """Return the function that answers the messages of a `FileTokenizer`, for `serve`."""
     from tokenizers import Tokenizer
 
     loaded: list[Any] = []
@@ -234,9 +256,11 @@ def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
     tokenizer.train_from_iterator([text.decode() for text in texts], trainer)
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
-        raise DataError(f"train_bpe = {vocab_size}: the text gives only {size} entries; ask for fewer, or add text")
+        raise DataError(
+            f"train_bpe = {vocab_size}: the text gives only {counted(size, 'entry')}; ask for fewer, or add text"
+        )
     return bytes(tokenizer.to_str(), "utf-8")
 
 
 if __name__ == "__main__":
-    serve(_answering(), int(sys.argv[1]))
+    serve(_make_answer_function(), int(sys.argv[1]))

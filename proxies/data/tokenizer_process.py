@@ -1,10 +1,9 @@
-"""A tokenizer in a process of its own, for its file comes from strangers.
+"""A child process that loads and applies a tokenizer, because its file is not trusted.
 
-A regular expression or a normalizer of a `tokenizer.json` may panic, hang, or take all memory, and while it works
-Python hears no signal. So another process loads and applies it: it has a time limit, and is killed whenever its asker
-ends. The tokenizer's own threads work there as they would here.
+A regular expression or a normalizer of a `tokenizer.json` may panic, hang, or take all memory, and Python handles no
+signal while it runs. The child has a time limit, and the kernel kills it when its parent ends.
 
-Every message is a head of two whole numbers (kind, number of bytes) and its bytes.
+A message is a header of two integers (kind, number of bytes) and that many bytes.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from numpy.typing import NDArray
 from proxies.data.tokens import DataError
 
 START_SECONDS = 120.0
-"""Time limit for starting Python and loading a tokenizer: half a second for 250,000 entries on a quiet machine."""
+"""Time limit for starting Python and loading a tokenizer; 250,000 entries take half a second on an idle machine."""
 BATCH_SECONDS, BYTES_PER_SECOND = 30.0, 50_000
-"""Time limit for a batch: a constant, and a speed. BPE of ordinary text reads 1 to 5 MB a second on one core."""
-_HEAD = struct.Struct("<qq")
+"""Time limit for a batch: a constant, plus its size over a speed. BPE encodes text at 1 to 5 MB/s on a core."""
+_HEADER = struct.Struct("<qq")
 _ANSWER, _PROBLEM = 0, 1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _READ_BYTES = 2**20
 
 
 class TokenizerProcess:
-    """Another process that runs `serve`."""
+    """A child process that answers messages by `serve`."""
 
     def __init__(self, path: Path, module: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             path: The tokenizer's file, for messages.
-            module: Module to run, which calls `serve`.
+            module: Module that the process runs; it calls `serve`.
         """
         self._path = path
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
@@ -62,18 +61,24 @@ class TokenizerProcess:
             bufsize=0,
         )
         os.set_blocking(cast(IO[bytes], self._process.stdin).fileno(), False)
-        self._end = weakref.finalize(self, _end, self._process, self._errors)
+        self._end = weakref.finalize(self, _end_process, self._process, self._errors)
 
     def ask(self, kind: int, message: bytes, seconds: float) -> bytes:
         """Send a message and return the answer.
 
+        Args:
+            kind: Kind of the message, for the function that answers it.
+            message: Content of the message.
+            seconds: Time limit.
+
         Raises:
-            DataError: The tokenizer cannot do it, or not in that time; the process is gone then.
+            DataError: The tokenizer failed, or there was no answer within the limit. In the second case the process is
+                killed.
         """
         try:
-            self._exchange_until = time.monotonic() + seconds
-            self._send(_HEAD.pack(kind, len(message)) + message)
-            status, num_bytes = _HEAD.unpack(self._receive(_HEAD.size))
+            self._deadline = time.monotonic() + seconds
+            self._send(_HEADER.pack(kind, len(message)) + message)
+            status, num_bytes = _HEADER.unpack(self._receive(_HEADER.size))
             answer = self._receive(num_bytes)
         except _NoAnswerError as error:
             self._end()
@@ -86,16 +91,18 @@ class TokenizerProcess:
         return answer
 
     def _send(self, message: bytes) -> None:
-        left, pipe = memoryview(message), cast(IO[bytes], self._process.stdin).fileno()
-        while left:
+        pipe = cast(IO[bytes], self._process.stdin).fileno()
+        unsent = memoryview(message)
+        while unsent:
             self._wait([], [pipe])
             try:
-                left = left[os.write(pipe, left) :]
+                unsent = unsent[os.write(pipe, unsent) :]
             except BrokenPipeError:
                 raise _NoAnswerError(self._describe_end()) from None
 
     def _receive(self, num_bytes: int) -> bytes:
-        parts, pipe = list[bytes](), cast(IO[bytes], self._process.stdout).fileno()
+        pipe = cast(IO[bytes], self._process.stdout).fileno()
+        parts: list[bytes] = []
         while num_bytes:
             self._wait([pipe], [])
             part = os.read(pipe, min(num_bytes, _READ_BYTES))
@@ -106,9 +113,9 @@ class TokenizerProcess:
         return b"".join(parts)
 
     def _wait(self, to_read: list[int], to_write: list[int]) -> None:
-        seconds = self._exchange_until - time.monotonic()
+        seconds = self._deadline - time.monotonic()
         if seconds <= 0 or not any(select.select(to_read, to_write, [], seconds)):
-            raise _NoAnswerError("took longer than its limit for this text: a pattern of it may never end")
+            raise _NoAnswerError("took longer than its limit for this text: one of its patterns may never end")
 
     def _describe_end(self) -> str:
         try:
@@ -116,19 +123,18 @@ class TokenizerProcess:
         except subprocess.TimeoutExpired:
             return "stopped answering"
         if code == -signal.SIGKILL:
-            return "was killed, probably for memory: a rule of it may make text too long"
+            return "was killed, probably for memory: one of its rules may make text too long"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return (
-            f"ended ({f'signal {-code}' if code < 0 else f'exit code {code}'}): {lines[-1] if lines else 'no output'}"
-        )
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"ended ({cause}): {lines[-1] if lines else 'no output'}"
 
 
 class _NoAnswerError(Exception):
-    """The process did not answer."""
+    """The process did not answer; the message continues "the tokenizer"."""
 
 
-def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout, errors):
@@ -137,36 +143,36 @@ def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
 
 
 def serve(answer: Callable[[int, bytes], bytes], parent: int) -> None:
-    """Answer messages on standard input until it ends; in a process of its own.
+    """Answer the messages on standard input until it ends.
 
     Args:
-        answer: Takes kind and content of a message. What it raises becomes the asker's error.
+        answer: Function of a message's kind and content. An error that it raises is sent to the parent.
         parent: Id of the process that started this one.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # the parent ended before the line above
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the asker decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while head := source.read(_HEAD.size):
-        kind, num_bytes = _HEAD.unpack(head)
+    while header := source.read(_HEADER.size):
+        kind, num_bytes = _HEADER.unpack(header)
         try:
             status, content = _ANSWER, answer(kind, source.read(num_bytes))
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             status, content = _PROBLEM, f"the tokenizer failed: {reason}".encode(errors="replace")
-        sink.write(_HEAD.pack(status, len(content)) + content)
+        sink.write(_HEADER.pack(status, len(content)) + content)
         sink.flush()
 
 
 def pack_texts(texts: list[bytes]) -> bytes:
-    """Return texts as one message."""
+    """Pack texts into one message."""
     lengths = np.array([len(texts), *map(len, texts)], dtype="<i8")
     return lengths.tobytes() + b"".join(texts)
 
 
 def unpack_texts(message: bytes) -> list[str]:
-    """Return the texts of a message."""
+    """Unpack the texts of a message."""
     num_texts = int(np.frombuffer(message, "<i8", 1)[0])
     lengths: NDArray[np.int64] = np.frombuffer(message, "<i8", num_texts, 8)
     ends = np.cumsum(lengths) + 8 * (num_texts + 1)
@@ -174,5 +180,5 @@ def unpack_texts(message: bytes) -> list[str]:
 
 
 def unpack_json(message: bytes) -> dict[str, object]:
-    """Return an answer that is an object of JSON."""
+    """Parse an answer that is a JSON object."""
     return cast(dict[str, object], json.loads(message))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
+from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain, require_plain
 from proxies.data.mixture import Mixture, weight_problems
 from proxies.data.windows import Windows
@@ -29,7 +31,7 @@ TOKENIZER_FILE = "tokenizer.json"
 SCHEMA_VERSION = 3
 MAX_EXAMPLES = 3
 MAX_MANIFEST_BYTES = 2**28
-"""Upper limit for a manifest; a million shards take as much."""
+"""Maximum size of a manifest, which a million shards take."""
 Split = Literal["train", "validation"]
 Dtype = Literal["uint16", "uint32"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -90,7 +92,7 @@ class NotRead:
     num_files: int
     num_bytes: int
     examples: tuple[str, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Names of the first of them."""
+    """Names of the first files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +123,7 @@ class Manifest:
             limit = int(np.iinfo(self.dtype).max) + 1
             checks.that(
                 self.vocab_size <= limit,
-                f"vocab_size = {self.vocab_size}: shards of {self.dtype} hold {limit} ids at most",
+                f"vocab_size = {self.vocab_size}: shards of {self.dtype} hold {counted(limit, 'id')} at most",
             )
             in_range = self.end_id is None or 0 <= self.end_id < self.vocab_size
             checks.that(in_range, f"end_id = {self.end_id}: outside the vocabulary of {self.vocab_size}")
@@ -175,6 +177,27 @@ class Manifest:
         return replace(self, sources=sources)
 
 
+def has_other_files(folder: Path) -> bool:
+    """Return whether a place that should hold a corpus holds something else, such as the text itself."""
+    if folder.is_dir():
+        # What an interrupted `tokenize` leaves is hidden.
+        has_files = any(not entry.name.startswith(".") for entry in folder.iterdir())
+        return has_files and not (folder / MANIFEST).exists()
+    return folder.exists()
+
+
+def advise_corpus(folder: Path) -> str:
+    """Say that there is no corpus at a place, and how to make one: never among the files of its own text."""
+    if not has_other_files(folder):
+        return f"no corpus there; make it by `forerun tokenize SOURCE... --out {shlex.quote(str(folder))}`"
+    out = folder.with_name("corpus" if folder.name != "corpus" else "tokens")
+    kind = f"a folder without {MANIFEST}" if folder.is_dir() else "a file"
+    return (
+        f"no corpus, but {kind}; if it is your text, make a corpus of it by `forerun tokenize "
+        f"{shlex.quote(str(folder))} --out {shlex.quote(str(out))}` and name that folder"
+    )
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a corpus folder.
 
@@ -184,17 +207,17 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         return canon.decode(Manifest, canon.parse(read_plain(path, MAX_MANIFEST_BYTES)))
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist: `forerun tokenize SOURCE... --out {folder}` writes it") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path} does not exist: {advise_corpus(folder)}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (canon.CanonError, SpecError) as error:
-        again = f"remove the folder and write it again with `forerun tokenize SOURCE... --out {folder}`"
+        again = "write the corpus to a new folder by `forerun tokenize SOURCE... --out FOLDER`"
         raise DataError(f"{path} is not a manifest: {error}: {again}") from error
 
 
 def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Shards that are missing or of another size than the manifest says, and another tokenizer; no shard is read."""
+    """Return problems of shards (missing, or of another size than recorded) and of the tokenizer. Reads no shard."""
     shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
     return [
         f"{folder / shard.file}: it {wrong}; run `forerun tokenize` again"
@@ -215,7 +238,7 @@ def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     expected, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
-    return "" if found and found == expected else f"has {found} bytes, the manifest says {expected}"
+    return "" if found and found == expected else f"has {counted(found, 'byte')}, the manifest says {expected}"
 
 
 def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
@@ -240,6 +263,7 @@ class TokenStore:
         folder: what `forerun tokenize` wrote.
         trusted: look at sizes alone; for workers, whose driver has just read every byte.
         weights: shares of the sources other than the manifest's; the store's manifest is then the reweighted one.
+        on_shard: called before each shard is read, with its file and the share of all tokens before it.
 
     Raises:
         DataError: there is no manifest, or the weights do not fit its sources.
@@ -247,8 +271,17 @@ class TokenStore:
             file is missing or another. All problems are named at once.
     """
 
-    def __init__(self, folder: Path, *, trusted: bool = False, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        trusted: bool = False,
+        weights: Mapping[str, float] | None = None,
+        on_shard: Callable[[str, float], None] = lambda file, share: None,
+    ) -> None:
         stored = read_manifest(folder)
+        self._on_shard, self._num_opened = on_shard, 0
+        self._num_stored = sum(stored.num_tokens(split) for split in SPLITS)
         self.manifest = stored if weights is None else stored.reweighted(weights)
         self._trusted = trusted
         problems = [] if trusted else _tokenizer_problems(folder, stored.tokenizer)
@@ -265,6 +298,8 @@ class TokenStore:
 
     def _open(self, folder: Path, shard: Shard, problems: list[str]) -> NDArray[np.integer]:
         path = folder / shard.file
+        self._on_shard(shard.file, self._num_opened / max(1, self._num_stored))
+        self._num_opened += shard.num_tokens
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         if wrong := _size_problem(path, shard, self.manifest.dtype):
             problems.append(f"{shard.file} {wrong}")
@@ -321,7 +356,8 @@ class TokenStore:
         num_windows = self.num_windows("validation", seq_len)
         if num_windows < num_sequences:
             raise DataError(
-                f"the validation split holds {num_windows} windows of {seq_len} tokens: {num_sequences} are needed"
+                f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: {num_sequences} "
+                "are needed"
             )
         source_B, index_B = self._mixture.draw(0, num_sequences)
         batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)

@@ -22,6 +22,7 @@ from pathlib import Path
 from proxies.core import canon, flops
 from proxies.core.failures import Cause, signal_of
 from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
+from proxies.core.notation import format_loss
 from proxies.core.programs import Command
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
@@ -42,7 +43,7 @@ def trouble(spec: RunSpec, logged: LoggedMetrics, *, ended: bool) -> tuple[int, 
     above += [(last, logged.validation_loss[last])] if ended and last is not None else []
     found = [logged.bad] if logged.bad else []
     found += [
-        (step, f"loss {loss:.6g} at step {step} is above {ceiling:.3f} nats, worse than a uniform guess")
+        (step, f"loss {loss:.6g} at step {step} is above {format_loss(ceiling)} nats, worse than a uniform guess")
         for step, loss in above
         if loss > ceiling and step > spec.schedule.warmup_steps + 1
     ]

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from proxies.core.notation import counted, with_article
 from proxies.core.numbers import ForwardNumbers
 from proxies.core.programs import FactoryError
 from proxies.core.shape import Shape
@@ -192,11 +193,11 @@ def construct(
             torch.default_generator.manual_seed(seed)
             module = build(shape, **given)
     except (Exception, SystemExit) as error:
-        said = f"fails at width {shape.width} with {shape.num_layers} layers: {quoted(error)}"
+        said = f"fails at width {shape.width} with {counted(shape.num_layers, 'layer')}: {quoted(error)}"
         raise FactoryError(target, [said]) from error
     if not isinstance(module, nn.Module):
         raise FactoryError(
-            target, [f"returns a {type(module).__name__} at width {shape.width}: must be a torch.nn.Module"]
+            target, [f"returns {with_article(type(module).__name__)} at width {shape.width}: must be a torch.nn.Module"]
         )
     return module
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.notation import counted
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.programs import FactoryError
 from proxies.core.shape import Shape
@@ -156,9 +157,9 @@ def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: For
     problems = []
     if forward.residual != 1 and not takes_forward(build):
         problems.append(
-            f"{spec.parametrization} multiplies the branches by {forward.residual:.4g} at {spec.shape.num_layers} "
-            f"layers (base {spec.base_shape.num_layers}), which only the model can do: the factory must be "
-            "build(shape, forward), and the model must apply forward.residual"
+            f"{spec.parametrization} multiplies the branches by {forward.residual:.4g} at "
+            f"{counted(spec.shape.num_layers, 'layer')} (base {spec.base_shape.num_layers}), which only the model "
+            "can do: the factory must be build(shape, forward), and the model must apply forward.residual"
         )
     if forward.embedding != 1 and (roles.unscaled_embeddings or not roles.embeddings):
         what = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
@@ -184,7 +185,7 @@ def _depth_problems(build: Build, spec: RunSpec) -> list[str]:
     depths = spec.shape.num_layers, spec.shape.num_layers + 1
     names = [{name for name, _ in outline(build, spec.base_shape.at_depth(d)).named_parameters()} for d in depths]
     same = (
-        f"has the same parameters with {depths[0]} layers as with {depths[1]}: does the factory read num_layers, and "
-        "are the blocks in an nn.ModuleList?"
+        f"has the same parameters with {counted(depths[0], 'layer')} as with {depths[1]}: does the factory read "
+        "num_layers, and are the blocks in an nn.ModuleList?"
     )
     return [same] if names[0] == names[1] else []

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, open_to_append
 
 LOG_FILE = "log.txt"
@@ -16,16 +17,16 @@ _LONGEST_LINE_BYTES = 2**16  # what a command prints without end is written in s
 _READ_BYTES = 2**16  # a pipe of Linux
 _PIPE_BYTES = 2**20  # the largest pipe that Linux allows everybody
 MAX_PENDING_BYTES = 2**26
-"""Output that waits in memory to be cleaned; what a command prints beyond it is left out of the log, which says so."""
+"""Maximum size of output that waits to be redacted; output beyond it is left out of the log, with a note."""
 _NUM_LINES, _LINE_CHARS, _TAIL_BYTES = 8, 200, 16384
 
 
 class RedactedLog:
-    """A log file behind a pipe: what is written to `fileno()` is read by lines, and `redact` of them is what is kept.
+    """A log file behind a pipe: lines written to `fileno()` are redacted, then stored.
 
-    One thread reads and another cleans, so that a command does not wait until its output is clean: its time is its own.
-    Nothing is on disk before its secrets are taken out, so a kill of reader or writer leaves none there. A reader that
-    is killed loses the lines it has not written yet, and its writers with it: they get SIGPIPE.
+    One thread reads and another redacts, so that a command does not wait for the redaction of its output. Secrets are
+    removed before anything is on disk, so a kill of reader or writer leaves none there. If the reader is killed, lines
+    that it has not stored are lost, and the writers get SIGPIPE.
     """
 
     def __init__(self, path: Path, redact: Callable[[str], str], *, append: bool = False) -> None:
@@ -33,7 +34,7 @@ class RedactedLog:
 
         Args:
             path: the log.
-            redact: gives lines, one or many, without their secrets; called in their order.
+            redact: returns lines, one or many, without their secrets; it gets them in order.
             append: keep what the log holds.
 
         Raises:
@@ -68,7 +69,7 @@ class RedactedLog:
         self._thread.join(seconds)
 
     def _read(self) -> None:
-        """Take the output as soon as there is any, until nobody can write any more; it never waits for the cleaning."""
+        """Read output as soon as there is any, until the last writer ends, without waiting for its redaction."""
         num_left_out = 0
         with os.fdopen(self._source, "rb", buffering=0) as source:
             while part := source.read(_READ_BYTES):
@@ -83,7 +84,7 @@ class RedactedLog:
             self._changed.notify()
 
     def _hand_over(self, part: bytes) -> None:
-        """Give output to the thread that cleans it."""
+        """Give output to the thread that redacts it."""
         with self._changed:
             self._pending.append(part)
             self._num_pending += len(part)
@@ -102,7 +103,7 @@ class RedactedLog:
             self._write(held)
 
     def _take(self) -> bytes:
-        """Return all that waits, once anything does; nothing at the end."""
+        """Wait for output and return all of it; empty at the end."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._pending) or self._ended)
             part = b"".join(self._pending)
@@ -119,8 +120,8 @@ class RedactedLog:
 
 
 def _note_gap(num_bytes: int) -> bytes:
-    """Return the line that stands in a log for output that was left out; empty if nothing was."""
-    return f"\n[forerun: {num_bytes} bytes of output are left out here]\n".encode() if num_bytes else b""
+    """Return a line for the log about output that was left out; empty if nothing was."""
+    return f"\n[forerun: left out here: {counted(num_bytes, 'byte')} of output]\n".encode() if num_bytes else b""
 
 
 def log_end(log: Path) -> str:

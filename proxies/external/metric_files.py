@@ -14,8 +14,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import require_plain
 from proxies.core.programs import Command
+from proxies.core.tables.numerals import to_number
 from proxies.external import wire
 from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
 from proxies.external.wandb_run import WandbRun
@@ -24,7 +26,6 @@ from proxies.external.wandb_run import WandbRun
 
 # Python's `f"{loss}"` and C's printf write these; JSON knows none, and Python's own reader only NaN and Infinity.
 _BARE = re.compile(r"(?<=[:,\[\s])([-+]?)(nan|inf|infinity)(?=[,}\]\s])", re.IGNORECASE)
-_SPELLED_NUMBER = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE)
 
 
 class JsonLines(Rows):
@@ -44,25 +45,26 @@ class JsonLines(Rows):
         return [row] if (row := self._row(line)) else []
 
     def _row(self, line: bytes) -> dict[str, object]:
-        if not line.strip():
+        text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
+        if not text.strip():
             return {}
-        found = _parsed(line.decode("utf-8", errors="replace"))
+        found = _parsed(text)
         if not isinstance(found, dict):
-            self._num_odd += 1
-            lines = (
-                "1 line is not a JSON object" if self._num_odd == 1 else f"{self._num_odd} lines are not JSON objects"
-            )
-            self.complaint = lines
-            return {}
+            return self._skip_line()
         try:
             flat = _flat(found)
         except RecursionError:
-            self._num_odd += 1
-            self.complaint = f"{self._num_odd} lines are not JSON objects"
-            return {}
+            return self._skip_line()
         if len(self.names) < MAX_NAMES:
             self.names.update(name for name, value in flat.items() if not isinstance(value, dict))
         return {name: value for name, value in flat.items() if name in self._wanted}
+
+    def _skip_line(self) -> dict[str, object]:
+        """Count a line that is no object, and return an empty row."""
+        self._num_odd += 1
+        are = "is not a JSON object" if self._num_odd == 1 else "are not JSON objects"
+        self.complaint = f"{counted(self._num_odd, 'line')} {are}"
+        return {}
 
 
 def _parsed(line: str) -> object:
@@ -180,7 +182,7 @@ def _scalar(tensor: bytes, name: str) -> float:
         raise MetricsError(f"{name} is a tensor of type {kind}: log it as a float32 or float64 scalar")
     values = wire.floats(numbers, 4 if kind == _FLOAT else 8)
     if len(values) != 1:
-        raise MetricsError(f"{name} is a tensor of {len(values)} numbers: must be a scalar")
+        raise MetricsError(f"{name} is a tensor of {counted(len(values), 'number')}: must be a scalar")
     return values[0]
 
 
@@ -199,9 +201,9 @@ class LoggedMetrics:
     bad: tuple[int, str] | None = None
     """The first loss that is NaN or infinite: its step, and a sentence."""
     nulls: dict[str, int] = field(default_factory=dict)
-    """Step of the first null of each loss that was logged as null, without any loss beside it, after its last number.
+    """Step of the first null of each loss after its last number, from rows in which every loss is null.
 
-    Alone it says nothing: many loggers write null for a column without a value.
+    A null alone proves nothing: many loggers write null for a column without a value.
     """
 
     @property
@@ -351,40 +353,25 @@ class MetricFiles:
 
 
 MAX_LOSS_RATIO = 1.33
-"""Upper limit for a validation loss over the training loss beside it, and the other way; in bits, 1.44 times."""
+"""Maximum ratio of a validation loss and the training loss near it, either way; bits are 1.44 times nats."""
 UNIT_KEYS = "proxy.metrics_train_loss_unit, proxy.metrics_validation_loss_unit (nats, bits, bits per byte)"
 """Keys of a plan that declare the units of logged losses, for messages."""
 
 
 def units_agree(training: float, validation: float) -> bool:
-    """Return whether two losses of one run may be in one unit: neither is much above the other."""
+    """Return whether two losses of one run may have the same unit: neither is much larger than the other."""
     low, high = sorted((training, validation))
     return high <= MAX_LOSS_RATIO * low or high - low < 0.3  # near zero a ratio says nothing
 
 
-def parse_number(value: object) -> float | None:
-    """Return a logged value as a float; None for what is no number.
-
-    Booleans, lists, objects and null are no numbers. A string is one only if it spells a decimal number, NaN or an
-    infinity, as strict JSON writers and W&B log them. Every reader of logs asks this function.
-    """
-    if isinstance(value, str):
-        return float(value) if _SPELLED_NUMBER.fullmatch(value.strip()) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
 def _step(value: object, key: str, max_step: int) -> int:
-    step = parse_number(value)
+    step = to_number(value)
     if step is None or not step.is_integer() or step < 0:
         raise MetricsError(f"{key} is {_as_logged(value)}: must be a whole number of steps")
     if step > max_step:
         raise MetricsError(
-            f"{key} is {value!s:.20}, and {max_step} optimizer steps were asked for: does it count something else, or "
+            f"{key} is {value!s:.20}, and {counted(max_step, 'optimizer step')} were asked for: does it count "
+            "something else, or "
             "does the trainer not obey {num_steps}?"
         )
     return int(step)
@@ -392,7 +379,7 @@ def _step(value: object, key: str, max_step: int) -> int:
 
 def _number(value: object, key: str, step: int) -> float | None:
     """Return a logged value as a float; None for null, a column without a value."""
-    number = parse_number(value)
+    number = to_number(value)
     if number is None and value is not None:
         raise MetricsError(f"{key} is {_as_logged(value)} at step {step}: must be a number")
     return number

@@ -20,7 +20,7 @@ _START_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _TOKEN_VARIABLE = "FORERUN_COMMAND"
-"""Environment variable of the keeper and of all that it keeps; it holds the token of this command."""
+"""Environment variable of the keeper and of the command's processes; it holds the token of the command."""
 
 
 class SupervisedCommand:
@@ -44,9 +44,9 @@ class SupervisedCommand:
         self.ended: int | str | None = None
         """An exit code, -N for signal N, or why there is none; None while anything of it runs."""
         self.end_time: float | None = None
-        """When it was known to have ended (`time.monotonic`); its log may be complete only later."""
+        """Time at which the end was noticed (`time.monotonic`); the log may be complete only later."""
         self.keeper_killed = False
-        """Whether somebody killed the keeper: the command's own end is not known then."""
+        """Whether the keeper was killed from outside, so that the command's own end is unknown."""
         self._token, self._grace_seconds = secrets.token_hex(16), grace_seconds
         self._answer = b""
         # Isolated and without site-packages: a matter of 20 ms, and no file of ours or the user's in its way.
@@ -95,7 +95,7 @@ class SupervisedCommand:
                 self._end()
 
     def _end(self) -> None:
-        """Take the keeper's answer. One that gave none has ended nothing: what it kept is killed here."""
+        """Read the keeper's answer. If it gave none, kill the command's processes, which it has left."""
         self.end_time = time.monotonic()
         if not self._answer:
             self.keeper_killed = True
@@ -123,11 +123,12 @@ def _read_answer(answer: bytes) -> int | str:
 
 
 def _signal_all(token: str, number: int) -> bool:
-    """Signal the keeper and all that it keeps, on Linux; return whether any of them runs."""
-    wanted, found = f"{_TOKEN_VARIABLE}={token}".encode(), False
+    """Signal the keeper and the command's processes, on Linux; return whether any of them runs."""
+    variable = f"{_TOKEN_VARIABLE}={token}".encode()
+    is_running = False
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if wanted in path.read_bytes().split(b"\0"):
+            if variable in path.read_bytes().split(b"\0"):
                 os.kill(int(path.parent.name), number)
-                found = True
-    return found
+                is_running = True
+    return is_running

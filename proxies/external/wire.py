@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from proxies.core.notation import counted
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
@@ -42,7 +44,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise WireError(f"wire type {kind} at byte {at}")
         if at + size > len(message):
-            raise WireError(f"field {number} of {size} bytes at byte {at} of {len(message)}")
+            raise WireError(f"field {number} of {counted(size, 'byte')} at byte {at} of {len(message)}")
         yield number, message[at : at + size]
         at += size
 
@@ -66,5 +68,5 @@ def floats(data: bytes, size: int) -> tuple[float, ...]:
         WireError: the length is no multiple.
     """
     if len(data) % size:
-        raise WireError(f"{len(data)} bytes are not floats of {size}")
+        raise WireError(f"{counted(len(data), 'byte')} are not floats of {size}")
     return struct.unpack(f"<{len(data) // size}{'f' if size == 4 else 'd'}", data)

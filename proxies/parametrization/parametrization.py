@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import Hparams
 from proxies.core.muon import EPS, shape_factor, stepped_by_muon
+from proxies.core.notation import counted
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers, kind_of
 from proxies.core.powers import Ratios
 from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, moments, rate_and_decay
@@ -104,7 +105,7 @@ def _incomparable(
         return [*problems, f"{said}; delta must differ from the base in every dimension that grows"]
     for name in shared:
         if len({len(sizes[name]), len(base[name]), len(delta[name])}) > 1:
-            problems.append(f"{name} has {len(sizes[name])} dimensions, {len(base[name])} at the base and "
+            problems.append(f"{name} has {counted(len(sizes[name]), 'dimension')}, {len(base[name])} at the base and "
                             f"{len(delta[name])} in delta")  # fmt: skip
             continue
         problems += [

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from proxies.core import canon
 from proxies.core.branches import TRUNK, TRUNK_STEPS, flops_between, trunk_id
+from proxies.core.notation import format_loss
 from proxies.core.spec import Curve, RunResult, RunSpec, Status
 from proxies.data.tokens import TokenStore
 
@@ -98,7 +99,8 @@ class RunProgress:
         self.step += 1
         ceiling = math.log(self.spec.shape.vocab_size) + diverged_above_nats
         if self.step > self.spec.schedule.warmup_steps + 1 and loss_nats > ceiling:
-            return f"loss {loss_nats:.6g} at step {self.step} is above {ceiling:.3f} nats, worse than a uniform guess"
+            limit = f"{format_loss(ceiling)} nats, worse than a uniform guess"
+            return f"loss {format_loss(loss_nats)} at step {self.step} is above {limit}"
         return ""
 
     def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:

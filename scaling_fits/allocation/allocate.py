@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.notation import format_flops, format_significant
 from scaling_fits.allocation import repeats
 from scaling_fits.allocation.repeats import DataLimit
 from scaling_fits.allocation.shapes import ShapeOption
@@ -120,9 +121,9 @@ def allocate(
         with np.errstate(all="ignore"):
             found = _allocate(fitted, spending)
     except OverflowError as error:
-        raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs") from error
+        raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs") from error
     if not all(map(math.isfinite, (found.loss_nats, *(found.interval or ()), *found.flat_params, *found.flat_tokens))):
-        raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs")
+        raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
     return found
 
 
@@ -134,7 +135,10 @@ def no_number(fitted: FittedRuns, what: str) -> CannotTellError:
 def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: float) -> None:
     if all(1 <= size <= LARGEST for size in (params, tokens)):
         return
-    run = f"a budget of {spending.flops:.4g} FLOPs pays for {params:.3g} parameters on {tokens:.3g} tokens"
+    run = (
+        f"a budget of {format_flops(spending.flops)} FLOPs pays for {format_significant(params)} parameters on "
+        f"{format_significant(tokens)} tokens"
+    )
     if fitted.status != "converged":
         reasons = f"{run}, by a fit that is {fitted.status} and determines no size", *fitted.fit.warnings
         raise CannotTellError(reasons)
@@ -147,7 +151,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
     tokens = tokens_at(spending, best)
     _check_run(fitted, spending, params, tokens)
     if not math.isfinite(expected_along(fitted, spending, best)):
-        raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs")
+        raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
     counted = tuple(math.exp(float(x[0])) for x in spending.counted(np.array([best])))
     at = predict(fitted, counted[0], counted[1])
     extrapolation = 6 * params * tokens / fitted.span.six_nd[1]
@@ -185,8 +189,9 @@ def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
     if least <= tokens_per_param <= most:
         return ()
     warning = (
-        f"{tokens_per_param:.3g} tokens per parameter: the best runs of published studies have {least:g} to {most:g}. "
-        "Check what the table's params and tokens count, and whether each row is a run that ended its schedule"
+        f"{format_significant(tokens_per_param)} tokens per parameter: the best runs of published studies have "
+        f"{least:g} to {most:g}. Check what the table's params and tokens count, and whether each row is a run that "
+        "ended its schedule"
     )
     return (warning,)
 

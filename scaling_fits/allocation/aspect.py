@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxies.core.checks import Checks, SpecError
+from proxies.core.notation import counted
 from scaling_fits.forecast.uncertainty import FittedRuns, predict
 
 NUM_DRAWS = 2000
@@ -139,7 +140,7 @@ def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
     x = np.log2([run.width_per_layer for run in runs])
     num_aspects = len({round(float(value), 6) for value in x})
     if len(runs) < NUM_TERMS + LEAST_SPARE or num_aspects < LEAST_ASPECTS:
-        said = f"{len(runs)} runs of {num_aspects} widths per layer"
+        said = f"{counted(len(runs), 'run')} of {counted(num_aspects, 'width')} per layer"
         raise SpecError("aspect ratio", [f"{said}: must be {NUM_TERMS + LEAST_SPARE} of {LEAST_ASPECTS}, at least"])
     left = np.log([run.loss_nats / run.predicted_nats for run in runs])
     centre = float(x.mean())

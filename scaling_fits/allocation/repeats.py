@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.notation import format_factor, format_significant
 from scaling_fits.forecast.uncertainty import FittedRuns
 from scaling_fits.laws.solver import Floats
 
@@ -74,12 +75,13 @@ def limit_warnings(limit: DataLimit) -> tuple[str, ...]:
     warnings = []
     if limit.epochs > 1:
         warnings.append(
-            f"tokens are seen {limit.epochs:.3g} times; what a repeated token is worth is taken from {SOURCE}"
+            f"tokens are seen {format_factor(limit.epochs)} times; what a repeated token is worth is taken from "
+            f"{SOURCE}"
         )
     if limit.epochs > SAFE_EPOCHS:
         warnings.append(
-            f"{limit.epochs:.3g} epochs: beyond {SAFE_EPOCHS:g} a repeated token is worth less and less; "
-            "more unique tokens are worth more than more compute"
+            f"{format_significant(limit.epochs)} epochs: beyond {SAFE_EPOCHS:g} a repeated token is worth less and "
+            "less; more unique tokens are worth more than more compute"
             + ("; beyond 15 the published form itself fails, by some 10 % of the loss" if limit.epochs > 15 else "")
         )
     return tuple(warnings)

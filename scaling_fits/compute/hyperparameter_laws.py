@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted, format_factor, format_percent
 from proxies.core.tables.columns import COLUMN_NAMES
 from scaling_fits.compute import isoflop_curves
 from scaling_fits.compute.isoflop_curves import MOST_OUTSIDE, LocalFit
@@ -128,7 +129,7 @@ def _cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cell], li
                 points=np.log2(np.stack([columns[axis][keep] for axis in axes], axis=1)) if axes else np.empty((0, 0)),
                 y=np.log(table.loss[keep]), weight=table.weight[keep] / table.weight[keep].mean(),
             ))  # fmt: skip
-    text = f"{halved} cells have only two values on one axis: the runs of the better one were used, the others left out"
+    text = f"only the runs of the better value were used in {counted(halved, 'cell')} with two values on one axis"
     return cells, [text] if halved else []
 
 
@@ -137,8 +138,9 @@ def _refused_early(cell: _Cell) -> tuple[CellStatus, str] | None:
         return "too_few", f"fewer than {_LEAST_VALUES} values of {' and of '.join(AXES)}: run more of them"
     more = cell.num_coefficients + 1 - len(cell.y)
     if more > 0 or int(np.linalg.matrix_rank(cell.design)) < cell.num_coefficients:
-        return "too_few", (f"{len(cell.y)} runs for the {cell.num_coefficients} coefficients of a curve in "
-                           f"{' and '.join(cell.axes)}: add {max(more, 1)} or more, not on their line")  # fmt: skip
+        size = counted(cell.num_coefficients, "coefficient")
+        curve = f"{counted(len(cell.y), 'run')} for the {size} of a curve in {' and '.join(cell.axes)}"
+        return "too_few", f"{curve}: add {max(more, 1)} or more, not on their line"
     for axis, values in zip(cell.axes, cell.points.T, strict=True):
         best = values[cell.y.argmin()]
         if best in (values.min(), values.max()):
@@ -191,7 +193,7 @@ def _judged(cell: _Cell, fit: LocalFit, draws: Floats, level: float) -> CellOpti
             return cell.without("edge", _add(axis, values, low=bool(place <= values.min())))
     inside = ((draws[:, :-1] > low) & (draws[:, :-1] < high)).all(axis=1)
     if len(draws) and 1 - inside.mean() > MOST_OUTSIDE:
-        noise = f"the noise leaves {1 - inside.mean():.0%} of the optimum's draws outside the values run"
+        noise = f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside the values run"
         return cell.without("flat", f"{noise}: widen {' and '.join(cell.axes)}, or repeat runs with other seeds")
     intervals: dict[str, Pair] = {}
     variances = dict.fromkeys(cell.axes, 0.0)
@@ -305,7 +307,7 @@ def _law_of(form: Hyperparameter, cells: list[CellOptimum]) -> tuple[PowerLaw | 
     design, inputs, why = _design_of(used)
     least = len(inputs) + 2
     if not inputs or len(used) < least:
-        missing = f"{len(used)} of {len(cells)} cells have an optimum of {form}"
+        missing = f"{len(used)} of {counted(len(cells), 'cell')} with an optimum of {form}"
         warnings.append(f"{missing}: {why[0] if why and not inputs else f'at least {least} are needed for a law in '}"
                         f"{' and '.join(inputs)}; run cells at other N and D")  # fmt: skip
         return None, "none", warnings
@@ -348,7 +350,7 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
     _refuse_outside(fit, sizes)
     at = [sizes[name] for name in fit.law.inputs]
     largest = {name: max(getattr(cell, name) for cell in fit.used) for name in sizes}
-    far = [f"{name} = {size:.3g} is {size / largest[name]:.3g} times the largest of any cell"
+    far = [f"{name} = {size:.3g} is {format_factor(size / largest[name])} times the largest of any cell"
            for name, size in sizes.items() if size > _FAR * largest[name]]  # fmt: skip
     return HyperparameterPrediction(
         **sizes, value=fit.law.at(*at), interval=fit.law.interval_at(*at, level=fit.level) if fit.bootstrap else None,

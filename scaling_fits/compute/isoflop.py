@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.notation import counted, format_factor, format_flops, format_percent
 from scaling_fits.compute import isoflop_curves
 from scaling_fits.compute.isoflop_curves import MOST_OUTSIDE, BudgetRuns, CurveMinimum
 from scaling_fits.compute.optima import CellStatus, ComputeFit, ComputeOptimum, FlopsSource, Inflation, OptimaError
@@ -98,7 +99,7 @@ def fit_isoflop(
     laws: dict[str, PowerLaw] = {}
     inflation = Inflation()
     if len(kept) < _LEAST_OPTIMA:
-        warnings.append(f"{len(kept)} of {len(budgets)} budgets have an optimum: there must be at least "
+        warnings.append(f"{len(kept)} of {counted(len(budgets), 'budget')} with an optimum: there must be at least "
                         f"{_LEAST_OPTIMA}, each with at least 5 sizes, on both sides of the best")  # fmt: skip
     else:
         laws = _laws(kept)
@@ -130,7 +131,7 @@ def _count_flops(table: RunTable, wanted: FlopsSource | None) -> tuple[RunTable,
     ratio = six_nd / table.budget
     low, high = float(ratio.min()), float(ratio.max())
     name = table.column_names.get("budget", "budget")
-    times = f"6 * N * D is {low:.2g} to {high:.2g} times column {name!r}"
+    times = f"6 * N * D is {format_factor(low, 2)} to {format_factor(high, 2)} times column {name!r}"
     if wanted is None and not (low >= 1 / _MAX_FLOPS_RATIO and high <= _MAX_FLOPS_RATIO):
         note = f"FLOPs are 6 * N * D: {times}, too far to be FLOPs; --compute-from budget takes it as it is"
         return table, "6nd", [note]
@@ -156,7 +157,8 @@ def _budgets(table: RunTable) -> list[_Budget]:
 
 def _budget_warnings(budgets: list[_Budget]) -> list[str]:
     return [
-        f"budget {budget.flops:.3g}: its runs' FLOPs differ by a factor of {budget.spread:.3g}, which tilts the curve "
+        f"budget {format_flops(budget.flops)}: its runs' FLOPs differ by a factor of {format_factor(budget.spread)}, "
+        "which tilts the curve "
         + (
             "(keep a budget's runs within a few percent, or add a column `budget` that says which runs belong together)"
             if budget.table.budget is None
@@ -172,7 +174,7 @@ def _refused_early(budget: _Budget) -> tuple[CellStatus, str] | None:
     sizes, least = np.exp(budget.runs.sizes), isoflop_curves.LEAST_SIZES
     if len(sizes) < least:
         more = least - len(sizes)
-        return "too_few", f"{len(sizes)} of the {least} sizes needed: add {more} more"
+        return "too_few", f"{len(sizes)} of the {counted(least, 'size')} needed: add {more} more"
     if budget.table.budget is None and budget.spread > _WIDEST:
         return "no_valley", "no gap in FLOPs separates the budgets: give a column `budget`"
     lowest = int(budget.runs.size_means.argmin())
@@ -198,8 +200,11 @@ def _found(budget: _Budget, bottom: CurveMinimum, level: float) -> _Found:
         return budget.without("edge", _add(np.exp(sizes), low=bottom.log_params <= low))
     inside = (bottom.draws[:, 0] > low) & (bottom.draws[:, 0] < high)
     if len(inside) and 1 - inside.mean() > MOST_OUTSIDE:
-        return budget.without("flat", f"the noise leaves {1 - inside.mean():.0%} of the optimum's draws outside the "
-                              "sizes run: add sizes on both sides, or repeat runs with other seeds")  # fmt: skip
+        reason = (
+            f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside the sizes run: add "
+            "sizes on both sides, or repeat runs with other seeds"
+        )
+        return budget.without("flat", reason)
     at = [bottom.log_params, float(budget.log_tokens(np.array([bottom.log_params]))[0]), bottom.log_loss]
     ends: list[tuple[float, float] | None] = [None] * 3
     variances = np.zeros(2)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from scaling_fits.laws.law import exp_finite
 from scaling_fits.laws.solver import bisected
 
@@ -102,7 +103,9 @@ def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: 
     """
     num_points, size = len(log_values), len(inputs) + 1
     if num_points <= size:
-        raise PowerLawError(f"{num_points} points for {size} coefficients: there must be at least {size + 1}")
+        raise PowerLawError(
+            f"{counted(num_points, 'point')} for {size} coefficients: there must be at least {size + 1}"
+        )
     logs = np.log(np.stack(list(inputs.values()), axis=1)) if inputs else np.empty((num_points, 0))
     centre = logs.mean(axis=0)
     design = np.concatenate([np.ones((num_points, 1)), logs - centre], axis=1)

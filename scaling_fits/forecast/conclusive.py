@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from proxies.core.canon import Json
 from proxies.core.checks import Checks
+from proxies.core.notation import format_factor, format_percent
 
 if TYPE_CHECKING:
     from scaling_fits.forecast.backtest import Backtest
@@ -71,12 +72,12 @@ def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
     findings = [
         (
             f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted with at most "
-            f"{backtest.largest_error:.2%} error from runs {backtest.extrapolation:.3g} times smaller"
+            f"{format_percent(backtest.largest_error)} error from runs {format_factor(backtest.extrapolation)} times smaller"
         )
     ]
     if num_covered is None:
         return findings, backtest.largest_error > LARGEST_ERROR
-    findings.append(f"{num_covered} of {num_runs} inside the {level:.0%} interval")
+    findings.append(f"{num_covered} of {num_runs} inside the {format_percent(level)} interval")
     # The fewest that chance allows in one fit of twenty whose intervals are right; of one run, none at all.
     fewest = next(count for count in range(num_runs + 1) if bdtr(count, num_runs, level) >= 0.05)
     return findings, num_covered < fewest or backtest.largest_error > LARGEST_ERROR
@@ -93,7 +94,7 @@ def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapo
     if interval is not None:
         half = (interval[1] - interval[0]) / 2 / loss_nats
         if half > WIDEST_HALF:
-            known = f"known to {half:.0%} only" if half < 1 else "not determined"
+            known = f"known to {format_percent(half)} only" if half < 1 else "not determined"
             doubts.append(f"the predicted loss is {known}: add rungs")
     return tuple(doubts)
 
@@ -102,7 +103,7 @@ def distance_doubts(extrapolation: float) -> tuple[str, ...]:
     """Return the doubt about a run farther out than any back-test."""
     if extrapolation <= FARTHEST_REACH:
         return ()
-    reach = f"target at {extrapolation:.3g} times the largest rung's FLOPs"
+    reach = f"target at {format_factor(extrapolation)} times the largest rung's FLOPs"
     return (f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs",)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.notation import format_factor, format_percent
 from scaling_fits.compute.isoflop import fit_isoflop
 from scaling_fits.compute.optima import ComputeFit, OptimaError
 from scaling_fits.forecast.backtest import Backtest, nearest_backtest, run_backtests
@@ -276,12 +277,12 @@ def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, .
         growth = float(slope * np.ptp(column))
         if growth > max(3 * posterior.noise_sd, _MIN_GROWTH):
             warnings.append(
-                f"losses grow with {name} (by {math.expm1(growth):.0%} over the table): a law of loss falls; check the "
+                f"losses grow with {name} (by {format_percent(math.expm1(growth))} over the table): a law of loss falls; check the "
                 "columns, and whether every run was tuned and ended its schedule"
             )
     if posterior.noise_sd > MAX_NOISE:
         warnings.append(
-            f"runs scatter about the law by {posterior.noise_sd:.0%} of the loss: no law describes these values; check "
+            f"runs scatter about the law by {format_percent(posterior.noise_sd)} of the loss: no law describes these values; check "
             "that the column is a loss in nats per token"
         )
     return tuple(warnings)
@@ -297,7 +298,7 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     names = listed([table.name(place) for place in places])
     text = (
         f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise explains (the "
-        f"furthest by {math.expm1(missed[places[0]]):+.1%} in loss): the fit gives these runs little weight, and "
+        f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): the fit gives these runs little weight, and "
         "intervals use the noise of the others; check that they were trained like the others"
     )
     return (text,)
@@ -356,7 +357,8 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         extrapolation=extrapolation,
         doubts=fit_doubts(fitted, backtest) + reach_doubts(loss, interval, extrapolation),
         warnings=tuple(
-            f"{name} lie {times:.3g} times beyond the fitted runs: intervals were back-tested up to {FAR:g} times"
+            f"{name} lie {format_factor(times)} times beyond the fitted runs: intervals were back-tested up to "
+            f"{FAR:g} times"
             for name, times in beyond.items()
             if times > FAR
         ),

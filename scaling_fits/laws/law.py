@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from proxies.core.notation import counted
 from scaling_fits.laws import search, solver
 from scaling_fits.laws.forms import MIN_POINTS, SHAPES, Form, FormShape
 from scaling_fits.laws.solver import Floats, Points
@@ -155,11 +156,16 @@ def whyunidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     size = SHAPES[form].dim
     reasons: list[str] = []
     if table.num_runs <= size:
-        reasons.append(f"{table.num_runs} runs for the {size} parameters of {form}: there must be at least {size + 1}")
+        reasons.append(
+            f"{counted(table.num_runs, 'run')} for the {counted(size, 'parameter')} of {form}: there must be at "
+            f"least {size + 1}"
+        )
     logs = np.stack([np.log(table.params), np.log(table.tokens)])
     places = len(np.unique(logs, axis=1).T)
     if places < size < table.num_runs:
-        reasons.append(f"{places} different pairs of size and tokens for the {size} parameters of {form}: add others")
+        reasons.append(
+            f"{places} different pairs of size and tokens for the {counted(size, 'parameter')} of {form}: add others"
+        )
     centred = logs - logs.mean(axis=1, keepdims=True)
     spread = np.abs(centred).max(axis=1)
     if np.ptp(np.log(table.loss)) < _SAME_LOSS:

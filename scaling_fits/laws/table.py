@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import format_count
 from proxies.core.tables import columns as column_names
 from proxies.core.tables.table_files import Cells, Rows, Source, TableError, read_cells
 from scaling_fits.laws import traps
@@ -100,7 +101,7 @@ class RunTable:
         """A run as a reader finds it: by its row in the file, or by its size and tokens."""
         if self.lines is not None:
             return f"row {self.lines[place]}"
-        return f"the run of {self.params[place]:.4g} params and {self.tokens[place]:.4g} tokens"
+        return f"the run of {format_count(self.params[place])} params and {format_count(self.tokens[place])} tokens"
 
     def distinct(self) -> RunTable:
         """Each run once, in its first place: rows that are alike in every column are one run entered again."""
@@ -198,7 +199,7 @@ def read_runs(
         extra={numbers.names[name]: values[name] for name in extra if name in values},
         column_names=numbers.names,
         lines=lines,
-        warnings=(*choice.notes, *odd),
+        warnings=(*choice.notes, *column_names.describe_unknown_states(rows, choice.columns.get("state")), *odd),
     ).distinct()
 
 

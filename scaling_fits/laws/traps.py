@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.notation import counted, format_factor, format_significant
 from proxies.core.tables.numerals import to_number
 
 Floats = NDArray[np.float64]
@@ -87,9 +88,10 @@ def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
     if np.mean(uncounted | (ratio < least) | (ratio > most)) <= 0.5:
         return None
     return (
-        f"the median run has {float(np.median(n)):.4g} parameters and {float(np.median(ratio)):.3g} tokens for each, "
-        f"where runs have {_LEAST_PARAMS:,.0f} whole parameters or more and {least:g} to {most:g} tokens for each: "
-        "are columns in another unit (billions, steps), or swapped? the fit answers in the units of its columns"
+        f"the median run has {format_significant(float(np.median(n)))} parameters and "
+        f"{format_significant(float(np.median(ratio)))} tokens for each, where runs have {_LEAST_PARAMS:,.0f} whole "
+        f"parameters or more and {least:g} to {most:g} tokens for each: are columns in another unit (billions, "
+        "steps), or swapped? the fit answers in the units of its columns"
     )
 
 
@@ -112,9 +114,9 @@ def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
     if low >= 1 / _FLOPS_APART and high <= _FLOPS_APART:
         return None
     return (
-        f"column 'flops' is {low:.3g} to {high:.3g} times 6 * N * D: is it in another unit, or are attention, "
-        "embeddings or recomputing counted in only one of them? hold-outs use the column, recommended sizes and tokens "
-        "use 6 * N * D"
+        f"column 'flops' is {format_factor(low)} to {format_factor(high)} times 6 * N * D: is it in another unit, or "
+        "are attention, embeddings or recomputing counted in only one of them? hold-outs use the column, "
+        "recommended sizes and tokens use 6 * N * D"
     )
 
 
@@ -127,9 +129,9 @@ def _other_sizes(params: Floats, records: Sequence[Record], params_column: str) 
         ratio = other / params
         if ratio.max() > _STEADY * ratio.min():
             return (
-                f"N is column {params_column!r}, and column {name!r} is {ratio.min():.3g} to {ratio.max():.3g} "
-                "times it: which parameters are counted (embeddings or not) changes exponents and the best size; "
-                f"--params-column {name} fits the other"
+                f"N is column {params_column!r}, and column {name!r} is {format_significant(ratio.min())} to "
+                f"{format_significant(ratio.max())} times it: which parameters are counted (embeddings or not) "
+                f"changes exponents and the best size; --params-column {name} fits the other"
             )
     return None
 
@@ -160,9 +162,10 @@ def _points_of_a_curve(columns: Mapping[str, Floats], records: Sequence[Record],
         if curves:
             first = f"{records[curves[0][0]][name]!r} is {rows_text([lines[i] for i in curves[0]])}"
             return (
-                f"{sum(map(len, curves))} rows are points along {len(curves)} runs by column {name!r} ({first}): a "
-                "loss along a schedule is not that of a run that ends there, unless the rate was constant or decayed "
-                "for that point; and points of one run are not independent, so intervals come out too narrow"
+                f"{counted(sum(map(len, curves)), 'row')} are points along {counted(len(curves), 'run')} by column "
+                f"{name!r} ({first}): a loss along a schedule is not that of a run that ends there, unless the rate "
+                "was constant or decayed for that point; and points of one run are not independent, so intervals "
+                "come out too narrow"
             )
     return None
 

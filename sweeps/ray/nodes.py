@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxies.core.notation import counted
 from sweeps.store.errors import ClusterUnfit
 
 CONNECT_SECONDS = 5.0
 RPC_SECONDS = 5.0
 CHECK_SECONDS = 60.0  # the first task on a node starts a worker there
+SETTLE_SECONDS = 5.0
+"""Seconds without growth after which free resources are taken as they are (`measure_resources`)."""
+_POLL_SECONDS = 0.05
 
 NodeCheck = Callable[[], list[str]]
 """What a node is asked before it gets work: its problems, none if all is well. Picklable."""
@@ -127,6 +131,38 @@ def devices(node: Mapping[str, float]) -> list[float]:
     return [1.0] * int(whole) + ([round(part, 4)] if part >= 1e-4 else [])
 
 
+Resources = dict[str, dict[str, float]]
+"""Node id -> resource -> amount."""
+
+
+def measure_resources(
+    ray: Any, place: WorkerPlacement, num_workers: int, check: Callable[[], None]
+) -> tuple[Resources, Resources]:
+    """Return all resources and the free ones; where every worker that fits is wanted, once no more become free.
+
+    The head learns late that a driver has ended and its resources are free again: a driver that starts at once would
+    count less room than there is, and keep fewer workers to its end.
+
+    Args:
+        ray: the module, connected.
+        place: what a worker takes.
+        num_workers: the number wanted; 0: as many as fit.
+        check: called at each look: raises what ends the wait.
+    """
+    total: Resources = ray._private.state.total_resources_per_node()
+    num_wanted = 0 if num_workers else room(total, place)
+    most_room, grew_at = -1, time.monotonic()
+    while True:
+        check()
+        free: Resources = ray._private.state.available_resources_per_node()
+        now, current_room = time.monotonic(), room(free, place)
+        if current_room > most_room:
+            most_room, grew_at = current_room, now
+        if current_room >= num_wanted or now - grew_at > SETTLE_SECONDS:
+            return total, free
+        time.sleep(_POLL_SECONDS)
+
+
 def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, str]) -> str:
     """What nodes have, in words.
 
@@ -138,8 +174,8 @@ def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, 
     for node, address in names.items():
         has = resources.get(node, {})
         parts = [
-            f"{has.get('CPU', 0):g} CPUs",
-            f"{has.get('GPU', 0):g} GPUs",
+            counted(has.get("CPU", 0), "CPU"),
+            counted(has.get("GPU", 0), "GPU"),
             f"{has.get('memory', 0) / 2**30:.1f} GiB",
         ]
         lines.append(f"\n  {address}: {', '.join(parts)}")
@@ -193,4 +229,4 @@ def check_nodes(
         problems += [f"{asked[reference]}: {problem}" for problem in said]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in sorted(problems))
-        raise ClusterUnfit(f"{len(nodes)} nodes were checked, and some cannot run this study:{listed}")
+        raise ClusterUnfit(f"of {counted(len(nodes), 'node')} that were asked, these cannot run this study:{listed}")

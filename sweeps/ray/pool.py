@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from proxies.core.failures import Cause, crashed, log_tail
+from proxies.core.notation import counted
 from sweeps.ray import start as ray_start
 from sweeps.ray.nodes import (
     NodeCheck,
@@ -34,6 +35,7 @@ from sweeps.ray.nodes import (
     described,
     devices,
     found_head,
+    measure_resources,
     node_room,
     room,
 )
@@ -98,7 +100,7 @@ def dealt(
             if left and room[node] and (counts[index] + 1) * place.gpu_share <= part + 1e-9:
                 counts[index], room[node], left = counts[index] + 1, room[node] - 1, left - 1
         if left == before:
-            raise ValueError(f"{left} of {num_workers} workers do not fit on the cluster's nodes")
+            raise ValueError(f"{left} of {counted(num_workers, 'worker')} do not fit on the cluster's nodes")
     several = {node for node, has in resources.items() if len(devices(has)) > 1}
     return [
         (node, max(count * place.gpu_share, _APART if node in several and part == 1 else 0.0), count)
@@ -128,7 +130,7 @@ def reserved(
     groups, rounds = [], []
     for node, share, count in dealt(resources, place, num_workers):
         bundle = {name: amount * count for name, amount in place.needs.items()} | {"GPU": share}
-        bundle = {name: counted(amount) for name, amount in bundle.items()}
+        bundle = {name: round_amount(amount) for name, amount in bundle.items()}
         groups.append(ray.util.placement_group([bundle], strategy="STRICT_PACK", _soft_target_node_id=node))
         rounds += [(turn, len(groups) - 1) for turn in range(count)]
     for group in groups:
@@ -138,8 +140,8 @@ def reserved(
     return [strategy(groups[index], placement_group_bundle_index=0) for _, index in sorted(rounds)]
 
 
-def counted(amount: float) -> float:
-    """An amount that Ray, which cuts off what is below 1/10,000, counts as it is: 3 * 0.7 is a little under 2.1."""
+def round_amount(amount: float) -> float:
+    """Return an amount that Ray counts as it is: it cuts off what is below 1/10,000, and 3 * 0.7 is under 2.1."""
     exact = round(amount, 4)
     return exact if exact.is_integer() else exact + 0.2e-4
 
@@ -225,7 +227,7 @@ class RayPool:
         lines = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
         problem = f"Ray did not start: it waited for {self._patience.what}: {lines[0].strip()}"
         with contextlib.suppress(OSError):
-            problem += f" (the machine's load is {os.getloadavg()[0]:.0f} on {num_cores()} cores)"
+            problem += f" (the machine's load is {os.getloadavg()[0]:.0f} on {counted(num_cores(), 'core')})"
             if self._head is not None:
                 problem += f". Its log: {self._head.keep_log()}"
         problem += ". Run the same command again when the machine is less busy"
@@ -321,7 +323,7 @@ class RayPool:
             address = found_head(self._ray, place.address)
         else:
             if num_workers > (most := _MOST_PER_CORE * num_cores()):
-                of = f"on this machine, {_MOST_PER_CORE} for each of its {num_cores()} cores; 0: as many as fit"
+                of = f"on this machine, {_MOST_PER_CORE} for each core; 0: as many as fit"
                 raise ClusterUnfit(f"cluster.num_workers = {num_workers}: must be at most {most} {of}")
             num_cpus = math.ceil(num_workers * place.worker_cpus) or num_cores()
             self._head = Head(self._own, num_cpus)
@@ -377,15 +379,15 @@ class RayPool:
         nodes = alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment, self._check_stop)
-        total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
+        total, free = measure_resources(ray, place, num_workers, self._look)
         self.num_workers = num_workers or room(free, place)
         problem = (
-            f"cluster.num_workers = {num_workers}: {room(total, place)} workers of {place} fit, "
+            f"cluster.num_workers = {num_workers}: {counted(room(total, place), 'worker')} of {place} can be placed, "
             f"{room(free, place)} of them now: ask for fewer, or less for each. Free resources:{described(free, nodes)}"
         )
         if not 0 < self.num_workers <= room(total, place):
             raise ClusterUnfit(problem)
-        self.where = f"{self.num_workers} workers on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        self.where = f"{counted(self.num_workers, 'worker')} on {counted(len(nodes), 'node')}"
         idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
         self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
         self._actor_class = ray.remote(

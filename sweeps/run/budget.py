@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxies.core.notation import counted, format_duration, format_flops, format_significant, format_usd
 from sweeps.run.kinds import price_of
 from sweeps.store.ledger import DRIVEN, Ledger
 
@@ -110,12 +111,14 @@ class StudyBudget:
         num_begun = self._num_runs + len(there)
         if caps.num_runs is not None and num_begun >= caps.num_runs:
             # What is in flight now has ended when somebody reads this.
-            begun = "1 run was begun" if num_begun == 1 else f"{num_begun} runs were begun"
+            begun = f"{counted(num_begun, 'run')} {'was' if num_begun == 1 else 'were'} begun"
             return _reached("max_runs", caps.num_runs, begun)
         total = self._flops + sum(there) + flops
         if caps.flops is not None and total > caps.flops:
             return _reached(
-                "max_flops", caps.flops, f"{self._flops:.4g} are spent, and one more run would make {total:.4g}"
+                "max_flops",
+                caps.flops,
+                f"{format_flops(self._flops)} FLOPs are spent, and one more run would make {format_flops(total)}",
             )
         return ""
 
@@ -123,12 +126,14 @@ class StudyBudget:
         """Why the driver must stop now; empty while it may work."""
         caps, now = self.caps, self.spent()
         if caps.hours is not None and now.hours >= caps.hours:
-            return _reached("max_hours", caps.hours, f"{now.hours:.4g} hours have passed")
+            return _reached("max_hours", caps.hours, f"{format_duration(3600 * now.hours)} have passed")
         if caps.device_hours is not None and now.device_hours >= caps.device_hours:
-            return _reached("max_device_hours", caps.device_hours, f"{now.device_hours:.4g} device-hours are spent")
+            return _reached(
+                "max_device_hours", caps.device_hours, f"{format_significant(now.device_hours)} device-hours are spent"
+            )
         usd = sum(each.usd or 0.0 for each in now.by_kind)  # at least, where a price is not known
         if caps.usd is not None and usd >= caps.usd:
-            return _reached("max_usd", caps.usd, f"{usd:.4g} dollars are spent")
+            return _reached("max_usd", caps.usd, f"{format_usd(usd)} are spent")
         return ""
 
     def _count(self) -> None:

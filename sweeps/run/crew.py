@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from proxies.core import canon
+from proxies.core.notation import format_duration
 from proxies.core.spec import RunSpec
 from sweeps.run.backlog import Attempt
 from sweeps.run.pool import HostCall, Pool, Report
@@ -220,7 +221,7 @@ class Crew:
         for index, worker in enumerate(self.workers):
             if worker.num_calls and now - worker.busy_since > (seconds := self._leases.seconds(worker.kind)):
                 self._leases.missed(worker.kind)
-                silent.append(Report(worker=index, error=f"no report for {seconds:.3g} s", cause="hung"))
+                silent.append(Report(worker=index, error=f"no report for {format_duration(seconds)}", cause="hung"))
         return silent
 
     def _forgive(self, away_seconds: float) -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.failures import CAUSES, oom_kills
+from proxies.core.notation import counted
 from proxies.core.spec import Curve, Run, RunResult, RunSpec
 from sweeps.run.backlog import Attempt, Backlog
 from sweeps.run.crew import AdaptiveTimeouts, Crew
@@ -292,7 +293,7 @@ class Driver:
             killed_before, self._oom_kills = self._oom_kills, oom_kills()
             cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
         held = self._crew.dismiss(report.worker, restart=not stopping)
-        problem = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {len(held)} runs"
+        problem = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {counted(len(held), 'run')}"
         self._lost.append(
             "\n  | ".join([f"{problem}. What to do: {CAUSES[cause].advice}", *report.log_tail.splitlines()[-5:]])
         )
@@ -324,7 +325,7 @@ class Driver:
             self._backlog.put_back(attempt)
 
     def _is_broken(self, attempt: Attempt, loss: Loss) -> bool:
-        """Return whether no run can be expected to end well: none has, and the same failure came twice.
+        """Return whether no run is likely to finish: none has, and the same failure occurred twice.
 
         Our own runs that ran out of memory are tried with smaller microbatches first.
         """
@@ -332,7 +333,7 @@ class Driver:
         return not halves_microbatch and not self._has_finished() and self._losses.has_repeated(loss)
 
     def _has_finished(self) -> bool:
-        """Return whether a run of this study has ended well, pruned and diverged ones included."""
+        """Return whether a run of this study has finished; pruned and diverged runs count."""
         own = (result.status != "failed" for result in self._ledger.own_results())
         self._finished = self._finished or any(own) or any(r.status != "failed" for _, r, _ in self._ended)
         return self._finished
@@ -351,7 +352,7 @@ class Driver:
             RunsFail: nothing has ended well yet.
         """
         self._commit()  # what came in beside it counts
-        reason = f"lost {attempt.standing.num_in_a_row} times, {how}"
+        reason = f"lost {counted(attempt.standing.num_in_a_row, 'time')}, {how}"
         if self._has_finished():
             self._end(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             self._commit()
@@ -359,7 +360,7 @@ class Driver:
         self._refuse(f"run {attempt.run_id[:12]} was {reason}")
 
     def _refuse(self, problem: str) -> NoReturn:
-        """End the study's work before any run has ended well; the losses so far count no more. Raises RunsFail."""
+        """Raise RunsFail before any run has finished, and stop counting the lost attempts so far."""
         self._losses.pardon(problem)
         raise RunsFail(
             f"{problem}. No run of this study has finished yet, so it was not recorded as failed: fix the cause, then "

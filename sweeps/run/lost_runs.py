@@ -51,7 +51,7 @@ class Loss:
 
     @property
     def message(self) -> str:
-        """The last line that says what failed, numbers and ids left out: equal for equal failures."""
+        """Last line of the failure without numbers and ids; equal failures have equal messages."""
         last_line = (self.log_tail or self.detail).strip().rpartition("\n")[2].rpartition(" | ")[2]
         return _NUMBER.sub("#", last_line)
 
@@ -99,7 +99,7 @@ class Losses:
         self._losses.setdefault(run_id, []).append(loss)
 
     def has_repeated(self, loss: Loss) -> bool:
-        """Return whether this recorded loss and an earlier one, of any run, are the same failure.
+        """Return whether this recorded loss and an earlier one of any run are the same failure.
 
         Only failures of runs that were alone are compared: one failure of a shared worker is recorded
         for each run that it held.

@@ -19,6 +19,7 @@ from typing import Protocol
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.failures import Cause, classify, described, log_tail
+from proxies.core.notation import counted, format_duration
 from proxies.core.spec import Curve, RunResult
 
 # How many cores this process may keep busy: in a container fewer than there are. Standard library only.
@@ -86,7 +87,7 @@ def decoded_pause(paused: Finished, run_id: str, num_steps: int) -> tuple[RunRes
     result, curve = decoded(paused)
     found = (result.id, result.status, result.num_steps, curve.steps)
     if found != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
-        raise canon.CanonError(f"it is not a record of this run after {num_steps} steps")
+        raise canon.CanonError(f"it is not a record of this run after {counted(num_steps, 'step')}")
     return result, curve
 
 
@@ -244,7 +245,9 @@ def take_answers(pool: Pool, asked_at: dict[int, float], seconds: float) -> list
     reports = pool.wait(_POLL_SECONDS)
     here, now = {report.worker for report in reports}, time.monotonic()
     silent = [worker for worker, at in asked_at.items() if worker not in here and now - at > seconds]
-    reports += [Report(worker=worker, error=f"no answer in {seconds:.3g} s", cause="hung") for worker in silent]
+    reports += [
+        Report(worker=worker, error=f"no answer in {format_duration(seconds)}", cause="hung") for worker in silent
+    ]
     for report in reports:
         del asked_at[report.worker]
         if report.answer is None:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.notation import counted, format_nats
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.run.backlog import Attempt
 from sweeps.run.crew import AdaptiveTimeouts, Crew
@@ -54,7 +55,10 @@ def compare(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
     if _bits(first) == _bits(again):
         outcome, reason = "agrees", "bitwise identical"
     elif not bits and end_nats is not None and end_nats <= (seed_nats := SEED_SHARE * max(filter(None, losses))):
-        outcome, reason = "agrees", f"{end_nats:.3g} nats apart; {reason}, and two seeds differ by {seed_nats:.2g}"
+        outcome, reason = (
+            "agrees",
+            f"{format_nats(end_nats)} nats apart; {reason}, and two seeds differ by {format_nats(seed_nats)}",
+        )
     places = (first.environment, again.environment)
     return RerunVerdict(
         outcome=outcome, hosts=tuple(place.get(HOST, "") for place in places),
@@ -112,7 +116,7 @@ def carried_out(
                 crew.dismiss(index, restart=True)
                 num_lost += 1
                 if num_lost == max_attempts:
-                    return f"lost {num_lost} times, the last: {error}"
+                    return f"lost {counted(num_lost, 'time')}, the last: {error}"
 
 
 def _decoded(finished: Finished, run_id: str) -> RunResult | str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
     if study not in names and (study or len(names) > 1):
         more = ", ..." if len(names) > _NUM_NAMED else ""
         found = f"{', '.join(names[:_NUM_NAMED])}{more}"
-        said = f"has no study {study!r}" if study else f"holds {len(names)} studies; name one as FILE:STUDY"
+        said = f"has no study {study!r}" if study else f"holds {counted(len(names), 'study')}; name one as FILE:STUDY"
         raise OptunaStorageError(f"{file} {said}: it has {found}")
     loaded = optuna.load_study(study_name=study or names[0], storage=storage)
     if len(loaded.directions) > 1:
         raise OptunaStorageError(
-            f"{file}: study {loaded.study_name!r} has {len(loaded.directions)} objectives: must be 1"
+            f"{file}: study {loaded.study_name!r} has {counted(len(loaded.directions), 'objective')}: must be 1"
         )
     finished = loaded.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     if not finished:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxies.core.notation import format_loss
 from proxies.core.spec import RunResult, Status
 from sweeps.search.past_trials import PastTrials
 from sweeps.search.space import OFF, Params, SearchSpace
@@ -84,9 +85,9 @@ def verdict(
     if found is None or (chance := found.chance_below(best + margin_nats)) >= LEAST_CHANCE:
         return ""
     return (
-        f"curve: at step {len(losses_nats)} of {num_steps} it is predicted to end at {found.loss_nats:.4g} nats, "
-        f"the best so far at {best:.4g}: the chance to end within "
-        f"{margin_nats:.2g} of the best is {chance:.2g}, below {LEAST_CHANCE:g}"
+        f"curve: at step {len(losses_nats)} of {num_steps} it is predicted to end at {format_loss(found.loss_nats)} "
+        f"nats, the best so far at {format_loss(best)}: the chance to end within {margin_nats:.2g} of the best is "
+        f"{chance:.2g}, below {LEAST_CHANCE:g}"
     )
 
 

@@ -17,6 +17,7 @@ from typing import cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import with_article
 from proxies.core.plain_files import require_plain
 from sweeps.store.errors import (
     DiskFull,
@@ -98,7 +99,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def _refuse_other_kinds(path: Path) -> None:
-    """See that what SQLite will open is plain files: it would wait for ever for a pipe's writer.
+    """Check that SQLite will open plain files only: it would wait forever for the writer of a pipe.
 
     Raises:
         LedgerRefused: One is not.
@@ -233,7 +234,7 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
 
 def duplicate(kind: str, key: str) -> DuplicateRecord:
     """What a second record of one kind and key is refused with."""
-    return DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
+    return DuplicateRecord(f"the ledger has {with_article(kind)} {key!r} already: records are never replaced")
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:

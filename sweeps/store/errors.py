@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def advise(error: OSError) -> str:
-    """Return what to do about a file that cannot be opened or written."""
+    """Return advice for a file that cannot be opened or written."""
     return _ADVICE.get(error.errno or 0, "name another folder")
 
 
@@ -49,7 +49,7 @@ class LedgerLost(LedgerCorrupt):
 
 
 class LedgerRefused(SweepError):
-    """A pipe, a device, or a folder lies where a file of the ledger should, or it may not be looked at."""
+    """A file of the ledger is a pipe, a device, or a folder, or its kind cannot be determined."""
 
 
 class LedgerTooNew(SweepError):

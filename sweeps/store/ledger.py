@@ -18,6 +18,7 @@ from types import MappingProxyType, TracebackType
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
+from proxies.core.notation import counted
 from proxies.core.spec import Run, RunResult, RunSpec
 from sweeps.store import chain
 from sweeps.store.chain import Record
@@ -276,6 +277,16 @@ class Ledger:
         """The record of that kind and key, if there is one."""
         return next(self.stream(kind, key), None)
 
+    def append_for_plan(self, kind: str, name: str, body: object) -> Record:
+        """Append a record that describes the plan's own code, and that an amended plan supersedes."""
+        num_amendments = len(self.records(PLAN)) - 1
+        return self.append(kind, f"{name}/{num_amendments}" if num_amendments else name, body)
+
+    def records_for_plan(self, kind: str) -> dict[str, Json]:
+        """Return name -> body of the records of `append_for_plan` since the plan was last amended."""
+        *_, plan = self.stream(PLAN)
+        return {record.key.partition("/")[0]: record.body for record in self.stream(kind) if record.seq > plan.seq}
+
     @property
     def plan(self) -> Json:
         """The plan that the study was started with, or the newest one if it changed before any run was recorded."""
@@ -337,7 +348,7 @@ class Ledger:
         run = body if isinstance(body, Run) else _run_in(record)
         pruned, whole = record.kind == PRUNED, run.result.num_steps >= run.spec.schedule.num_steps
         if pruned != (run.result.status == "pruned") or (pruned and whole):
-            state = f"{run.result.status} after {run.result.num_steps} steps"
+            state = f"{run.result.status} after {counted(run.result.num_steps, 'step')}"
             raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {state}")
         if self._runs is not None:
             self._runs.append(run)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
-from proxies.core.plain_files import read_plain
+from proxies.core.plain_files import read_plain, require_plain
 from proxies.core.spec import Run
 from sweeps.store.lock import lives
 
@@ -130,9 +130,15 @@ def write_live(study_dir: Path, live: DriverState) -> None:
 
 
 def read_live(study_dir: Path) -> DriverState | None:
-    """The last look; None if there is none that can be read."""
+    """The last look; None if there is none that can be read.
+
+    Raises:
+        OSError: the file is a pipe, socket, device or folder.
+    """
     path = study_dir / LIVE_NAME
+    with contextlib.suppress(FileNotFoundError):
+        require_plain(path)
     try:
-        return canon.decode(DriverState, canon.parse(read_plain(path))) if path.is_file() else None
+        return canon.decode(DriverState, canon.parse(read_plain(path)))
     except (OSError, canon.CanonError, SpecError):
         return None

@@ -23,15 +23,15 @@ LOCK_NAME = "driver.lock"
 
 
 class FileIdentity:
-    """The file that a path names now, so that it is noticed when that file is removed or replaced."""
+    """The identity of the file at a path, to notice when the file is removed or replaced."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Take the file that is open as `descriptor`, or else the one at `path`, which somebody must keep open."""
+        """Store the identity of the file open as `descriptor`, or of the one at `path`, which must stay open."""
         self.path = path
         self._stat = path.stat() if descriptor is None else os.fstat(descriptor)
 
     def is_there(self) -> bool:
-        """Return whether the path still names that file; a disk that cannot tell at the moment is believed."""
+        """Return whether the path still names that file; true if the disk cannot answer now."""
         try:
             return os.path.samestat(self._stat, self.path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -86,14 +86,14 @@ class DriverLock:
             raise DiskFull(f"{study_dir / LOCK_NAME}: {error.strerror}: free some space and resume") from error
 
     def is_in_place(self) -> bool:
-        """Return whether the lock file that is held is still the one that another driver would try."""
+        """Return whether the locked file is still the one at the path that another driver would lock."""
         return self._identity.is_there()
 
     def take_again(self) -> None:
-        """Take the lock file that is there by now, after the held one was removed.
+        """Take the lock again after its file was removed.
 
         Raises:
-            StudyHeld: Another process was faster.
+            StudyHeld: Another process has taken it.
             DiskFull, SweepError: As when the lock was taken first.
         """
         self.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from sweeps.store import (
     chain,
@@ -232,8 +233,8 @@ def _nothing_proven(study_dir: Path, why: str) -> str:
     problem = f"{study_dir / LEDGER_NAME}: {why}: restore it from a copy"
     problem += f" (an earlier repair left {', '.join(copies)})" if copies else ""
     return (
-        f"{problem}. {len(curve_ids(study_dir))} curves are left, but a curve does not name its run, so without the "
-        "ledger they cannot be used: else start again in another folder. Nothing was changed"
+        f"{problem}. What is left, {counted(len(curve_ids(study_dir)), 'curve')}, does not name the runs, so without "
+        "the ledger it cannot be used: else start again in another folder. Nothing was changed"
     )
 
 

@@ -1,6 +1,7 @@
 """The batch beside the noise scale: judged, in words, drawn, kept in a file; and what the looks add to an estimate."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,6 +69,15 @@ def test_the_body_comes_of_the_files_beside_the_curves(tmp_path):
     assert (told["tokens"], body["law"], body["judged"]) == (51_200, None, None)
     assert noise_body(study, [], None) is None
     assert "cannot tell" in law_text(body)
+
+
+def test_the_law_reaches_the_main_run_inside_the_picture():
+    body = looks(exponent=1.0, error=1e-7)
+    body |= {"judged": judged(law_of(body), 512, 4e7)}
+    assert body["judged"]["scale_tokens"] == pytest.approx(800_000, rel=0.05)
+    labels = re.findall(r">([^<]*)</text>", svg_of(plots.noise({"noise_scale": body})))
+    upright = labels[labels.index("tokens trained on") + 1 :]
+    assert "500,000" in upright or "1\xa0M" in upright, upright
 
 
 def test_a_figure_and_rows_of_all_looks():

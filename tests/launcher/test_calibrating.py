@@ -206,7 +206,7 @@ def test_an_estimate_counts_each_kind_by_its_rate_and_price(study, folder):
     assert told == {A100: (1, pytest.approx(hours / 3), pytest.approx(hours / 3)),
                     H100: (2, pytest.approx(hours * 2 / 3), pytest.approx(hours * 4 / 3))}  # fmt: skip
     assert body["total"]["usd"]["value"] == pytest.approx(hours * 5 / 3)
-    assert "3 shapes are open until their stage begins" in body["worker_flops"]["source"], "the ladder's"
+    assert "shapes that a later stage decides (3)" in body["worker_flops"]["source"], "the ladder's"
     assert f"{H100}" in forerun("estimate", folder / "plan.toml", *options)[1]
 
 

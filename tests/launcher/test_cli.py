@@ -61,7 +61,7 @@ run plan.toml --study /dev/null/x|2|/dev/null/x cannot be made (Not a directory)
 validate plan.toml --set data.path="nowhere"|2|data.path = 'nowhere': no corpus there; make it by `forerun tokenize
 init --budget-flops x|2|'x' is not an amount
 tokenize bad.jsonl --out x|2|bad.jsonl line 1:
-transfer|2|name a PLAN, or a table with --runs FILE
+transfer plan.toml --runs runs.csv|2|name a PLAN, or a table with --runs FILE
 transfer --runs .|2|suffix
 transfer --runs runs.csv --base-width 7|2|base_size = 7 has no runs
 fit bad.csv|2|row 2

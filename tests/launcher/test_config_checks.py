@@ -20,15 +20,15 @@ from proxies.core import canon
 
 
 @pytest.fixture
-def resigned(corpus, tmp_path, monkeypatch):
-    """Return a config in which one learning rate was edited; digest and folder name are right again."""
+def rehashed_folder(corpus, tmp_path, monkeypatch):
+    """Return the folder of a config with an edited learning rate, whose digest was computed again."""
     line = [sys.executable, "-c", HEAD + "for number in range(1, 13): step(number)\nend()"]
     monkeypatch.setattr("launcher.supervisor.launch.torchrun_command", lambda *_, **__: line)
     decision = tiny_decision(corpus)
     folder = freeze(tmp_path / "study", decision)
-    first, *others = decision.groups
+    first, *remaining = decision.groups
     first = dataclasses.replace(first, learning_rate=2 * first.learning_rate)
-    forged = dataclasses.replace(decision, groups=(first, *others))
+    forged = dataclasses.replace(decision, groups=(first, *remaining))
     forged_folder = write_launch(folder.parent, forged).parent
     shutil.move(folder / "attestations", forged_folder / "attestations")
     shutil.rmtree(folder)
@@ -37,36 +37,44 @@ def resigned(corpus, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("verify",), ("launch", "--data", "CORPUS"), ("launch", "--data", "CORPUS", "--dry-run"),
-     ("export", "--to", "native"), ("rehearse", "--data", "CORPUS"), ("watch", "--once"), ("explain",), ("estimate",)],
+    [
+        ("verify",),
+        ("launch", "--data", "CORPUS"),
+        ("launch", "--data", "CORPUS", "--dry-run"),
+        ("export", "--to", "native"),
+        ("rehearse", "--data", "CORPUS"),
+        ("watch", "--once"),
+        ("explain",),
+        ("estimate",),
+    ],
     ids=" ".join,
-)  # fmt: skip
-def test_a_config_that_was_hashed_again_is_refused(resigned, corpus, arguments):
+)
+def test_a_config_that_was_hashed_again_is_refused(rehashed_folder, corpus, arguments):
     verb, *options = [str(corpus) if word == "CORPUS" else word for word in arguments]
-    code, body = ask(verb, resigned, *options)
+    code, body = ask(verb, rehashed_folder, *options)
     assert (code, body["error"]) == (5, "TamperedError")
     assert sum("it is for the digest" in problem for problem in body["problems"]) == 3
-    assert not (resigned / "run").exists()
+    assert not (rehashed_folder / "run").exists()
 
 
-def test_main_runs_of_such_a_config_are_refused_and_reports_name_it(resigned):
-    assert sum("it is for the digest" in problem for problem in edited(resigned.parent.parent)) == 3
+def test_main_runs_of_such_a_config_are_refused_and_reports_name_it(rehashed_folder):
+    assert sum("it is for the digest" in problem for problem in edited(rehashed_folder.parent.parent)) == 3
 
 
-def test_only_a_reason_on_record_lets_it_pass(resigned, corpus):
-    launch = ("launch", resigned, "--data", corpus)
+def test_only_a_reason_on_record_lets_it_pass(rehashed_folder, corpus):
+    launch = ("launch", rehashed_folder, "--data", corpus)
     assert ask(*launch, "--accept", "evidence", "--accept", "attestations")[0] == 2, "a reason is needed"
     assert ask(*launch, "--accept", "evidence", "--reason", "checked by hand")[0] == 5, "one check is left"
     code, body = ask(*launch, "--accept", "attestations", "--reason", "checked by hand")
     assert (code, body["event"]) == (0, "finished")
-    attested = json.loads(path_of(resigned, "accepted").read_text())
-    assert attested["body"]["reason"] == "checked by hand" and attested["digest"] == resigned.name
-    kinds = [entry.kind for entry in chronicle.entries(resigned.parent.parent)]
+    attested = json.loads(path_of(rehashed_folder, "accepted").read_text())
+    assert attested["body"]["reason"] == "checked by hand" and attested["digest"] == rehashed_folder.name
+    kinds = [entry.kind for entry in chronicle.entries(rehashed_folder.parent.parent)]
     assert kinds == ["accepted", "accepted"]
-    assert ask("launch", resigned, "--data", corpus)[0] == 0, "what is on record stays accepted"
-    assert ask("verify", resigned)[0] == 5, "verify proves, it accepts nothing"
-    path_of(resigned, "environment").write_text("{}")
-    assert ask("launch", resigned, "--data", corpus)[0] == 5, "another problem was not accepted"
+    assert ask("launch", rehashed_folder, "--data", corpus)[0] == 0, "what is on record stays accepted"
+    assert ask("verify", rehashed_folder)[0] == 5, "verify proves, it accepts nothing"
+    path_of(rehashed_folder, "environment").write_text("{}")
+    assert ask("launch", rehashed_folder, "--data", corpus)[0] == 5, "another problem was not accepted"
 
 
 def test_a_sound_config_needs_what_freezing_attests(corpus, tmp_path, monkeypatch):
@@ -80,15 +88,28 @@ def test_a_sound_config_needs_what_freezing_attests(corpus, tmp_path, monkeypatc
     assert code == 5 and "evidence.json is missing" in body["problems"][0]
 
 
-def test_the_ledger_must_hold_the_evidence(resigned, corpus, tmp_path):
-    """All attestations hashed again as well: the study's own ledger still lacks the runs they name."""
-    for path in (resigned / "attestations").glob("*.json"):
+def test_the_ledger_must_hold_the_evidence(rehashed_folder, corpus, tmp_path):
+    """Hash all attestations again as well: the study's ledger still lacks the runs that they name."""
+    for path in (rehashed_folder / "attestations").glob("*.json"):
         value = json.loads(path.read_text())
-        value["digest"] = resigned.name
+        value["digest"] = rehashed_folder.name
         if path.stem == "evidence":
             value["body"] = {"ledger_head": "0" * 64, "run_ids": []}
         del value["sha256"]
         path.write_bytes(canon.pretty({**value, "sha256": canon.content_id(value)}))
-    assert ask("watch", resigned, "--once")[0] != 5
-    code, body = ask("launch", resigned, "--data", corpus)
+    assert ask("watch", rehashed_folder, "--once")[0] != 5
+    code, body = ask("launch", rehashed_folder, "--data", corpus)
     assert code == 5 and "record 000000000000" in body["problems"][0]
+
+
+@pytest.mark.parametrize("options", [("--dry-run",), ("--trainer", "native"), ("--sbatch", "job.sh")], ids=" ".join)
+def test_no_launch_line_is_printed_of_a_config_without_its_attestations(
+    resigned, corpus, tmp_path, monkeypatch, options
+):
+    """A line that is printed runs elsewhere: removing what proves an edit must not make it pass."""
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(resigned / "attestations")
+    code, body = ask("launch", resigned, "--data", corpus, *options)
+    assert (code, body["error"]) == (5, "TamperedError")
+    assert sum("is missing" in problem for problem in body["problems"]) == 3
+    assert not (tmp_path / "job.sh").exists()

@@ -12,7 +12,7 @@ from launcher.base import metrics
 from launcher.dashboards.main_run import band_at
 from launcher.dashboards.records import flat, study_id
 from launcher.dashboards.runs import main_runs, proxy_runs
-from launcher.frozen.launch_file import write_launch
+from launcher.frozen.launch_file import attest, write_launch
 from proxies.core import canon
 from sweeps.store.curves import load_curve
 
@@ -44,7 +44,7 @@ def test_runs_are_grouped_by_the_stage_that_asked_first(runs, study, ledger):
     for one in runs:
         folder, _, stage = one.group.rpartition(" ")
         assert folder == study.study_dir.resolve().name, "studies of one project are apart"
-        assert f" lr {one.config['learning_rate']:.3g} " in one.name
+        assert f" lr {one.config['learning_rate']:.4g} " in one.name
         groups.setdefault((stage, one.job_type), []).append(one)
     assert set(groups) >= {("search", "trial"), ("transfer", "valley"), ("transfer", "control"), ("ladder", "rung")}
     assert len(groups["search", "trial"]) == 4
@@ -90,9 +90,17 @@ def test_runs_that_did_not_finish_say_so(tmp_path, finished, runs):
 # Main runs
 
 
+GATES = [
+    {"name": "transfer", "outcome": "failed", "reason": "it drifts"},
+    {"name": "fit", "outcome": "cannot_tell", "reason": "two rungs"},
+]
+ACCEPTED = {"transfer": "Mallory said so", "fit": "a toy"}
+
+
 def write_main_run(study_dir, corpus, losses):
     decision = tiny_decision(corpus)
     run_dir = write_launch(study_dir / "frozen", decision).parent / "run"
+    attest(run_dir.parent, "evidence", decision.digest, {"gates": GATES, "accepted": ACCEPTED})
     run_dir.mkdir()
     for step, loss in enumerate(losses, 1):
         layers = {"layers.0": {"weight_rms": 0.02, "update_ratio": 1e-3}}
@@ -111,7 +119,10 @@ def test_a_main_run_has_its_layers_and_its_band(tmp_path, corpus):
     assert [row["main_run/train_loss_nats"] for row in rows] == losses
     assert (rows[0]["layers/layers.0/update_ratio"], rows[0]["mfu"], rows[0]["take"]) == (1e-3, 0.4, 1)
     assert one.run_id == decision.digest[:16] and one.config["digest"] == decision.digest
-    assert one.summary == {"ended": "finished", "num_steps_done": 80, "validation_loss_nats": 3.01}
+    ending = {"ended": "finished", "num_steps_done": 80, "validation_loss_nats": 3.01}
+    assert one.summary == ending | {"accepted_failures": ["transfer"]}
+    assert one.name == f"run {decision.digest[:8]}, accepted failure: transfer"
+    assert "Mallory" not in json.dumps(one.body), "what a person wrote stays here"
     metrics.append(run_dir, {"step": 81, "train_loss_nats": 3.0})
     assert main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}))[0].content != one.content
 

@@ -137,7 +137,7 @@ def test_what_was_logged_can_be_read_back(told):
     assert config["proxy"] == record.config["proxy"]
     assert summary.items() >= record.summary.items()
     assert rows == []
-    assert "100%" in done.stderr and path.name.startswith("offline-run-")
+    assert "100\u00a0%" in done.stderr and path.name.startswith("offline-run-")
 
 
 def test_no_secret_reaches_the_disk_and_no_byte_the_network(told):

@@ -8,6 +8,7 @@ from tiny_study import forerun, write_plan
 
 from launcher.verbs import data
 from proxies.data.documents import TEXT_SUFFIXES
+from proxies.data.raw_ids import RAW_DTYPES
 
 
 def ask(*arguments):
@@ -36,7 +37,7 @@ def test_the_keys_of_tokenize(folder):
     (part,) = body["sources"]
     assert set(part) == {"name", "weight", "num_documents", "num_train_tokens", "num_validation_tokens"}
     assert (part["name"], part["weight"]) == ("text", 1.0)
-    assert "text: 40 text; " in err and "tokenize: 100%" in err, "what was recognised, and progress"
+    assert "text: 40 text; " in err and "tokenize: 100\u00a0%" in err, "what was recognised, and progress"
 
 
 def test_a_tokenizer_is_trained_and_its_sample_is_told(folder):
@@ -99,9 +100,10 @@ def test_bad_input_is_two_and_says_what_to_do(folder, monkeypatch, arguments, sa
     assert not (folder / "out").exists()
 
 
-def test_the_suffixes_are_those_of_the_readers():
-    """Written out in the verb, which must load nothing."""
+def test_suffixes_and_dtypes_are_those_of_the_readers():
+    """The verb repeats them, because it must not import the readers."""
     assert data._SUFFIXES == TEXT_SUFFIXES
+    assert data._RAW_DTYPES == RAW_DTYPES
 
 
 @pytest.fixture
@@ -149,6 +151,30 @@ def test_the_dtype_of_raw_ids_is_recognized_or_named(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     code, body, _ = ask("tokenize", tmp_path / "a.txt", "--out", tmp_path / "o", "--dtype", "uint32")
     assert code == 2 and "--dtype uint32" in body["message"]
+
+
+def test_what_is_not_read_is_a_short_line_and_whole_in_json(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"a{number}.txt").write_text(f"document {number}")
+        (folder / f"b.x{number}").write_bytes(b"z" * number)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# A card\n")
+    code, body, err = ask("tokenize", folder, "--out", tmp_path / "out", "--suffix", ".txt")
+    (line,) = [line for line in err.splitlines() if "not read" in line]
+    assert code == 0 and len(body["not_read"]) == 31
+    assert len(line) < 250 and ".x29" in line and ".x1 " not in line, "the largest are named"
+    num_left = int(line.rpartition("; --suffix")[0].rpartition(";")[2].split()[0])
+    assert line.count("(b.x") + line.count("README") + num_left == 31
+
+
+def test_a_source_whose_documents_are_all_known_says_so(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            (tmp_path / name / f"{number}.txt").write_text(f"document {number}")
+    code, body, _ = ask("tokenize", f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}", "--out", tmp_path / "out")
+    assert code == 2 and "'b': 0 new documents" in body["message"] and "5 left out" in body["message"]
 
 
 def test_a_dataset_folder_keeps_its_splits(tmp_path):

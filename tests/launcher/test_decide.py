@@ -50,7 +50,7 @@ def test_a_missing_rung_or_valley_point_is_missed(finished, tmp_path, study, led
     rung, point = found.ladder[0].id, found.transferred.tests[0].specs[0].id
     _, no_rung = replay(finished / "study", tmp_path / "a", lambda record: record.key != rung)
     _, no_point = replay(finished / "study", tmp_path / "b", lambda record: record.key != point)
-    with pytest.raises(StageMissingError, match="the ladder has not ended: `forerun ladder PLAN` runs or resumes it"):
+    with pytest.raises(StageMissingError, match=f"the ladder has not ended: `{study.command_line('ladder')}` runs"):
         decide.ladder_table(study, found.ladder, no_rung.results())
-    with pytest.raises(StageMissingError, match="the transfer runs have not ended: `forerun transfer PLAN`"):
+    with pytest.raises(StageMissingError, match=f"have not ended: `{study.command_line('transfer')}`"):
         transferred(study, no_point)

@@ -1,4 +1,4 @@
-"""SIGTERM ends a command in seconds, also one that is in the midst of a call which Python cannot interrupt."""
+"""SIGTERM ends a command within seconds, even during a call that Python cannot interrupt."""
 
 import signal
 import subprocess

@@ -36,7 +36,7 @@ CODES_BY_CLASS = {
         "TrainerError", "TransferError", "UnexpectedEndError", "UnknownFieldError", "UnknownKeyError",
         "UnknownNameError", "UnmeasurableError", "UserCodeError", "WireError",
     },
-    3: {"GateError", "ReplayDiffersError"},
+    3: {"GateError"},
     4: {
         "BudgetSpent", "CannotTellError", "NoFinishedTrialError", "NoProvenanceError", "NotConcludedError",
         "UnseenError",
@@ -49,10 +49,10 @@ CODES_BY_CLASS = {
     130: {"InterruptedStudyError"},
 }  # fmt: skip
 CONTROL_FLOW = {"_CarriedError", "_NoAnswerError", "DemoError"}
-"""Carry an exit code or another error, or are caught where they are raised."""
+"""Classes that carry an exit code or another error, or that are caught where they are raised."""
 
 
-def error_classes():
+def list_error_classes():
     """Return (module, class name) of every exception class that the packages define."""
     bases = {}
     for package in PACKAGES:
@@ -74,15 +74,15 @@ def error_classes():
         names |= {name for _, name in errors}
 
 
-def nested_too_deeply():
+def parse_deeply_nested_json():
     json.loads("[" * 100_000)
 
 
-def endless():
-    endless()
+def recurse_endlessly():
+    recurse_endlessly()
 
 
-def raising(error):
+def make_failing_callback(error):
     def callback(**_):
         if callable(error) and not isinstance(error, BaseException):
             error()
@@ -93,11 +93,11 @@ def raising(error):
 
 @pytest.fixture
 def run_verb(monkeypatch):
-    """Return a function that runs a verb which fails by an error: its exit code, stderr, and JSON."""
+    """Return a function that runs a verb which raises an error, and returns its exit code and stderr."""
     command = cli.cli.get_command(click.Context(cli.cli), "flops")
 
     def run(error):
-        monkeypatch.setattr(command, "callback", raising(error))
+        monkeypatch.setattr(command, "callback", make_failing_callback(error))
         code, out, err = forerun("flops")
         assert (out, "Traceback" in err) == ("", False)
         if not isinstance(error, SystemExit):
@@ -110,8 +110,8 @@ def run_verb(monkeypatch):
 
 
 def test_every_error_class_of_the_packages_has_its_exit_code(run_verb):
-    """A class that is new gets a line in `CODES_BY_CLASS`: which code is right is a decision, not a default."""
-    classes = error_classes()
+    """A new class must be added to `CODES_BY_CLASS`: its code is a decision, not a default."""
+    classes = list_error_classes()
     expected = {name: code for code, names in CODES_BY_CLASS.items() for name in names}
     assert {name for _, name in classes} - CONTROL_FLOW == set(expected)
     for module, name in classes:
@@ -126,42 +126,79 @@ def test_every_error_class_of_the_packages_has_its_exit_code(run_verb):
     assert set(cli._EXIT_CODES) <= set(expected), "a class renamed would fall back to exit 2"
 
 
-NO_BUGS = [
-    *(OSError(number, os.strerror(number)) for number in (
-        errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
-        errno.EIO, errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EAGAIN, errno.EFBIG,
-        errno.ENAMETOOLONG, errno.ELOOP, errno.EADDRINUSE, errno.ESTALE)),
+EXTERNAL_ERRORS = [
+    *(
+        OSError(number, os.strerror(number))
+        for number in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.ENOMEM,
+            errno.EIO,
+            errno.EPIPE,
+            errno.ECONNRESET,
+            errno.ECONNREFUSED,
+            errno.ETIMEDOUT,
+            errno.EAGAIN,
+            errno.EFBIG,
+            errno.ENAMETOOLONG,
+            errno.ELOOP,
+            errno.EADDRINUSE,
+            errno.ESTALE,
+        )
+    ),
     FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere"),
     OSError(errno.EINVAL, "it is a pipe: must be a plain file", "named"),
     MemoryError(),
     type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2 GiB"),
     UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     EOFError("Compressed file ended before the end-of-stream marker was reached"),
-    nested_too_deeply,
+    parse_deeply_nested_json,
     click.UsageError("usage"),
     click.BadParameter("parameter"),
     click.FileError("file"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("error", NO_BUGS, ids=lambda error: getattr(error, "__name__", repr(error)))
+@pytest.mark.parametrize("error", EXTERNAL_ERRORS, ids=lambda error: getattr(error, "__name__", repr(error)))
 def test_what_the_machine_or_the_input_lacks_is_no_bug(run_verb, error):
     code, err = run_verb(error)
     assert (code, "bug" in err) == (2, False)
     assert err.strip().startswith(("forerun: ", "Usage: ")), "it says what happened"
 
 
-@pytest.mark.parametrize(("error", "code"), [
-    (KeyboardInterrupt(), 130), (click.Abort(), 130), (SystemExit(3), 3), (SystemExit(4), 4),
-    (DemoError(("run",), 5), 5), (DemoError(("run",), 1), 1),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (click.Abort(), 130),
+        (SystemExit(3), 3),
+        (SystemExit(4), 4),
+        (DemoError(("run",), 5), 5),
+        (DemoError(("run",), 1), 1),
+    ],
+    ids=repr,
+)
 def test_interruptions_and_outcomes_keep_their_codes(run_verb, error, code):
     assert run_verb(error)[0] == code
 
 
-@pytest.mark.parametrize("error", [
-    ValueError("ours"), AssertionError(), KeyError("x"), OSError("no number"), OSError(errno.EBADF, "bad"), endless,
-], ids=lambda error: getattr(error, "__name__", repr(error)))  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("ours"),
+        AssertionError(),
+        KeyError("x"),
+        OSError("no number"),
+        OSError(errno.EBADF, "bad"),
+        recurse_endlessly,
+    ],
+    ids=lambda error: getattr(error, "__name__", repr(error)),
+)
 def test_a_bug_is_called_one(run_verb, error):
     code, err = run_verb(error)
     assert (code, "This is a bug in forerun" in err) == (1, True)
@@ -190,7 +227,7 @@ def test_a_closed_stream_or_pipe_keeps_the_exit_code(tmp_path, line):
 
 
 def test_a_closed_stdout_does_not_lend_its_number_to_a_file(tmp_path):
-    """A ledger opened as file 1 would get whatever a child process prints."""
+    """A ledger that is opened as file 1 would receive the output of child processes."""
     code = (
         "from launcher.base.terminal import open_standard_streams as go; go(); "
         f"import os; f = open({str(tmp_path / 'x')!r}, 'w'); os.system('echo hello'); "

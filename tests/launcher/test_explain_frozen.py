@@ -85,6 +85,9 @@ def test_every_field_has_a_source_a_strength_and_what_would_change_it(told):
         assert found["source"]["plan_keys"] or found["source"]["kind"] not in ("plan", "default", "search"), name
         said = found["source"]["text"] + found["strength"]["text"] + "".join(found["change"])
         assert "None" not in said and "{}." not in said, name
+        for text in (found["source"]["text"], found["strength"]["text"]):  # sentences, or a formula
+            assert re.match(r"[A-Z0-9]|ln\(|sqrt\(|m_[NLBD]", text) and not text.endswith((".", ";")), text
+            assert max(part.count(";") for part in re.sub(r"\([^()]*\)", "", text).split(". ")) <= 1, text
         for command in re.findall(r"`forerun ([^`]+)`", said):
             verb = cli.get_command(context, command.split()[0])
             assert verb is not None, command
@@ -123,9 +126,9 @@ def test_the_learning_rate_is_traced_from_its_loss_basin_to_its_group(told, know
     at_base = known.body["transfer"]["at_base_optimum"]
     assert found["source"]["kind"] == ("valley" if at_base else "search")
     if at_base:
-        assert f"of {base['num_runs']} runs" in found["source"]["text"]
+        assert f"from {base['num_runs']} runs" in found["source"]["text"]
     assert found["source"]["rules"][0].startswith("mup: ")
-    assert "hidden: the base's times m_N^-1" in found["source"]["text"]
+    assert "For hidden parameters: the base's value times m_N^-1" in found["source"]["text"]
     assert found["strength"]["outcome"] == known.body["transfer"]["together"]["outcome"]
     reach = told["shape.width"]["value"] / 16
     assert told["transfer.learning_rate.width.power"]["strength"]["extrapolation"] == pytest.approx(reach)
@@ -210,6 +213,8 @@ def test_what_was_edited_is_not_explained(config, tmp_path):
 
 @pytest.mark.parametrize(("name", "fields"), [
     ("clip", ["clip_norm"]),
+    ("warmup_fraction", ["learning_rate.schedule.warmup_steps"]),
+    ("warmup", ["learning_rate.schedule.warmup_steps"]),
     ("width", ["shape.width", "base_shape.width", "parametrization.width"]),
     ("groups.embedding.lr", ["groups.embedding.learning_rate"]),
     ("groups.hidden.lr", ["groups.hidden.1.learning_rate", "groups.hidden.2.learning_rate"]),

@@ -1,6 +1,8 @@
-"""`run` stops after a failed coordinate check, until somebody accepts the failure."""
+"""`run` stops after a gate that failed, until somebody accepts the failure."""
 
-from tiny_study import ask, forerun, write_plan
+import dataclasses
+
+from tiny_study import ask, forerun, replay, write_plan
 
 from launcher.study import gates
 from sweeps.store.ledger import Ledger
@@ -29,3 +31,36 @@ def test_run_stops_after_a_failed_check_until_it_is_accepted(tmp_path, monkeypat
     assert body["error"] == "BudgetSpent" and Ledger.read(study).num_runs == 1, "it goes on"
     code, out, _ = forerun("status", study)
     assert "accepted failure: gate coordinates" in out
+
+
+def test_run_stops_before_the_ladder_when_a_value_drifts(finished, found, tmp_path, monkeypatch):
+    judge, study = gates.transfer_gate, tmp_path / "study"
+    monkeypatch.setattr(gates, "transfer_gate", lambda verdicts: dataclasses.replace(judge(verdicts), outcome="failed"))
+    rungs = {spec.id for spec in found.ladder}
+    first = min(r.seq for r in Ledger.read(finished / "study").records() if r.key in rungs)
+    replay(finished / "study", study, lambda record: record.seq < first)
+    spent = Ledger.read(study).num_runs
+    for verb in ("run", "ladder"):
+        code, body = ask(verb, finished / "plan.toml", "--study", study)
+        assert (code, body["error"]) == (3, "GateError"), body
+    assert f"forerun freeze {study} --accept transfer --reason" in body["message"]
+    assert Ledger.read(study).num_runs == spent, "no rung is trained"
+    code, out, _ = forerun("status", study)
+    assert code == 0 and out.startswith("do not launch: gate transfer failed")
+
+    code, body = ask("freeze", study, "--accept", "transfer", "--reason", "a toy")
+    assert (code, body["error"]) == (2, "StageMissingError")
+    limit = f"cluster.max_runs={spent + 1}"
+    code, body = ask("run", finished / "plan.toml", "--study", study, "--set", limit)
+    assert body["error"] == "BudgetSpent" and Ledger.read(study).num_runs == spent + 1, "it goes on"
+    assert forerun("status", study)[1].startswith("accepted failure") is False, "it has not ended"
+
+
+def test_a_study_that_has_ended_is_reported_whatever_failed(finished, copied, monkeypatch):
+    judge = gates.transfer_gate
+    monkeypatch.setattr(gates, "transfer_gate", lambda verdicts: dataclasses.replace(judge(verdicts), outcome="failed"))
+    code, body = ask("run", finished / "plan.toml", "--study", copied)
+    assert (
+        code == 0
+        and {"transfer": "failed"}.items() <= {gate["name"]: gate["outcome"] for gate in body["gates"]}.items()
+    )

@@ -7,9 +7,10 @@ import tomllib
 
 import jsonschema
 import pytest
-from tiny_study import ask, forerun, write_corpus, write_plan
+from tiny_study import COMMAND, ask, forerun, plan_with, write_corpus, write_plan
 
-from launcher.plan.file import load_plan
+from launcher.base import talk
+from launcher.plan.file import checked_plan, load_plan
 from launcher.plan.presets import PRESETS
 from launcher.plan.writing import commented_plan, plan_schema
 
@@ -73,6 +74,7 @@ def test_a_gpu_preset_is_sensible_and_affordable(plans, name):
     assert body["num_workers"] == preset.num_gpus
     assert body["total"]["share_of_main_run"] < 0.15
     assert body["total"]["share_of_main_run"] == pytest.approx(sum(s["share_of_main_run"] for s in body["stages"]))
+    assert not any(said.startswith("gate fit") for said in told["warnings"]), "its ladder reaches the main run"
     assert told["comes_to"]["share_of_main_run"] == pytest.approx(body["total"]["share_of_main_run"])
     assert 1 < main["days"]["value"] < 15
     assert 3 * plan.proxy.base_width < main["shape"]["width"] < 20 * plan.proxy.base_width
@@ -103,22 +105,30 @@ def test_editors_know_every_plan(plans):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("vocab_size", "octaves"), [(256, 0), (1000, 1), (4096, 2), (16384, 2)])
-def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, octaves):
+@pytest.mark.parametrize(
+    ("vocab_size", "octaves", "margin"),
+    [(256, 0, 0.01), (1000, 1, 0.026), (2048, 2, 0.03), (4096, 2, 0.034), (16384, 2, 0.038)],
+)
+def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, octaves, margin):
     """The presets were made for bytes: another vocabulary moves the best rate, and makes every size larger."""
     shutil.copytree(corpora / "corpus", tmp_path / "corpus")
     manifest = tmp_path / "corpus" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"vocab_size": 256', f'"vocab_size": {vocab_size}'))
     code, body = ask("init", "--out", tmp_path / "plan.toml")
-    assert code == 0 and not any("hardly anything to transfer" in said for said in body["warnings"])
+    assert code == 0 and not any("hardly anything to transfer" in warning for warning in body["warnings"])
     plan, preset = load_plan(tmp_path / "plan.toml"), load_plan(write_plan(tmp_path / "bytes", ""))
     assert body["comes_to"]["width"] >= 2 * plan.proxy.base_width
     assert plan.search.learning_rate == tuple(2**octaves * end for end in preset.search.learning_rate)
-    assert (plan.target.budget_flops > 1e13) == (vocab_size >= 4096)
-    given = ("--budget-flops", "2e13", "--set", "search.learning_rate=[0.01, 0.1]")
+    assert (plan.target.budget_flops > 1e13) == (vocab_size >= 2048)
+    assert plan.transfer.margin_nats == margin, "the same loss per byte of text"
+    rates, own_margin = "search.learning_rate=[0.01, 0.1]", "transfer.margin_nats=0.02"
+    given = ("--budget-flops", "2e13", "--set", rates, "--set", own_margin)
     assert ask("init", "--out", tmp_path / "given.toml", *given)[0] == 0
     plan = load_plan(tmp_path / "given.toml")
     assert (plan.target.budget_flops, plan.search.learning_rate) == (2e13, (0.01, 0.1)), "what is given stays"
+    assert plan.transfer.margin_nats == 0.02
+    assert ask("init", "--out", tmp_path / "muon.toml", "--optimizer", "muon")[0] == 0
+    assert load_plan(tmp_path / "muon.toml").transfer.margin_nats == margin
 
 
 def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
@@ -127,8 +137,8 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     asked = ("--budget-usd", 5000, "--gpu", gpu, "--gpus", 4, "--usd-per-gpu-hour", 2.5)
     code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
     assert code == 0
-    assumed = r"at USD 2.5 an hour \(given\) and a share of 0\.[23]\d* of the peak over all hours paid \("
-    assert re.search(rf"USD 5000 pay for \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
+    share = r"[23]\d\.\d.% \[\d+\.?\d*%, \d+\.?\d*%\] of the peak \(over all hours paid"
+    assert re.search(rf"USD 5,000 pay for \S+ FLOPs on 4 {gpu.upper()}, at USD 2.5 an hour \(given\) and {share}", out)
     assert "(preset 8xh100)" in out
     code, body = ask("estimate", path)
     assert code == 0
@@ -156,6 +166,21 @@ def test_what_is_refused_leaves_no_plan(tmp_path, asked, said):
     assert not (tmp_path / "plan.toml").exists()
 
 
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_text_in_the_place_of_a_corpus_is_never_written_over(tmp_path, kind):
+    text = tmp_path / "text" if kind == "folder" else tmp_path / "text.jsonl"
+    if kind == "folder":
+        text.mkdir()
+    (text / "a.txt" if kind == "folder" else text).write_text("some text")
+    plan = tmp_path / "plan.toml"
+    code, _, err = forerun("init", "--data", text.name, "--out", plan)
+    assert code == 2 and f"forerun tokenize {text} --out {tmp_path / 'corpus'}" in err and not plan.exists()
+    assert forerun("init", "--out", plan)[0] == 0
+    for verb in ("validate", "estimate"):
+        code, _, err = forerun(verb, plan, "--set", f'data.path="{text.name}"')
+        assert code == 2 and f"--out {text}" not in err and f"forerun tokenize {text}" in err
+
+
 def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
     code, body = ask("init", "--gpu", "H100", "--gpus", 64, "--out", tmp_path / "plan.toml")
     assert (code, body["preset"]) == (0, "slurm")
@@ -170,10 +195,10 @@ def test_a_large_budget_gets_the_depth_sequences_and_layout_of_published_models(
     """It was 32 layers of width 8,192, sequences of 2,048, and full recomputation."""
     path = corpora / "large.toml"
     code, body = ask("init", "--gpu", "H100", "--gpus", 256, "--budget-flops", "1e23", "--out", path)
-    plan, found = load_plan(path), body["comes_to"]
+    plan, size = load_plan(path), body["comes_to"]
     assert (code, body["preset"], plan.model.seq_len) == (0, "slurm", 4096)
-    assert 52 <= found["num_layers"] == plan.model.num_layers <= 64  # Llama 33B: 60 x 6656; OLMo 2 32B: 64 x 5120
-    assert 5120 <= found["width"] <= 6656
+    assert 52 <= size["num_layers"] == plan.model.num_layers <= 64  # Llama 33B: 60 x 6656; OLMo 2 32B: 64 x 5120
+    assert 5120 <= size["width"] <= 6656
     assert plan.launch.activation_checkpointing == "selective"
     assert plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate == 256
     code, estimate = ask("estimate", path)
@@ -199,3 +224,66 @@ def test_a_vocabulary_smaller_than_its_tokens_is_refused(tmp_path):
     manifest.write_text(manifest.read_text().replace('"vocab_size": 256', '"vocab_size": 25'))
     code, _, err = forerun("validate", plan)
     assert code == 2 and "vocab_size = 25: must be at least 256" in err
+
+
+HOPELESS = {
+    "gate fit: 6 rungs are too few": ["ladder.widths=[8, 16]"],
+    "gate fit: target.budget_flops is ": ["target.budget_flops=1e12"],
+    "gate ladder_tuned: ladder.check_offsets_octaves is empty": ["ladder.check_offsets_octaves=[]"],
+    "gate ladder_tuned: ladder.check_share = 0.001 pays for no rung": ["ladder.check_share=0.001"],
+    "gate coordinates: proxy.parametrization = 'sp'": ["proxy.parametrization='sp'"],
+    "launch: pipeline = 3 does not divide num_layers = 1": ["launch.pipeline=3"],
+}
+"""What can only fail after the runs, as far as the plan tells: how its warning starts, by the keys that cause it."""
+
+
+@pytest.mark.parametrize("start", HOPELESS)
+def test_what_can_only_fail_later_is_said_before(tmp_path, start):
+    plan = write_plan(tmp_path)
+    code, body = ask("validate", plan)
+    assert code == 0 and not any(said.startswith(tuple(HOPELESS)) for said in body["warnings"])
+    code, body = ask("validate", plan, *(word for value in HOPELESS[start] for word in ("--set", value)))
+    assert code == 0 and [said for said in body["warnings"] if said.startswith(tuple(HOPELESS))], body
+    assert any(said.startswith(start) for said in body["warnings"])
+
+
+def test_a_commands_gates_that_cannot_tell_are_said_before(tmp_path):
+    (tmp_path / "trainer.py").touch()
+    code, body = ask("validate", plan_with(tmp_path, COMMAND % "python3"))
+    assert code == 0 and any(said.startswith("gates coordinates and data") for said in body["warnings"])
+
+
+def test_a_ladder_too_small_for_its_law_is_refused(tmp_path):
+    """The coupled law has a parameter more than Chinchilla's: six rungs are enough for the one, not for the other."""
+    plan, small = write_plan(tmp_path), ("--set", "ladder.widths=[8, 16]")
+    assert ask("validate", plan, *small)[0] == 0
+    code, body = ask("validate", plan, *small, "--set", "ladder.form='coupled'")
+    assert code == 2 and "has 6 parameters" in body["problems"][0] and "7 rungs" in body["problems"][0]
+
+
+def test_a_corpus_that_takes_long_to_read_shows_progress(tmp_path, monkeypatch):
+    plan = write_plan(tmp_path)
+    steps = []
+    monkeypatch.setattr(talk.Heartbeat, "step", lambda self, name, share: steps.append((name, share)))
+    assert ask("validate", plan)[0] == 0 and not steps
+    assert ask("validate", plan, "--full")[0] == 0
+    names, shares = zip(*steps, strict=True)
+    assert set(names) == {path.name for path in (tmp_path / "corpus").glob("*.bin")}
+    assert shares[0] == 0 and list(shares) == sorted(shares) and shares[-1] < 1
+
+
+@pytest.mark.parametrize(("key", "number"), [
+    ("transfer.num_seeds", 1000), ("transfer.control_num_seeds", 1000), ("transfer.axis_num_seeds", 1000),
+    ("transfer.check_num_seeds", 1000), ("ladder.num_seeds", 100),
+])  # fmt: skip
+def test_a_grid_too_large_to_run_is_refused_with_its_limit(tmp_path, key, number):
+    """Many values and many seeds are each allowed, and not both."""
+    widths = list(range(8, 8 + 8 * 40, 8))
+    wide = [f"{name}={widths}" for name in ("transfer.widths", "transfer.control_widths", "transfer.check_widths")]
+    wide += [f"ladder.widths={widths}", f"transfer.durations={[1.0 + n / 6 for n in range(40)]}"]
+    plan, words = write_plan(tmp_path), [word for value in wide for word in ("--set", value)]
+    assert checked_plan(plan, words[1::2])[1] == []
+    code, body = ask("validate", plan, *words, "--set", f"{key}={number}")
+    assert code == 2 and len(body["problems"]) == 1, body
+    assert body["problems"][0].startswith(f"{key}: 40 ") or key == "ladder.num_seeds"
+    assert "runs: must be at most 10,000" in body["problems"][0]

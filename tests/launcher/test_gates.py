@@ -27,14 +27,14 @@ PASSING = coordinates("passes", {**LAYER, "outcome": "passes"})
 @pytest.mark.parametrize(
     ("body", "outcome", "reason"),
     [
-        (PASSING, "passed", "all 1 layers keep their size as width grows"),
+        (PASSING, "passed", "all layers (1) keep their size as width grows"),
         (coordinates("cannot_tell", {**LAYER, "outcome": "cannot_tell"}), "cannot_tell", "lm_head cannot tell"),
         (coordinates("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
         (coordinates("vanishes", OLD_LAYER), "cannot_tell", "lm_head vanishes (slope -0.83): too small; recorded by"),
         (coordinates("blows_up", {**OLD_LAYER, "outcome": "blows_up"}), "failed", "lm_head blows up"),
         (coordinates("blows_up", lost=64), "failed", "width 64 became non-finite at step 3"),
         (coordinates("blows_up", mistakes=["unscaled readout"]), "failed", "unscaled readout"),
-        (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 1 layers keep their size as width"),
+        (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all layers (1) keep their size as width"),
         ({}, "cannot_tell", "not run yet: run `forerun check PLAN`"),
     ],
 )
@@ -87,9 +87,13 @@ def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, 
 @pytest.mark.parametrize(
     ("fit", "outcome", "reason"),
     [
-        (fit_of(), "passed", "largest rungs held out (3) predicted with at most 1.23% error, 3 of 3 inside the 90%"),
+        (
+            fit_of(),
+            "passed",
+            "largest rungs held out (3) predicted with at most 1.23\u00a0% error, 3 of 3 inside the 90\u00a0%",
+        ),
         (fit_of(num_covered=1), "failed", "largest rungs held out (3)"),
-        (fit_of(error=0.06), "failed", "largest rungs held out (3) predicted with at most 6.00% error"),
+        (fit_of(error=0.06), "failed", "largest rungs held out (3) predicted with at most 6\u00a0% error"),
         (fit_of(status="at_bound"), "cannot_tell", "at_bound: w"),
         (fit_of(backtest=False), "cannot_tell", "too few rungs to hold out the largest one"),
     ],
@@ -157,7 +161,7 @@ def test_the_gates_have_the_names_that_freeze_knows(found):
 
 
 def test_a_check_whose_control_passes_too_names_nothing_to_fix():
-    """What is named there is the control, and it is right."""
+    """The control names a mistake in its own model, which is right."""
     gate = gates.coordinate_gate(PASSING | {"sp": PASSING["mup"]}, "mup")
     assert gate.outcome == "cannot_tell"
     assert "fix" not in gates.check_advice(gate.outcome) and "check_widths" in gates.check_advice(gate.outcome)

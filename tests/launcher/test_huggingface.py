@@ -144,14 +144,14 @@ def test_the_ranks_together_read_the_batches_of_the_run_while_the_batch_grows(tm
 def test_everything_that_cannot_be_run_is_said_at_once_and_nothing_is_written(tmp_path, manifest):
     mesh = Parallelism(data_parallel_shard=1, tensor=2, microbatch_sequences=3)
     decision = export_case.unrunnable(manifest, qk_norm=True, parallelism=mesh)
-    said = (
+    problems = (
         *export_case.UNRUNNABLE,
         "'4.57.6' is not supported: this export is written for 5.23.0",
         "qk_norm",
         "tensor = 2",
         "microbatch_sequences = 3",
     )
-    export_case.assert_refused(huggingface.export, decision, tmp_path / "out", *said, version="4.57.6")
+    export_case.assert_refused(huggingface.export, decision, tmp_path / "out", *problems, version="4.57.6")
 
 
 def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):

@@ -67,7 +67,7 @@ def checks(*outcomes, wanted=None):
         (checks("tuned", "tuned"), "passed", "rung 0 says; rung 1 says"),
         (checks("tuned", "mis_tuned"), "failed", "test it up to that size"),
         (checks("cannot_tell", "mis_tuned"), "failed", "transfer.durations"),
-        (checks("tuned", wanted=2), "cannot_tell", "1 of 2 rungs are not checked yet: run `forerun ladder PLAN`"),
+        (checks("tuned", wanted=2), "cannot_tell", "1 of 2 rungs not checked yet: run `forerun ladder PLAN`"),
     ],
 )  # fmt: skip
 def test_the_gate(found, outcome, said):

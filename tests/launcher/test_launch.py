@@ -290,7 +290,7 @@ def once_at_it(tmp_path, act):
 
 
 def empty(folder):
-    """What `rm -rf` leaves where somebody writes at the same moment."""
+    """`rm -rf` leaves such a folder if another process writes into it at the same time."""
     for path in list(folder.iterdir()):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -330,11 +330,11 @@ def test_a_removed_lock_is_taken_again(scripted, tmp_path):
 
 
 def test_a_supervisor_that_was_displaced_stops_its_job(scripted, tmp_path):
-    other = []
-    once_at_it(tmp_path, lambda run: [(run / "driver.lock").unlink(), other.append(DriverLock(run))])
+    locks = []
+    once_at_it(tmp_path, lambda run: [(run / "driver.lock").unlink(), locks.append(DriverLock(run))])
     with pytest.raises(StudyHeld):
         scripted("(run / 'at-it').touch(), time.sleep(30)")
-    other[0].close()
+    locks[0].close()
 
 
 # The real thing

@@ -1,4 +1,4 @@
-"""The whole chain on a vocabulary that `tokenize --train-bpe` made: all else in this room is bytes."""
+"""All stages of a study on a vocabulary from `tokenize --train-bpe`; the other tests of studies use bytes."""
 
 import json
 import random
@@ -22,11 +22,11 @@ check_offsets_octaves = []
 budget_flops = 2e11
 """
 ACCEPTED = {"transfer", "fit", "data", "ladder_tuned"}
-"""Gates that so small a study may leave open; the coordinate check must pass."""
+"""Gates that may be open in so small a study; the coordinate check must pass."""
 
 
 def write_source(folder):
-    """Forty texts of five hundred made-up words, some of them frequent."""
+    """Write forty texts of five hundred made-up words, of which some are frequent."""
     rng = random.Random(0)
     words = ["".join(rng.choices("etaoinshr", k=rng.randint(2, 9))) for _ in range(500)]
     folder.mkdir()
@@ -43,7 +43,7 @@ def test_the_chain_runs_on_a_learned_vocabulary(tmp_path):
     plan, study = plan_with(tmp_path, PART), tmp_path / "study"
     for verb in ("check", "sweep", "transfer", "ladder"):
         code, body = ask(verb, plan, "--study", study)
-        assert code in (0, 3, 4), (verb, body)  # judged, whatever the judgment
+        assert code in (0, 3, 4), (verb, body)  # a verdict was reached, whichever
     code, _ = ask("report", study)
     assert code == 0
     report = json.loads((study / "report.json").read_text())

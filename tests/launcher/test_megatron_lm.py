@@ -1,6 +1,7 @@
 """The Megatron-LM export, read back flag by flag. What Megatron itself makes of it: test_megatron_lm_live.py."""
 
 import dataclasses
+import json
 import math
 import tomllib
 
@@ -11,10 +12,11 @@ from exported_program import imported
 from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for
 
 from launcher.base.policy import Monitoring
-from launcher.exporters.fidelity import plan_remedies
+from launcher.exporters.fidelity import list_plan_remedies
 from launcher.exporters.trainers import megatron_lm
 from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of
 from launcher.frozen.frozen import Decision, Parallelism
+from launcher.plan.plan import Plan
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule, lr_table
 from proxies.parametrization.parametrization import initial_tensor, parameter_table
@@ -67,13 +69,61 @@ def test_numbers_that_flags_cannot_give_are_named_with_megatrons_own(tmp_path, m
     assert "embedding: frozen 0, Megatron 0.2; readout: frozen 0.1, Megatron 0.2" in said["groups.weight_decay"]
     assert "block_gain: frozen 1e-08, Megatron 2e-08" in said["groups.eps"]
     assert "hidden" not in said["groups.weight_decay"] + said["groups.eps"]  # most weights: exact
-    remedies = plan_remedies(list(said))
-    assert all(remedy.startswith("proxy.rules = ") for remedy in remedies)
-    rules = {}
-    for remedy in remedies:
-        rules |= tomllib.loads(remedy)["proxy"]["rules"]
-    mended = spec_for(manifest.data_id, parametrization=named("mup", **rules), schedule=WSD)
+    mended = spec_for(manifest.data_id, parametrization=named("mup", **advised_rules(said)), schedule=WSD)
     assert lost(megatron_lm.export(decision_for(manifest, mended), tmp_path / "mended")) == {}, "as they advise"
+
+
+def advised_rules(fields):
+    """The values of `proxy.rules` that an export's refusal advises for what is lost."""
+    remedies = list_plan_remedies(list(fields))
+    assert remedies and all(remedy.startswith("proxy.rules = ") for remedy in remedies)
+    tables = [tomllib.loads(remedy)["proxy"]["rules"] for remedy in remedies]
+    return {key: value for rules in tables for key, value in rules.items()}
+
+
+def test_the_advice_for_an_embedding_rate_works(tmp_path, manifest):
+    rules = {"decayed": "two_dimensional", "embedding_rate": "inverse_root"}
+    spec = spec_for(manifest.data_id, parametrization=named("mup_no_wd_scaling", **rules), schedule=WSD)
+    said = lost(megatron_lm.export(decision_for(manifest, spec), tmp_path))
+    assert "groups.learning_rate" in said
+    spec = dataclasses.replace(spec, parametrization=named("mup_no_wd_scaling", **rules | advised_rules(said)))
+    assert lost(megatron_lm.export(decision_for(manifest, spec), tmp_path / "mended")) == {}
+
+
+@pytest.mark.parametrize("schedule", [
+    Schedule(kind="cosine", num_steps=400), Schedule(kind="linear", num_steps=400, final_fraction=0.1),
+    Schedule(kind="wsd", num_steps=400, decay_steps=40), Schedule(kind="constant", num_steps=400),
+], ids=lambda schedule: schedule.kind)  # fmt: skip
+def test_the_advice_for_a_warmup_works(tmp_path, manifest, schedule):
+    """Of mup's, where Megatron's own warmup is t / W. The plan takes the advised values too."""
+
+    def lost_with(warmup_steps):
+        kind = dataclasses.replace(schedule, warmup_steps=warmup_steps)
+        spec = spec_for(manifest.data_id, parametrization=MEGATRON_MUP, schedule=kind)
+        fields = lost(megatron_lm.export(decision_for(manifest, spec), tmp_path / str(warmup_steps)))
+        return [field for field in fields if field.startswith("learning_rate")]
+
+    [remedy] = list_plan_remedies(lost_with(40))
+    toml = tomllib.loads(remedy.partition(", or")[0])
+    fractions = toml["search"]["warmup_fraction"]
+    assert Plan.model_validate_json(json.dumps(toml)).search.warmup_fraction == tuple(fractions)
+    assert not any(lost_with(round(fraction * schedule.num_steps)) for fraction in fractions)
+    assert not lost_with(int(remedy.split()[-2]))
+
+
+@pytest.mark.parametrize("change", ["data.path", "target.budget_flops"])
+def test_the_advice_for_repeated_data_works(tmp_path, manifest, change):
+    decision = decision_for(manifest, spec_for(manifest.data_id))
+    few = dataclasses.replace(decision.data, num_train_tokens=decision.num_tokens // 2)
+    said = lost(megatron_lm.export(dataclasses.replace(decision, data=few), tmp_path))
+    [remedy] = list_plan_remedies([field for field in said if field.startswith("data")])
+    assert change in remedy
+    if change == "data.path":
+        mended = dataclasses.replace(decision, data=dataclasses.replace(few, num_train_tokens=decision.num_tokens))
+    else:
+        half = Schedule(kind="cosine", num_steps=decision.learning_rate.schedule.num_steps // 2)
+        mended = dataclasses.replace(decision_for(manifest, spec_for(manifest.data_id, schedule=half)), data=few)
+    assert "data.order" not in lost(megatron_lm.export(mended, tmp_path / "mended"))
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,18 @@ def launched(tmp_path, manifest):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "data_args.txt").write_text("/d/text")
 
-    def launch(fake, **env):
+    checkout = tmp_path / "m" / "megatron" / "core"
+    checkout.mkdir(parents=True)
+
+    def launch(fake, version=megatron_lm.VERSIONS[-1], **env):
+        (checkout / "package_info.py").write_text(f"__version__ = {version!r}")
         (tmp_path / "torchrun").write_text(fake)
         (tmp_path / "torchrun").chmod(0o755)
-        told = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MEGATRON_LM": "/m", "MEGATRON_DATA": str(tmp_path / "d")}
+        told = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "MEGATRON_LM": str(tmp_path / "m"),
+            "MEGATRON_DATA": str(tmp_path / "d"),
+        }
         return subprocess.run(
             [tmp_path / "run.sh", "--exit-interval", "3"], env={**told, "RUN_DIR": str(tmp_path / "run"), **env},
             capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
@@ -42,9 +50,9 @@ def test_the_launch_line_holds_every_argument_and_the_environment(tmp_path, laun
     done = launched('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS $PYTHONPATH" "$@"\n')
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
-    assert words[:2] == ["1", f"{tmp_path}:/m"]  # a layer spec lies in the export's folder
+    assert words[:2] == ["1", f"{tmp_path}:{tmp_path}/m"]  # a layer spec lies in the export's folder
     assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == ("1", "4")
-    first = words.index("/m/pretrain_gpt.py") + 1
+    first = words.index(f"{tmp_path}/m/pretrain_gpt.py") + 1
     told = (tmp_path / "arguments.txt").read_text().split()
     assert words[first : first + len(told)] == told
     run = tmp_path / "run"
@@ -64,6 +72,17 @@ def test_without_initial_weights_or_data_nothing_starts(tmp_path, launched):
     refused = launched(fake, MEGATRON_DATA="/nowhere")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "convert_data.py CORPUS /nowhere" in refused.stderr
+
+
+def test_another_version_of_megatron_lm_does_not_start(launched):
+    fake = "#!/bin/sh\necho started\n"
+    assert launched(fake, version="0.19.2+local").returncode == 0
+    for version in ("0.20.0rc0", "0.19.1"):
+        refused = launched(fake, version=version)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"{version}: must be 0.19.2" in refused.stderr
+    refused = launched(fake, MEGATRON_LM="/nowhere")
+    assert (refused.returncode, refused.stdout) == (2, "") and "no known version" in refused.stderr
 
 
 def test_a_loss_above_the_ceiling_stops_the_run_after_the_warmup(launched):

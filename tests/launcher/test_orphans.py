@@ -1,4 +1,4 @@
-"""No process outlives its job: whoever supervises is killed at random moments, and what it started must be gone."""
+"""No process outlives its job: supervisors are killed at random moments, and their processes must end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripted_job import left_behind
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 
 MARKER = "FORERUN_TEST_ORPHANS"
-GONE_SECONDS = 5.0  # the kernel's signal takes none; this machine may be busy
+GONE_SECONDS = 5.0  # the kernel sends its signal at once, but this machine may be busy
 RANK = """
 import sys, time
 sys.path[:0] = PATHS
@@ -53,6 +53,7 @@ SupervisedCommand(
 
 
 def wait_until_gone(seconds):
+    """Return the marked processes that still run after the limit, and kill them."""
     until = time.monotonic() + seconds
     while left := left_behind(MARKER):
         if time.monotonic() > until:
@@ -64,8 +65,8 @@ def wait_until_gone(seconds):
 
 
 @pytest.fixture(autouse=True)
-def marked(monkeypatch):
-    """Mark every process that a test starts; none is left behind, not even by a test that fails."""
+def mark_processes(monkeypatch):
+    """Mark all processes that a test starts, and kill those that it leaves behind."""
     monkeypatch.setenv(MARKER, "1")
     yield
     wait_until_gone(0)
@@ -73,7 +74,7 @@ def marked(monkeypatch):
 
 @pytest.mark.parametrize("supervisor", [SUPERVISOR, TRAINER_SUPERVISOR], ids=["ranks", "own trainer"])
 def test_a_killed_supervisor_leaves_neither_agent_nor_ranks(supervisor, tmp_path):
-    """Among the moments: before the agent runs, while ranks start, and after they have armed themselves."""
+    """The moments include: before the agent runs, while ranks start, and after they have called `die_with_job`."""
     rank = RANK.replace("PATHS", repr(sys.path))
     for delay in (0.0, 0.05, 0.15, 0.2, 0.3, 0.45):
         command = [sys.executable, "-c", supervisor, AGENT, rank]
@@ -84,7 +85,7 @@ def test_a_killed_supervisor_leaves_neither_agent_nor_ranks(supervisor, tmp_path
         assert wait_until_gone(GONE_SECONDS) == [], f"killed {delay} s after the job began"
 
 
-def test_a_killed_agent_leaves_no_rank_that_has_not_armed_itself(tmp_path):
+def test_a_killed_agent_leaves_no_rank_that_has_not_called_die_with_job(tmp_path):
     rank = RANK.replace("PATHS", repr(sys.path))
     environment = {**os.environ, "FORERUN_ATTEMPT": "a" * 32}
     with subprocess.Popen([sys.executable, "-S", "-c", AGENT, rank], env=environment) as agent:
@@ -97,8 +98,8 @@ def test_a_killed_agent_leaves_no_rank_that_has_not_armed_itself(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_kills_at_random_moments_of_a_real_launch(corpus, tmp_path):
-    """Two of three kills come after a checkpoint; a third while processes start, which takes this machine seconds."""
-    draw = random.Random(31)
+    """Two of three kills come after a checkpoint, the others while processes start, which takes seconds."""
+    rng = random.Random(31)
     decision = tiny_decision(corpus, num_ranks=2, every_steps=2)
     folder = write_frozen(tmp_path / "frozen", decision, {kind: {} for kind in ATTESTED}).parent
     num_saved = 0
@@ -111,11 +112,11 @@ def test_kills_at_random_moments_of_a_real_launch(corpus, tmp_path):
                 while not list(out.glob("checkpoints/step-*[0-9]")) and time.monotonic() < until:
                     time.sleep(0.01)
                 num_saved += 1
-                time.sleep(draw.uniform(0, 0.5))
+                time.sleep(rng.uniform(0, 0.5))
             else:
                 while len(left_behind(MARKER)) < 2:
                     time.sleep(0.01)
-                time.sleep(draw.uniform(0, 8))
+                time.sleep(rng.uniform(0, 8))
             process.kill()
         assert wait_until_gone(GONE_SECONDS) == [], f"kill {number}"
     assert num_saved == 12

@@ -1,10 +1,13 @@
 """Studies of somebody else's code, through every stage: a planted trainer as a command, a planted model by factory."""
 
 import json
+import math
 import sys
 
 import pytest
 from tiny_study import COMMAND, ask, forerun, plan_with, write_corpus
+
+from sweeps.store.ledger import Ledger
 
 # Its valley lies at 2^-6 at every width, its losses follow a law: the study must find both.
 TRAINER = """
@@ -65,6 +68,25 @@ def test_a_planted_trainer_is_swept_transferred_and_fitted(commanded):
     assert f"--width {body['choice']['shape']['width']}" in line
     assert f"--num-steps {body['choice']['num_steps']}" in line
     assert "the main run with your own trainer" in (folder / "study" / "report.html").read_text()
+
+
+def test_losses_that_can_hardly_be_in_one_unit_are_warned_of_once(tmp_path):
+    """A validation loss in bits per byte beside a training loss in nats per token."""
+    (tmp_path / "trainer.py").write_text(
+        "import json, os, sys\n"
+        "last = json.load(open(os.path.join(sys.argv[1], 'run.json')))['values']['num_steps']\n"
+        "with open(os.path.join(sys.argv[1], 'metrics.jsonl'), 'w') as out:\n"
+        "    print(json.dumps({'step': last, 'train_loss': 5.0, 'val_loss': 3.0}), file=out)\n"
+    )
+    plan = plan_with(tmp_path, COMMAND % sys.executable)
+    sweep = ("sweep", plan, "--set", "cluster.max_runs=2", "--study")
+    code, _, err = forerun(*sweep, tmp_path / "study")
+    assert code == 4 and err.count("warning: a run ended with a training loss of 5 and a validation loss of 3") == 1
+    unit = ("--set", 'proxy.metrics_validation_loss_unit="bits per byte"', "--set", "proxy.metrics_bytes_per_token=2.4")
+    code, _, err = forerun(*sweep, tmp_path / "declared", *unit)
+    assert code == 4 and "training loss" not in err
+    losses = [run.result.loss_nats for run in Ledger.read(tmp_path / "declared").runs()]
+    assert losses == [pytest.approx(3.0 * math.log(2) * 2.4)] * 2
 
 
 def test_nothing_of_a_command_runs_twice(commanded):
@@ -173,6 +195,14 @@ def test_a_model_that_fails_its_check_is_not_swept(modelled, tmp_path):
     code, out, _ = forerun("check", modelled, "--study", tmp_path / "study", *changes, "--json")
     assert code == 3
     assert [p["kind"] for p in json.loads(out)["own_model"]["parameters"]].count("readout") == 1
+    # No run is recorded: the fixed factory is accepted, and what was recorded of the broken one no longer counts.
+    (tmp_path / "mine.py").write_text(MODEL.replace("shape.width / 8", "1.0"))
+    code, body = ask("check", modelled, "--study", tmp_path / "study", *changes)
+    assert code != 3 and body["coordinates"]["mup"]["outcome"] in ("passed", "cannot_tell"), body
+    counted = [record.key for record in Ledger.read(tmp_path / "study").records("counted")]
+    assert counted == ["1", "1/1"], "its parameters are counted anew"
+    code, body = ask("check", modelled, "--study", tmp_path / "study", *changes, "--set", "model.num_layers=3")
+    assert (code, body["error"]) == (2, "PlanChanged"), "only the user's code may change"
 
 
 def test_depth_is_checked_where_there_is_a_rule(modelled, tmp_path):

@@ -7,11 +7,18 @@ import pytest
 from tiny_study import ask, forerun
 
 PLACES = {
-    "ledger.db": ("status", "STUDY"), "ledger.db-journal": ("note", "--study", "STUDY", "hi"),
-    "ledger.db-wal": ("status", "STUDY"), "logbook.md": ("note", "--study", "STUDY", "hi"),
-    "plan.toml": ("status", "STUDY"), "report.html": ("report", "STUDY"), "report.json": ("report", "STUDY"),
-    "chronicle.jsonl": ("note", "--study", "STUDY", "hi"), "driver.lock": ("freeze", "STUDY"),
-}  # fmt: skip
+    "ledger.db": ("status", "STUDY"),
+    "ledger.db-journal": ("note", "--study", "STUDY", "hi"),
+    "ledger.db-wal": ("status", "STUDY"),
+    "logbook.md": ("note", "--study", "STUDY", "hi"),
+    "plan.toml": ("status", "STUDY"),
+    "report.html": ("report", "STUDY"),
+    "report.json": ("report", "STUDY"),
+    "chronicle.jsonl": ("note", "--study", "STUDY", "hi"),
+    "driver.lock": ("freeze", "STUDY"),
+    "live.json": ("status", "STUDY"),
+    "findings.json": ("report", "STUDY"),
+}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -23,6 +30,13 @@ def test_a_pipe_in_a_study_is_refused(finished, tmp_path, place):
     code, body = ask(*(str(study) if word == "STUDY" else word for word in PLACES[place]))
     assert code == 2
     assert place in body["message"] and "is a pipe: must be a plain file" in body["message"]
+
+
+def test_a_fit_does_not_go_into_a_pipe(tmp_path):
+    """Said before the table is read, let alone fitted: there is none."""
+    os.mkfifo(tmp_path / "fit.json")
+    code, body = ask("fit", tmp_path / "no.csv", "--out", tmp_path / "fit.json")
+    assert code == 2 and "fit.json: it is a pipe" in body["message"]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])

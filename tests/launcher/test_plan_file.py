@@ -41,7 +41,7 @@ BAD = {
     "target.batch_tokens = 100": "must be a multiple of 64 tokens",
     "launch.data_parallel_shard = 3": "launch: 3 ranks do not divide the 16 sequences of a batch",
     "ladder.batch_tokens = 100": "ladder.batch_tokens = 100: must be a multiple of 64 tokens",
-    "ladder.widths = [32]": "ladder: 1 widths",
+    "ladder.widths = [32]": "ladder: 1 width",
     "ladder.check_offsets_octaves = [1.0, 2.0]": "rates below and above the rung's own",
     "ladder.check_offsets_octaves = [-5.0, 1.0]": "at most 4 octaves",
     'cluster.address = "ray://head:10001"': "must be host:port of the head, or auto",
@@ -98,6 +98,16 @@ def test_many_mistakes_are_said_at_once(tmp_path):
 def test_what_is_no_plan_at_all(tmp_path, text, said):
     (problem,) = problems_of(tmp_path, text)
     assert problem.startswith(said)
+
+
+def test_a_key_of_another_section_is_nearer_than_a_similar_name(tmp_path):
+    (tmp_path / "plan.toml").write_text("[proxy]\nlearning_rate = 0.01\nbase_widht = 32\nnum_seeds = 2\n")
+    with pytest.raises(PlanError) as caught:
+        load_plan(tmp_path / "plan.toml")
+    hints = dict(problem.split(" is unknown: ") for problem in caught.value.problems)
+    assert "search.learning_rate?" in hints["proxy.learning_rate"]
+    assert "base_width?" in hints["proxy.base_widht"]
+    assert "transfer.num_seeds or ladder.num_seeds?" in hints["proxy.num_seeds"]
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
@@ -247,5 +257,5 @@ def test_lists_of_sizes_have_a_limit(tmp_path):
     with pytest.raises(PlanError) as caught:
         load_plan(tmp_path / "plan.toml")
     assert [problem.partition(" (")[0] for problem in caught.value.problems] == [
-        f"{section}.widths has 2000 values: must be at most 100" for section in ("transfer", "ladder")
+        f"{section}.widths has 2,000 values: must be at most 100" for section in ("transfer", "ladder")
     ]

@@ -152,13 +152,13 @@ def test_the_pages_snippets_run(frozen_once, tmp_path, monkeypatch, capsys):
 
 def test_predict_takes_arrays_of_any_kind():
     fit = forerun.fit(law_runs(), bootstrap=20)
-    one = [forerun.predict(fit, params=n, tokens=2e9) for n in (1e8, 2e8)]
+    singles = [forerun.predict(fit, params=n, tokens=2e9) for n in (1e8, 2e8)]
     for sizes in ([1e8, 2e8], np.array([1e8, 2e8]), pd.Series([10**8, 2 * 10**8]), (np.float32(1e8), np.int64(2e8))):
         several = forerun.predict(fit, params=sizes, tokens=2e9)
-        assert several.loss_nats.tolist() == pytest.approx([each.loss_nats for each in one])
-        assert len(several) == 2 and several[1].interval == pytest.approx(one[1].interval)
+        assert several.loss_nats.tolist() == pytest.approx([each.loss_nats for each in singles])
+        assert len(several) == 2 and several[1].interval == pytest.approx(singles[1].interval)
         assert several.interval.shape == (2, 2)
-    assert forerun.predict(fit, params=np.float64(1e8), tokens=np.int64(2e9)).loss_nats == one[0].loss_nats
+    assert forerun.predict(fit, params=np.float64(1e8), tokens=np.int64(2e9)).loss_nats == singles[0].loss_nats
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from launcher.figures import plots
 from launcher.figures.panel import svg_of
 from launcher.report.about import About, next_command, next_line
 from launcher.report.page import environment, report_page, write_report
+from proxies.core.notation import format_duration
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
 STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "decision", "digest")
@@ -106,16 +107,20 @@ def derived(body):
             found += [mean - min(means) for mean in means]
         verdict = test["verdict"]
         found += [2.0**end for optimum in verdict["optima"] for end in optimum["interval_log2"] or ()]
+        found += [o["lowest_run_nats"] - o["loss_nats"] for o in verdict["optima"] if o["loss_nats"] is not None]
         found.append(verdict["target_size"] / max(optimum["size"] for optimum in verdict["optima"]))
     return found
 
 
 def unknown_numbers(source, body):
-    """Numbers of a page that no number of the body, as it is, in percent, minutes or hours, rounds to."""
+    """Numbers of a page that no number of the body, as it is, in percent, minutes or hours, rounds to, nor a "
+    "duration."""
     leaves, shown = leaves_of(body), text_of(source).replace("2^", " ")
     known = [abs(leaf) for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
     known += [value * factor for value in known for factor in (100, 1 / 60, 1 / 3600)]
     known += derived(body)
+    for duration in {format_duration(leaf) for leaf in leaves if isinstance(leaf, int | float)}:
+        shown = shown.replace(duration, " ") if duration.count(" ") > 1 else shown  # 3 min 05 s
     for said in sorted({leaf for leaf in leaves if isinstance(leaf, str) and re.search(r"\d", leaf)}, key=len)[::-1]:
         shown = shown.replace(said.replace("−", "-"), " ")
     missing = []

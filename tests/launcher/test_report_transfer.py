@@ -32,10 +32,10 @@ def test_the_values_say_what_they_rest_on(body):
     shown = text_of(transfer(body)).split("Values for the target")[1].split("Learning rate over width")[0]
     value = body["transfer"]["values"][0]
     for said in (f"{value['base_value']:.4g}", f"{value['target_value']:.4g}", "width, duration",
-                 "clip norm: unchanged; not tested over duration"):  # fmt: skip
+                 "clip norm: unchanged. Not tested over duration"):  # fmt: skip
         assert said in shown
     untested = text_of(transfer(odd_body("undecided"))).split("Values for the target")[1]
-    assert "weight decay 0.1 0.1 not tested" in untested and "as it is; not tested over width" in untested
+    assert "weight decay 0.1 0.1 not tested" in untested and "as it is. Not tested over width" in untested
 
 
 def test_what_would_decide_is_said_where_a_test_cannot_tell():

@@ -53,6 +53,10 @@ def test_a_flipped_bit_of_a_gradient_stops_the_study_for_good(plan):
     assert [gate.outcome for gate in replay_gates(Asked(False), ledger)] == ["failed"], (
         "what was found is not forgotten"
     )
+    accept = ("--accept", "replays_agree", "--reason", "one machine, and it is a toy")
+    assert forerun("freeze", plan.parent / "study", *accept)[0] == 2, "there is nothing to freeze yet"
+    code, said, _, _, _ = swept(plan, ["a", "b"], ["b"])
+    assert code == 0 and "accepted failure: gate replays_agree" in said
     code, _, ledger, _, _ = swept(plan, ["a", "b"], ["b"], every=10**9, study="honest")
     assert code == 0 and outcomes(ledger) == ["agrees"]
 

@@ -1,6 +1,7 @@
 """`forerun init --from train.py`: options of four kinds of scripts become a plan that loads; nothing of them is run."""
 
 import json
+import re
 
 import pytest
 from tiny_study import ask
@@ -119,7 +120,35 @@ def test_only_floats_are_rates_and_a_step_is_the_planned_one(tmp_path):
     proxy = plan.proxy
     keys = (proxy.metrics_step_key, proxy.metrics_train_loss_key, proxy.metrics_validation_loss_key)
     assert keys == ("iter", "train/loss", "val/loss")
-    assert ask("validate", tmp_path / "plan.toml")[0] == 0
+    code, body = ask("validate", tmp_path / "plan.toml")
+    assert code == 2 and [problem.partition(" ")[0] for problem in body["problems"]] == ["data.external"]
+    assert "data.vocab_size = 50304 is a guess" in body["problems"][0]
+    assert ask("validate", tmp_path / "plan.toml", "--set", "data.external='my data'")[0] == 0
+
+
+def test_a_vocabulary_that_the_script_names_is_known(tmp_path):
+    plan = planned(tmp_path, NANO.replace("n_layer = 6", "n_layer = 6\nvocab_size = 4096"))
+    assert plan.data.vocab_size == 4096 and "TODO" not in plan.data.external
+
+
+@pytest.mark.parametrize("name", ["min_lr", "learning_rate_min", "end_learning_rate", "warmup_init_lr"])
+@pytest.mark.parametrize("text", [NANO, ARGPARSE, DATACLASS, HYDRA], ids=["globals", "argparse", "dataclass", "hydra"])
+def test_the_ends_of_a_schedule_follow_the_rate(tmp_path, text, name):
+    """A fixed floor would be above a searched rate: it is 0, and no axis."""
+    text = text.replace("best_val_loss = 1e9", f"{name} = 6e-5")
+    text = text.replace(
+        'parser.add_argument("--out-dir")', f'parser.add_argument("--{name}", type=float, default=6e-5)'
+    )
+    text = text.replace("    warmup_steps: int", f"    {name}: float = 6e-5\n    warmup_steps: int")
+    text = text.replace("train(cfg.optim.lr", f"train(cfg.optim.{name}, cfg.optim.lr")
+    plan = planned(tmp_path, text)
+    assert name not in plan.search.own and re.search(rf"\b{name}[= ]0\.0", plan.proxy.command)
+
+
+@pytest.mark.parametrize("name", ["lr_decay", "min_lr_ratio", "layer_lr_mult", "lr_warmup_frac", "lr_gamma"])
+def test_a_share_of_the_rate_is_no_rate(tmp_path, name):
+    plan = planned(tmp_path, NANO.replace("n_layer = 6", f"n_layer = 6\n{name} = 0.1"))
+    assert list(plan.search.own) == ["muon_lr"] and f"--{name}=" not in plan.proxy.command
 
 
 def test_what_is_not_understood_is_to_do_and_refused(tmp_path):
@@ -130,5 +159,5 @@ def test_what_is_not_understood_is_to_do_and_refused(tmp_path):
     for verb in (("validate",), ("sweep", "--study", tmp_path / "study")):
         code, body = ask(verb[0], tmp_path / "plan.toml", *verb[1:])
         assert (code, body["error"]) == (2, "PlanError")
-        assert any(said.startswith("proxy.metrics_validation_loss_key has a TODO") for said in body["problems"])
+        assert any(problem.startswith("proxy.metrics_validation_loss_key has a TODO") for problem in body["problems"])
     assert not (tmp_path / "study").exists()

@@ -7,6 +7,7 @@ from launcher.answers.texts import search_text
 from launcher.figures import plots
 from launcher.figures.panel import svg_of
 from launcher.views.search import sentences
+from proxies.core.notation import format_percent
 
 EDGE = {"axis": "learning_rate", "side": "high", "range": [2**-9, 2**-3], "wider": [2**-9, 2**-1]}
 STANDINGS = [
@@ -66,5 +67,8 @@ def test_what_was_pruned_is_said_and_drawn(body):
     num, diverged = len(search["trials"]), sum(trial["status"] == "diverged" for trial in search["trials"])
     share = 150 / (100 * (num - diverged) + 40 * diverged)
     told = sentences(search)
-    assert f"pruner curve: 2 of {num} trials were stopped early, which saved {share:.0%} of the search's steps" in told
+    assert (
+        f"pruner curve stopped 2 of {num} trials early, which saved {format_percent(share)} of the search's steps"
+        in told
+    )
     assert "pruned" in svg_of(plots.search(body))

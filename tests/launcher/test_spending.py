@@ -50,7 +50,7 @@ def test_a_status_tells_what_is_spent(plan, tmp_path):
     assert now["caps"]["num_runs"] == 100
     text = forerun("status", study, "--brief")[1]
     assert now["at_work"] is False
-    assert "4 of 100 (4%) runs" in text
+    assert "4 runs of 100 (4\u00a0%)" in text
     whole = ask("status", study)[1]
     assert whole["now"]["num_runs"] == now["num_runs"] and "search" in whole
     assert forerun("status", study, "--runs", tmp_path / "runs.csv")[0] == 0

@@ -1,7 +1,8 @@
-"""Verbs that read a table: what people post is read, or refused with what to do."""
+"""Verbs that read a table: tables that people post are read, or refused with advice."""
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ WIDTHS, OCTAVES = (256, 512, 1024), range(-9, -4)
 
 
 def _isoflops(path, *, flops_column="budget", factor=2.5):
-    """IsoFLOPs whose N* is 40 C^0.4 and whose tokens are C / (6 N) but for a factor of N that 6ND does not see."""
+    """Write isoFLOP runs with N* = 40 C^0.4, whose tokens are C / (6 N) times a power of N, so that 6ND is not C."""
     lines = [f"{flops_column},params_total,tokens,loss"]
     for budget in (1e18, 3e18, 1e19, 3e19):
         best = 40 * budget**0.4
@@ -39,8 +40,8 @@ def test_a_budget_is_the_flops_of_its_runs(tmp_path, name):
     note = next(warning for warning in body["warnings"] if "6 * N * D is" in warning)
     assert "1.7 to 3.6 times" in note and not any("add a column" in warning for warning in body["warnings"])
     assert ask("predict", fit, "--flops", "1e19")[1]["params"] == pytest.approx(40 * 1e19**0.4, rel=0.02)
-    code, other = ask("fit", path, "--form", "isoflop", "--bootstrap", "0", "--compute-from", "6nd")
-    assert other["flops_from"] == "6ND" and other["budgets"][0]["flops"] > 2e18
+    body = ask("fit", path, "--form", "isoflop", "--bootstrap", "0", "--compute-from", "6nd")[1]
+    assert body["flops_from"] == "6ND" and body["budgets"][0]["flops"] > 2e18
     assert ask("fit", path, "--form", "isoflop", "--compute-from", "flops")[0] == 2
     assert ask("fit", path, "--compute-from", "budget")[0] == 2
 
@@ -165,20 +166,24 @@ def test_a_table_from_standard_input(tmp_path):
     text = _ladder(tmp_path / "runs.csv").read_text()
     done = subprocess.run(
         [sys.executable, "-m", "forerun", "fit", "-", "--bootstrap", "0", "--json"],
-        input=text, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_runs"] == 12
 
 
 @pytest.mark.parametrize("verb", ["fit", "predict", "allocate", "transfer"])
 def test_a_pipe_with_a_name_is_refused_and_never_waited_for(tmp_path, verb):
-    import os
-
     os.mkfifo(tmp_path / "in.csv")
     options = {
-        "fit": (tmp_path / "in.csv",), "predict": (tmp_path / "in.csv", "--params", "1e9", "--tokens", "1e10"),
-        "allocate": (tmp_path / "in.csv", "--flops", "1e20"), "transfer": ("--runs", tmp_path / "in.csv"),
-    }[verb]  # fmt: skip
+        "fit": (tmp_path / "in.csv",),
+        "predict": (tmp_path / "in.csv", "--params", "1e9", "--tokens", "1e10"),
+        "allocate": (tmp_path / "in.csv", "--flops", "1e20"),
+        "transfer": ("--runs", tmp_path / "in.csv"),
+    }[verb]
     code, body = ask(verb, *options)
     assert code == 2 and "it is a pipe" in body["message"]

@@ -33,7 +33,7 @@ def test_a_terminal_has_one_live_line(monkeypatch):
     with Meter("search", 2.0) as meter:
         meter.add(1.0, "3 running")
     said = terminal.getvalue()
-    assert said.startswith("\r\033[Kbegins\n\r\033[Ksearch:  50% in 0 s") and said.endswith("3 running\r\033[K")
+    assert said.startswith("\r\033[Kbegins\n\r\033[Ksearch:  50\u00a0% in 0 s") and said.endswith("3 running\r\033[K")
 
 
 @pytest.mark.parametrize(

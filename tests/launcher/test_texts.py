@@ -3,11 +3,9 @@
 import pytest
 from example_report import finished_body
 from odd_transfer import odd_body
+from tiny_study import forerun
 
-from launcher.answers import texts
 from launcher.answers.texts import transfer_text
-from launcher.base import talk
-from launcher.views import numbers
 
 
 @pytest.fixture
@@ -44,13 +42,16 @@ def test_what_does_not_hold_says_why_and_what_would_decide_it():
     assert all(f"- {reason}" in said.splitlines() for reason in transfer["together"]["reasons"])
 
 
-def test_shares_and_amounts_read_the_same_everywhere():
-    """One screen had "0.856 of", "85.6 %" and "7.83%", and GPU-hours of 3.7e+02 [92, 4.8e+03]."""
-    shares = {0.856: "85.6", 0.0783: "7.83", 0.0035: "0.35", 3.5e-5: "0.0035", 1.0: "100", 0.99996: "100"}
-    for share, text in shares.items():
-        assert talk.percent(share) == numbers.percent(share) == f"{text}\u00a0%"
-    assert talk.of_main_run(0.856) == "85.6\u00a0% of the main run's FLOPs" == texts.share_text(0.856)
-    assert talk.of_main_run(1.25) == "1.25 times the main run's FLOPs"
-    assert [numbers.significant(value, 2) for value in (368.0, 92.1, 4812.0, 0.0, 2.3e-5, 1.23e9)] == [
-        "370", "92", "4,800", "0", "2.3e-05", "1.2\u00a0B",
-    ]  # fmt: skip
+@pytest.mark.parametrize(("first", "said"), [(-9.5, True), (-9.0, False)], ids=["between two runs", "at a run"])
+def test_a_fitted_minimum_below_every_run_says_why(tmp_path, first, said):
+    """The table showed 3.831 beside a lowest run of 3.876, without a word."""
+    rows = ["width,lr,loss"]
+    for width, depth in ((32, 3.0), (64, 2.9), (128, 2.8)):
+        rows += [f"{width},{2.0 ** (first + at)},{depth + 0.3 * abs(first + at + 7) ** 1.5}" for at in range(6)]
+    (tmp_path / "runs.csv").write_text("\n".join(rows))
+    _, out, _ = forerun("transfer", "--runs", tmp_path / "runs.csv")
+    head, row = (out.splitlines()[at].split("  ") for at in (1, 2))
+    assert {"fitted (nats)", "lowest run"} <= {cell.strip() for cell in head}
+    lowest = 3.0 if not said else 3.0 + 0.3 * 0.5**1.5
+    assert f"{lowest:.3f}" in [cell.strip() for cell in row]
+    assert ("between the values that were run" in out) == said

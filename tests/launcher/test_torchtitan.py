@@ -66,9 +66,9 @@ def test_another_version_is_refused_by_name_before_torchtitan_is_imported(tmp_pa
     torchtitan.export(wide_decision(manifest), tmp_path)
     with pytest.raises(SystemExit) as stop:
         imported(tmp_path, torchtitan.MODULE, {"torchtitan": version} if version else {})
-    said = capsys.readouterr().err
+    err = capsys.readouterr().err
     assert stop.value.code == 2
-    assert (version or "not installed") in said and "0.3.0" in said and "pip install" in said
+    assert (version or "not installed") in err and "0.3.0" in err and "pip install" in err
     with pytest.raises(ExportError, match=r"0\.9\.9.*0\.3\.0"):
         torchtitan.export(wide_decision(manifest), tmp_path, "0.9.9")
 

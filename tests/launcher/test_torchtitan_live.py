@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from export_case import SCHEDULES, SHAPE, wide_decision, wide_spec
 from live_case import first_pass
+from tiny_study import ask
 from trainer_venv import in_trainer, interpreter, torchrun
 
+from launcher.base.policy import Monitoring
 from launcher.exporters import proof
 from launcher.exporters.trainers import torchtitan
 from launcher.frozen.frozen import Parallelism
+from launcher.frozen.launch_file import write_launch
 from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.training.bank import Bank
@@ -147,3 +150,24 @@ def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, cor
     assert "> 0.5 nats at step 5" in done.stderr
     assert rows[-1][0] == 5
     assert not list((tmp_path / "outputs").glob("*/checkpoint/step-*"))
+
+
+@pytest.mark.slow
+def test_the_watch_reads_what_torchtitan_logs(tmp_path, corpus, manifest):
+    """Its TensorBoard events, below the folder that it makes for a run, named by that folder or one above."""
+    python = interpreter("torchtitan")
+    decision = dataclasses.replace(wide_decision(manifest), monitoring=Monitoring(validate_every_steps=4))
+    predicted = dataclasses.replace(decision.predicted, loss_nats=1.4, low_nats=1.0, high_nats=2.0)
+    decision = dataclasses.replace(decision, predicted=predicted)
+    config = write_launch(tmp_path / "frozen", decision)
+    (tmp_path / "export").mkdir()
+    torchtitan.export(decision, tmp_path / "export")
+    done, losses = trained(python, tmp_path / "export", corpus, 1)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for folder in (tmp_path / "export" / "outputs", next(tmp_path.glob("export/outputs/**/*tfevents*")).parent):
+        code, body = ask("watch", config, "--metrics", folder, "--once")
+        assert code == 0 and body["figures"]["step"] == 12, body
+        assert body["figures"]["train_loss_nats"] == pytest.approx(losses[-1][1], abs=1e-6)
+        assert body["figures"]["tokens_per_second"] > 0
+        code, body = ask("watch", config, "--metrics", folder, "--conclude")
+        assert code == 0, body  # by its validation loss at the last step, where no checkpoint is due

@@ -235,7 +235,7 @@ def test_a_crash_between_checkpoints_replays_and_supersedes_metrics(alone, corpu
 
 
 def test_a_forged_index_is_set_aside_and_the_checkpoint_before_it_is_used(alone, corpus, tmp_path):
-    """Its hashes are right: whoever can write the folder can hash it again."""
+    """The hashes are right: a person who can write the folder can compute them again."""
     decision = tiny_decision(corpus)
     train(decision, corpus, tmp_path, stop_after=6)
     newest, fuse = tmp_path / "run" / "checkpoints" / "step-00000006", tmp_path / "ran"

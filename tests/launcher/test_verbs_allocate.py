@@ -138,7 +138,7 @@ def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
     assert code == 4 and body["params"] > 0  # an answer, and inconclusive
     code, body = ask("allocate", fit, "--flops", 1.01e4 * largest)
     assert (code, body["error"]) == (4, "CannotTellError")
-    assert "1.01e+04 times the largest fitted run's (1.8e+18)" in body["message"] and "--beyond" in body["message"]
+    assert "10,100 times the largest fitted run's (1.80e+18)" in body["message"] and "--beyond" in body["message"]
     code, body = ask("allocate", fit, "--flops", 1.01e4 * largest, "--beyond")
     assert code == 4 and body["params"] > 0
     assert ask("allocate", fit, "--usd", "1B", "--gpu", "H100")[0] == 4

@@ -33,6 +33,19 @@ def fitted(table):
     return path
 
 
+def test_no_command_and_no_advice_writes_a_fit_over_a_table(table, fitted, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("width,loss\n1,2\n")
+    code, _, err = forerun("fit", table, *FIT, "--out", other)
+    assert code == 2 and "is not a fit" in err and other.read_text() == "width,loss\n1,2\n"
+    code, _, err = forerun("predict", other, "--params", "1e7", "--tokens", "1e8")
+    assert code == 2 and "--out fit.json" in err and f"--out {other}" not in err
+    (tmp_path / "empty.json").touch()
+    for out in (fitted, tmp_path / "empty.json"):
+        assert forerun("fit", table, "--form", "chinchilla", "--bootstrap", "0", "--out", out)[0] == 0
+    forerun("fit", table, *FIT, "--out", fitted)
+
+
 def test_the_keys_of_fit(table):
     code, body = ask("fit", table, *FIT, "--form", "chinchilla")
     assert code == 0
@@ -115,7 +128,7 @@ def test_too_few_budgets_say_what_to_run(valleys_table, tmp_path):
     few.write_text("\n".join(valleys_table.read_text().splitlines()[:23]))
     code, body = ask("fit", few, *FIT, "--form", "isoflop", "--out", tmp_path / "fit.json")
     assert (code, body["status"], set(body["parameters"].values())) == (4, "unidentified", {None})
-    assert any("2 of 2 budgets have an optimum: there must be at least 3" in warning for warning in body["warnings"])
+    assert any("2 of 2 budgets with an optimum: there must be at least 3" in warning for warning in body["warnings"])
     code, body = ask("predict", tmp_path / "fit.json", "--flops", "1e16")
     assert (code, body["error"]) == (4, "CannotTellError")
 

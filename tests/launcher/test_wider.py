@@ -77,6 +77,6 @@ def test_a_lone_runs_spike_is_told_beside_the_others(known, monkeypatch, stride,
     monkeypatch.setattr(of_curves, "curve_of", planted)
     sizes = {one.id: test.condition.size(one) for one, _ in test.condition.specs}
     said = spike_words(study, test.condition.specs, results, sizes, culprit)
-    assert "14.0 times its median" in said and "2.0 times" in said
+    assert "14 times its median" in said and "2 times" in said
     other = dataclasses.replace(culprit, seed=10**6)
     assert spike_words(study, test.condition.specs, results, sizes, other) == ""

@@ -1,4 +1,4 @@
-"""A user's command whose keeper is killed or stopped, and one that prints faster than its output is redacted."""
+"""A user's command whose keeper process is killed or stopped, or whose output comes faster than its redaction."""
 
 import dataclasses
 import os
@@ -26,8 +26,8 @@ def place(tmp_path):
     return Place(tmp_path / "place", timeout_seconds=2.0)
 
 
-def began(place, code):
-    """Start a trainer; the ids of itself, its keeper, and its child."""
+def start_trainer(place, code):
+    """Start a trainer and return the ids of its process, of its keeper, and of its child."""
     place.trainer(GRANDCHILD + LEADER + code)
     place.engine.admit(0, command_spec())
     child = number_in(place.code_dir / "child.pid", 20)
@@ -43,7 +43,7 @@ def read(path):
 
 
 def test_a_killed_keeper_is_not_the_users_code_and_nothing_outlives_it(place):
-    own, keeper, child = began(place, "time.sleep(300)")
+    own, keeper, child = start_trainer(place, "time.sleep(300)")
     os.kill(keeper, signal.SIGKILL)
     with pytest.raises(CommandError, match="keeper of the command was killed from outside") as caught:
         while True:
@@ -53,7 +53,7 @@ def test_a_killed_keeper_is_not_the_users_code_and_nothing_outlives_it(place):
 
 
 def test_a_stopped_keeper_does_not_stop_the_clock(place):
-    own, keeper, child = began(place, "time.sleep(300)")
+    own, keeper, child = start_trainer(place, "time.sleep(300)")
     os.kill(keeper, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(CommandError, match="timeout_seconds = 2"):
@@ -64,13 +64,15 @@ def test_a_stopped_keeper_does_not_stop_the_clock(place):
 
 
 def test_a_flood_of_output_neither_blocks_the_command_nor_counts_as_its_time(place):
-    """Six thousand lines, whose redaction takes longer than the command may."""
+    """The command prints six thousand lines, whose redaction takes longer than its time limit."""
 
-    def slow(lines):
+    def redact_slowly(lines):
         time.sleep(0.0005 * lines.count("\n"))
         return lines
 
-    place.engine = CommandEngine(dataclasses.replace(place.workplace, timeout_seconds=2.5, redact=lambda: slow))
+    place.engine = CommandEngine(
+        dataclasses.replace(place.workplace, timeout_seconds=2.5, redact=lambda: redact_slowly)
+    )
     code = "for _ in range(6):\n    sys.stdout.write(('x' * 1023 + '\\n') * 1024)\n"
     result, _ = place.outcome(code + GOOD, limit_seconds=40)
     assert result.status == "finished" and result.seconds < 2.5
@@ -84,4 +86,4 @@ def test_what_is_printed_beyond_a_limit_is_left_out_and_said(tmp_path, monkeypat
         os.write(sink, f"{number} {'x' * 2**15}\n".encode())
     log.close()
     text = Path(tmp_path / "log.txt").read_text()
-    assert "bytes of output are left out here]" in text and text.startswith("0 x")
+    assert " bytes of output]" in text and text.startswith("0 x")

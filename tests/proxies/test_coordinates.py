@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from proxies.coordinates.activations import ActivationProbe, attention_logits
 from proxies.coordinates.coordinates import CoordinateCheck
-from proxies.coordinates.verdict import CheckSettings, Measured, alignment_slope, fitted, judge_layer
+from proxies.coordinates.verdict import CheckSettings, Measured, alignment_slope, fit_slope, judge_layer
 from proxies.core import canon
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
@@ -60,10 +60,10 @@ def test_mup_passes(right):
 
 def test_the_interval_is_a_t_interval_over_seeds():
     """Slopes 1 and 2 per doubling: their mean, and 6.314 standard errors at 90 % with one degree of freedom."""
-    found = fitted(np.array([[1.0, 1.0], [2.0, 4.0], [4.0, 16.0]]), (16, 32, 64), 0.9)
-    assert found.slope == pytest.approx(1.5)
-    assert found.interval == pytest.approx((1.5 - 6.3138 * 0.5, 1.5 + 6.3138 * 0.5), rel=1e-4)
-    assert fitted(np.zeros((3, 2)), (16, 32, 64), 0.9) is None
+    slope = fit_slope(np.array([[1.0, 1.0], [2.0, 4.0], [4.0, 16.0]]), (16, 32, 64), 0.9)
+    assert slope.slope == pytest.approx(1.5)
+    assert slope.interval == pytest.approx((1.5 - 6.3138 * 0.5, 1.5 + 6.3138 * 0.5), rel=1e-4)
+    assert fit_slope(np.zeros((3, 2)), (16, 32, 64), 0.9) is None
 
 
 def test_the_standard_parametrization_blows_up_and_so_does_each_model_its_own_base(store):
@@ -112,11 +112,11 @@ def learned_base(learned_store, monkeypatch):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_learned_vocabulary_passes_though_alignment_fades(learned_store, learned_base, optimizer):
-    """In small models an update's effect is mostly noise, which fades; its size follows the rule exactly."""
+    """An update's effect is mostly noise in small models, and fades; its size follows the rule exactly."""
     rules = named("mup", muon_rate="original") if optimizer == "muon" else "mup"
-    found = check(learned_store, parametrization=rules, optimizer=optimizer)
-    assert (found.outcome, found.mistakes) == ("passes", ())
-    layers = {layer.layer: layer for layer in found.layers}
+    verdict = check(learned_store, parametrization=rules, optimizer=optimizer)
+    assert (verdict.outcome, verdict.mistakes) == ("passes", ())
+    layers = {layer.layer: layer for layer in verdict.layers}
     for layer in layers.values():
         assert (layer.rate is not None) == (layer.role in ("embedding", "hidden", "readout"))
         assert layer.rate is None or layer.rate.slope == pytest.approx(0, abs=0.12)
@@ -132,17 +132,17 @@ def test_a_hidden_rate_wrong_by_a_root_is_named_on_a_learned_vocabulary(
 ):
     planted_table(monkeypatch, "hidden", learning_rate=lambda row, ratio: row.learning_rate * ratio**power)
     rules = named("mup", muon_rate="original") if optimizer == "muon" else "mup"
-    found = check(learned_store, parametrization=rules, optimizer=optimizer)
-    assert found.outcome == outcome
-    assert found.mistakes[0].startswith("hidden matrices' learning rate")
+    verdict = check(learned_store, parametrization=rules, optimizer=optimizer)
+    assert verdict.outcome == outcome
+    assert verdict.mistakes[0].startswith("hidden matrices' learning rate")
 
 
 def test_a_right_rate_that_is_overwritten_later_is_seen_in_the_last_updates_size(
     learned_store, learned_base, monkeypatch
 ):
     overwritten_rates(monkeypatch, from_step=1)
-    found = check(learned_store)
-    wq = next(layer for layer in found.layers if layer.layer == "layers.0.attention.wq")
+    verdict = check(learned_store)
+    wq = next(layer for layer in verdict.layers if layer.layer == "layers.0.attention.wq")
     assert wq.rate.slope == pytest.approx(0, abs=0.1) and wq.outcome == "blows_up"
 
 
@@ -319,10 +319,10 @@ def test_what_a_measured_module_calls_is_recorded_once():
     probe = ActivationProbe(module, dict.fromkeys(("0.qkv", "0.out.weight", "0.out.bias"), "hidden"))
     x_BTD = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(0))
     for _ in range(2):
-        found = probe.record(lambda x: module(x).flatten(0, 1), x_BTD)
-        assert list(found) == ["attention_logits", "0.out", "0"]
-    assert found["0"].update == found["0.out"].rate == 0
-    assert found["0"].rate is None  # attention is not linear: the size of its update is not known by sampling
+        readings = probe.record(lambda x: module(x).flatten(0, 1), x_BTD)
+        assert list(readings) == ["attention_logits", "0.out", "0"]
+    assert readings["0"].update == readings["0.out"].rate == 0
+    assert readings["0"].rate is None  # attention is not linear: the size of its update is not known by sampling
 
 
 def measured_at(*, rate=None, effect=(1.0, 1.0, 1.0), change=(1.0, 1.0, 1.0)):

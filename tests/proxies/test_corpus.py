@@ -358,9 +358,9 @@ def test_a_trained_tokenizer_is_in_the_corpus_and_sees_no_validation_text(tmp_pa
 
 def test_bad_values_for_a_trained_tokenizer_are_refused_at_once(tmp_path):
     source = words(tmp_path / "source", 3)
-    said = refusal([source], tmp_path / "a", bpe_vocab_size=256, tokenizer="t.json", end_token="<eos>")
-    assert "train_bpe = 256: must be 257" in said and "262144" in said
-    assert "tokenizer = t.json: give one" in said and "end_token = <eos>" in said
+    message = refusal([source], tmp_path / "a", bpe_vocab_size=256, tokenizer="t.json", end_token="<eos>")
+    assert "train_bpe = 256: must be 257" in message and "262144" in message
+    assert "tokenizer = t.json: give one" in message and "end_token = <eos>" in message
     assert "gives only" in refusal([source], tmp_path / "a", bpe_vocab_size=20_000)
     (tmp_path / "ids.bin").write_bytes(np.arange(1000, dtype="<u2").tobytes())
     assert "ids.bin holds token ids" in refusal([tmp_path / "ids.bin"], tmp_path / "a", bpe_vocab_size=400)

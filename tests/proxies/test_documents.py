@@ -116,9 +116,9 @@ def test_a_file_of_a_folder_that_is_no_utf8_is_left_out_and_counted(tmp_path):
     """As some modules of Python are, which the demo reads; one that was named itself its reader refuses."""
     (tmp_path / "a.txt").write_text("all is well")
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
-    found = find_files([tmp_path], (".txt",))
-    assert [file.path.name for file in found.files] == ["a.txt"]
-    assert [(one.suffix, one.num_files, one.examples) for one in found.not_read] == [
+    listing = find_files([tmp_path], (".txt",))
+    assert [file.path.name for file in listing.files] == ["a.txt"]
+    assert [(kind.suffix, kind.num_files, kind.examples) for kind in listing.not_read] == [
         (".txt not in UTF-8", 1, ("b.txt",))
     ]
     assert len(find_files([tmp_path / "b.txt"], (".txt",)).files) == 1
@@ -130,9 +130,9 @@ def test_what_is_no_file_in_a_folder_is_counted_and_names_are_shown(tmp_path):
         (tmp_path / f"{number}.log").write_text("x")
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "gone.txt").symlink_to("nowhere")
-    found = find_files([tmp_path], (".txt",))
-    assert [file.path.name for file in found.files] == ["b.txt"]
-    assert {one.suffix: (one.num_files, one.examples) for one in found.not_read} == {
+    listing = find_files([tmp_path], (".txt",))
+    assert [file.path.name for file in listing.files] == ["b.txt"]
+    assert {kind.suffix: (kind.num_files, kind.examples) for kind in listing.not_read} == {
         ".log": (5, ("0.log", "1.log", "2.log")), "pipe": (1, ("a.txt",)), "link to nothing": (1, ("gone.txt",)),
     }  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_chunks_of_other_formats_are_refused_by_name(tmp_path):
 
 
 def kinds_of(tmp_path, names):
-    """What becomes of files of these names below a folder."""
+    """Write files of these names below a folder, and sort them by their splits."""
     for name in names:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,6 +188,9 @@ def test_the_splits_of_a_dataset_folder_are_honored_and_its_card_is_none_of_it(t
         {"train-timetable.txt": None, "test-match.txt": None, "other.txt": None},
         {"train.py": None, "test.py": None, "README.md": None},
         {"a.parquet": None, "b.parquet": None},
+        {"train.txt": "train", "validation.txt": "validation", "README.md": "card", "LICENSE.txt": "card"},
+        {"train.jsonl": "train", "valid.jsonl": "validation", "README_de.md": "card", "dataset_card.md": "card"},
+        {"citations.txt": None, "readmeter.txt": None, "a.jsonl": None},
         {"train.parquet": None, "train_2.parquet": None},
         {"validation.parquet": None, "b.parquet": None},
         {"train.parquet": "train", "val.parquet": "validation", "more.parquet": None},

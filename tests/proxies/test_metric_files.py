@@ -14,8 +14,9 @@ from command_cases import command
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.tables.numerals import to_number
 from proxies.external.growing_file import MetricsError
-from proxies.external.metric_files import MetricFiles, parse_number, units_agree
+from proxies.external.metric_files import MetricFiles, units_agree
 from proxies.external.wandb_run import WandbRun
 
 LOSSES = {step: 3.0 - step / 70 for step in range(1, 31)}
@@ -206,12 +207,13 @@ def test_what_is_no_such_file(tmp_path):
     assert metrics.hint() == f"there is no *.wandb at {tmp_path / 'nowhere'}"
 
 
-NO_NUMBERS = (True, False, None, [3.0], {"value": 3.0}, "true", "", "three", "1_000", "0x10", "1,5", "3.0 nats")
+NO_NUMBERS = (True, False, None, [3.0], {"value": 3.0}, "true", "", "three", "1_000", "0x10", "1,5", "3.0 nats",
+              "1e400", 10**400, "\u0663")  # fmt: skip
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
 def test_what_is_no_number_is_no_loss(tmp_path, value):
-    assert parse_number(value) is None
+    assert to_number(value) is None
     if value is None or isinstance(value, dict):
         return  # a column without a value, and nested columns
     path = tmp_path / "log.jsonl"
@@ -222,8 +224,8 @@ def test_what_is_no_number_is_no_loss(tmp_path, value):
 
 def test_a_string_that_spells_a_number_is_one():
     spelled = {"3.5": 3.5, " -1e-3 ": -1e-3, "+.5": 0.5, "7.": 7.0, "Infinity": math.inf, "-inf": -math.inf}
-    assert {text: parse_number(text) for text in spelled} == spelled
-    assert math.isnan(parse_number("NaN")) and parse_number(10**400) == math.inf and parse_number(3) == 3.0
+    assert {text: to_number(text) for text in spelled} == spelled
+    assert math.isnan(to_number("NaN")) and to_number(3) == 3.0
 
 
 def test_a_pipe_in_place_of_a_log_is_refused_and_not_waited_for(tmp_path):

@@ -1,4 +1,7 @@
+import gzip
+import json
 import os
+import pickle
 import struct
 
 import numpy as np
@@ -163,7 +166,7 @@ def documents_read(path, vocab_size, raw_dtype=None):
 @pytest.mark.parametrize("vocab_size", [200, 30_000, 50_257, 65_536, 151_936, 262_144])
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_raw_ids_of_any_width_are_read_as_what_they_are(tmp_path, dtype, vocab_size):
-    """Of uint32 ids below 65,536 every second uint16 is 0: 20,050 ids were 40,101 tokens."""
+    """Every second uint16 of uint32 ids below 65,536 is 0: 20,050 ids were read as 40,101 tokens."""
     high = min(vocab_size, np.iinfo(dtype).max + 1)
     for num_ids in (20_050, 400_003):  # the second is looked at in samples
         ids = np.random.default_rng(0).integers(0, high, num_ids)
@@ -172,6 +175,15 @@ def test_raw_ids_of_any_width_are_read_as_what_they_are(tmp_path, dtype, vocab_s
             assert "holds uint16 ids" in refusal(vocabulary, [path], vocab_size)
         else:
             assert documents_read(path, vocab_size) == ids.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+def test_a_damaged_wide_id_does_not_make_all_ids_narrow(tmp_path, dtype):
+    """Any uint16 is inside a vocabulary of 65,536: 20,050 ids were read as 40,100 tokens without an error."""
+    ids = np.random.default_rng(0).integers(0, 65_536, 20_050)
+    ids[77] = 70_000
+    refused = refusal(documents_read, raw(tmp_path / "a.bin", ids, dtype), 65_536)
+    assert "token 77 is the id 70000, outside the vocabulary" in refused
 
 
 def test_ids_without_a_header_may_be_named_npy_and_those_with_one_are_read_by_it(tmp_path):
@@ -213,3 +225,34 @@ def test_a_negative_id_is_no_token(tmp_path, dtype):
     path = raw(tmp_path / "a.bin", [5, 9, -100, 7] * 100, dtype)
     assert "token 2 is the id -100" in refusal(documents_read, path, 300, dtype)
     assert "outside the vocabulary" in refusal(documents_read, path, 300)
+
+
+def _container(kind, ids):
+    """Return a file of another format around ids, and a word of its refusal."""
+    content = np.array(ids, "<u2").tobytes()
+    header = json.dumps({"ids": {"dtype": "U16", "shape": [len(ids)], "data_offsets": [0, len(content)]}}).encode()
+    llm_c_header = np.zeros(256, "<i4")
+    llm_c_header[:3] = 278895051, 1, len(ids)
+    return {
+        "safetensors": struct.pack("<Q", len(header)) + header + content,
+        "zip": b"PK\x03\x04" + content,
+        "HDF5": b"\x89HDF\r\n\x1a\n" + content,
+        "gzip": gzip.compress(content + b"\0"),
+        "pickle": pickle.dumps(content),
+        "litdata": np.array([1, 12, 12 + len(content)], "<u4").tobytes() + content,
+        "magic number 278895051": llm_c_header.tobytes() + content,
+        "float32": np.array(ids, "<f4").tobytes(),
+        "float64": np.array(ids, "<f8").tobytes(),
+        "text": b"Hello, this is no row of ids. " * 40,
+    }[kind]
+
+
+@pytest.mark.parametrize("asked", [None, "uint16"])
+@pytest.mark.parametrize(
+    "kind",
+    ["safetensors", "zip", "HDF5", "gzip", "pickle", "litdata", "magic number 278895051", "float32", "float64", "text"],
+)
+def test_a_file_of_another_format_named_bin_is_refused_by_name(tmp_path, kind, asked):
+    ids = np.random.default_rng(0).integers(0, 50_257, 4096)
+    (tmp_path / "a.bin").write_bytes(_container(kind, ids))
+    assert kind in refusal(documents_read, tmp_path / "a.bin", 65_536, asked)

@@ -122,24 +122,24 @@ def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
 
 def test_what_nobody_asked_for_may_hold_what_json_has_not(tmp_path):
     path = tmp_path / "a.jsonl"
-    others = ('"score": NaN', '"score": 1e400', '"a": 1, "a": 2', '"n": ' + 5000 * "9", '"m": {"text": 1, "text": 2}')
-    path.write_text("".join(f'{{"text": "t{i}", {other}}}\n' for i, other in enumerate(others)))
+    members = ('"score": NaN', '"score": 1e400', '"a": 1, "a": 2', '"n": ' + 5000 * "9", '"m": {"text": 1, "text": 2}')
+    path.write_text("".join(f'{{"text": "t{i}", {member}}}\n' for i, member in enumerate(members)))
     assert contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4"]
 
 
 @pytest.mark.parametrize("text", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"},\n  {"text": "b"}\n]'])
 def test_an_array_of_json_is_called_one(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
-    said = refusal(tmp_path / "a.json")
-    assert "begins a JSON array" in said and "jq -c" in said
+    message = refusal(tmp_path / "a.json")
+    assert "begins a JSON array" in message and "jq -c" in message
 
 
 def test_nested_columns_are_named_with_those_that_hold_texts(tmp_path):
     chat = [[{"role": "user", "content": "hi"}]]
     table = pa.table({"messages": chat, "text": [["a", "b"]], "content": ["c"]})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
-    said = refusal(tmp_path / "a.parquet")
-    assert "column 'text' holds list<" in said and said.endswith("name one of content with --text-key")
+    message = refusal(tmp_path / "a.parquet")
+    assert "column 'text' holds list<" in message and message.endswith("name one of content with --text-key")
     pa.parquet.write_table(table.select(["messages"]), tmp_path / "a.parquet")
-    said = refusal(tmp_path / "a.parquet")
-    assert "no column holds texts (messages (list<" in said
+    message = refusal(tmp_path / "a.parquet")
+    assert "no column holds texts (messages (list<" in message

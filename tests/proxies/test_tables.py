@@ -1,4 +1,4 @@
-"""One reader of tables: every dialect gives the same numbers, and what has two readings is refused with both."""
+"""One reader of tables: every dialect gives the same numbers, and a number with two readings is refused with both."""
 
 import json
 import math
@@ -38,17 +38,28 @@ def _spell(value, *, thousands="", decimal=".", suffix=False):
 @pytest.mark.parametrize(
     ("delimiter", "spelling"),
     [
-        (",", {}), ("\t", {}), (";", {}), (",", {"suffix": True}), (";", {"suffix": True, "decimal": ","}),
-        (",", {"thousands": ","}), (";", {"thousands": ","}), ("\t", {"thousands": ","}), (";", {"decimal": ","}),
+        (",", {}),
+        ("\t", {}),
+        (";", {}),
+        (",", {"suffix": True}),
+        (";", {"suffix": True, "decimal": ","}),
+        (",", {"thousands": ","}),
+        (";", {"thousands": ","}),
+        ("\t", {"thousands": ","}),
+        (";", {"decimal": ","}),
         ("\t", {"decimal": ","}),
     ],
-)  # fmt: skip
+)
 def test_every_dialect_reads_back_the_same_values(tmp_path, delimiter, spelling, line_end, seed):
     rng = np.random.default_rng(seed)
     runs = RUNS + [
-        {"params": int(rng.integers(10**6, 10**10)) * 100, "tokens": int(rng.integers(10**6, 10**10)) * 100,
-         "loss": round(float(rng.uniform(0.1, 9)), 5)} for _ in range(4)
-    ]  # fmt: skip
+        {
+            "params": int(rng.integers(10**6, 10**10)) * 100,
+            "tokens": int(rng.integers(10**6, 10**10)) * 100,
+            "loss": round(float(rng.uniform(0.1, 9)), 5),
+        }
+        for _ in range(4)
+    ]
     encoding = ("utf-8", "utf-8-sig", "utf-16")[seed % 3]
     rows = [list(runs[0])] + [[_spell(value, **spelling) for value in run.values()] for run in runs]
     quoted = [[f'"{cell}"' if delimiter in cell or seed % 2 else cell for cell in row] for row in rows]
@@ -78,7 +89,7 @@ def test_a_comma_with_two_readings_is_refused_with_both(tmp_path, text, readings
 
 
 @pytest.mark.parametrize("cell", [
-    "1_000", "0x1F", "1e400", "5%", "1 000", "1'000", "True", "true", "5Mi", "--5", "1.000.000", "1,00,000",
+    "1_00", "0x1F", "1e400", "5%", "1 00", "1'0000", "True", "true", "5Mi", "--5", "1.000.0", "1.000 000", "1,00,000",
 ])  # fmt: skip
 def test_what_spells_no_number_is_a_bad_cell(tmp_path, cell):
     (tmp_path / "runs.csv").write_text(f"params;tokens;loss\n{cell};2e7;3.1\n2e6;4e7;3.0\n")
@@ -86,7 +97,72 @@ def test_what_spells_no_number_is_a_bad_cell(tmp_path, cell):
         read_fit_table(tmp_path / "runs.csv")
 
 
-@pytest.mark.parametrize("cell", [True, False, [3.1], {"value": 3.1}, "true", "crashed", None, 10**400, "1e400", ""])
+@pytest.mark.parametrize("separator", [" ", "\u00a0", "\u2009", "\u202f", "'", "\u2019", "_", "."])
+def test_groups_of_three_digits_with_one_reading_are_read(tmp_path, separator):
+    """One table has 950.000 beside 53.300.000: the second proves that the first is no 950."""
+    params, tokens = (950_000, 53_300_000), (19_000_000, 1_066_000_000)
+    rows = [[f"{count:,}".replace(",", separator) for count in run] for run in zip(params, tokens, strict=True)]
+    (tmp_path / "runs.csv").write_text("params;tokens;loss\n" + "".join(f"{n};{d};3.1\n" for n, d in rows))
+    table = read_fit_table(tmp_path / "runs.csv")
+    assert (tuple(table.params), tuple(table.tokens)) == (params, tokens)
+    (tmp_path / "runs.tsv").write_text(f"width\tlr\tloss\n1{separator}024\t.1\t3\n512\t.1\t3.1\n")
+    if separator != ".":  # 1.024 alone may be a fraction
+        assert [point.size for point in read_transfer_table(tmp_path / "runs.tsv").points] == [1024, 512]
+
+
+def test_a_dot_that_may_separate_thousands_is_refused(tmp_path):
+    """Two dots in one column make a single dot of another one doubtful."""
+    (tmp_path / "runs.csv").write_text("params;tokens;loss\n53.300.000;1.066;3.1\n106.600.000;2.132;3.0\n")
+    with pytest.raises(TableError, match=r"column 'tokens': the dot of '1\.066'"):
+        read_fit_table(tmp_path / "runs.csv")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_kept", "num_warnings"),
+    [
+        ("NODE_FAIL", False, 0),
+        ("BOOT_FAIL", False, 0),
+        ("DEADLINE", False, 0),
+        ("In Progress", False, 0),
+        ("Crashed (OOM)", False, 0),
+        ("CancelRequested", False, 0),
+        ("TrialState.COMPLETE", True, 0),
+        ("TERMINATED", True, 0),
+        ("Succeeded", True, 0),
+        ("inactive", True, 0),
+        ("3", True, 1),
+        ("stopped", True, 1),
+    ],
+)
+def test_a_state_is_known_or_warned_of(state, is_kept, num_warnings):
+    rows = [{"params": n, "tokens": 20 * n, "loss": 3.1, "state": "finished"} for n in (1e6, 2e6)]
+    rows.append({"params": 3e6, "tokens": 6e7, "loss": 9.0, "state": state})
+    table = read_fit_table(cells_of(rows))
+    assert (table.num_runs, len(table.dropped)) == ((3, 0) if is_kept else (2, 1))
+    assert sum(repr(state) in warning for warning in table.warnings) == num_warnings
+    runs = [{"width": width, "lr": 0.1, "loss": 3.1, "state": state} for width in (64, 128)]
+    runs += [{"width": width, "lr": 0.2, "loss": 3.2, "state": "ok"} for width in (64, 128)]
+    judged = read_transfer_table(cells_of(runs))
+    assert (len(judged.points), sum(repr(state) in note for note in judged.notes)) == (
+        4 if is_kept else 2,
+        num_warnings,
+    )
+
+
+def test_planned_counts_are_taken_only_without_better_ones_and_said():
+    names = ["params_target", "params_real", "tokens_target", "tokens_seen"]
+    assert choose_columns(names, ("params", "tokens"), {}).columns == {"params": "params_real", "tokens": "tokens_seen"}
+    choice = choose_columns(["params_target"], ("params",), {})
+    assert choice.columns == {"params": "params_target"} and "planned" in choice.notes[0]
+    optuna = ["number", "value", "datetime_start", "params_num_params", "user_attrs_tokens", "state"]
+    assert choose_columns(optuna, ("params", "tokens", "loss"), {}).columns == {
+        "params": "params_num_params", "tokens": "user_attrs_tokens", "loss": "value"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cell", [True, False, [3.1], {"value": 3.1}, "true", "crashed", None, 10**400, "1e400", "", "\u0663"]
+)
 def test_booleans_lists_and_objects_are_no_losses(tmp_path, cell):
     assert to_number(cell) is None
     good = {"params": 1e6, "tokens": 2e7, "loss": 3.1}
@@ -108,8 +184,14 @@ def test_a_text_is_a_number_if_it_spells_one():
     texts = ("3.5", " NaN", "-Infinity", "1e-3", Decimal("2.5"))
     assert list(map(to_number, texts)) == pytest.approx([3.5, math.nan, -math.inf, 1e-3, 2.5], nan_ok=True)
     assert [parse_amount(text) for text in ("1.1B", "53.3M", "10k", "2 T", "5", "nanb", "1e3k")] == [
-        1.1e9, 53.3e6, 1e4, 2e12, 5.0, None, None,
-    ]  # fmt: skip
+        1.1e9,
+        53.3e6,
+        1e4,
+        2e12,
+        5.0,
+        None,
+        None,
+    ]
     assert read_numbers(["1.1B", "2"], "real", splits_at_commas=True).values == [None, 2.0]
 
 
@@ -149,20 +231,41 @@ def _choose(names, given=None):
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("num_params", "params"), ("parameter_count", "params"), ("total_tokens", "tokens"), ("Val Loss", "loss"),
-        ("val/loss", "loss"), ("summary.eval/loss", "loss"), ("config/lr", "learning_rate"),
-        ("params_lr", "learning_rate"), ("optimizer.lr", "learning_rate"), ("model.n_embd", "width"),
-        ("params_seed", "seed"), ("State", "state"), ("achieved_flops", "flops"), ("params_planned", "params"),
+        ("num_params", "params"),
+        ("parameter_count", "params"),
+        ("total_tokens", "tokens"),
+        ("Val Loss", "loss"),
+        ("val/loss", "loss"),
+        ("summary.eval/loss", "loss"),
+        ("config/lr", "learning_rate"),
+        ("params_lr", "learning_rate"),
+        ("optimizer.lr", "learning_rate"),
+        ("model.n_embd", "width"),
+        ("params_seed", "seed"),
+        ("State", "state"),
+        ("achieved_flops", "flops"),
+        ("params_planned", "params"),
     ],
-)  # fmt: skip
+)
 def test_columns_are_known_by_the_names_that_people_give(name, role):
     assert _choose([name]).columns == {role: name}
 
 
-@pytest.mark.parametrize("name", [
-    "train/loss", "train_loss", "model.loss", "run - val/loss", "Duration", "head.width", "total_gflops", "n",
-    "target_loss", "params_wte",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/loss",
+        "train_loss",
+        "model.loss",
+        "run - val/loss",
+        "Duration",
+        "head.width",
+        "total_gflops",
+        "n",
+        "target_loss",
+        "params_wte",
+    ],
+)
 def test_other_names_are_not_taken(name):
     assert _choose([name]).columns == {}
 
@@ -177,8 +280,10 @@ def test_actual_counts_are_preferred_to_planned_ones_and_the_choice_is_said():
 
 def test_a_user_may_name_columns():
     assert _choose(["a", "lr", "loss"], {"lr": "a", "params": "loss"}).columns == {
-        "learning_rate": "a", "params": "loss", "loss": "loss",
-    }  # fmt: skip
+        "learning_rate": "a",
+        "params": "loss",
+        "loss": "loss",
+    }
     problems = _choose(["a", "a"], {"params": "b", "nonsense": "a", "tokens": "a"}).problems
     assert ["b" in problems[0], "nonsense" in problems[1], "twice" in problems[2]] == [True] * 3
     assert find_hyperparameter("optimizer.lr", ["learning_rate", "mine"]) == "learning_rate"
@@ -218,9 +323,11 @@ def test_a_table_may_come_from_a_pipe_and_ends_with_its_writer(tmp_path, kind, n
     if kind == "parquet":
         pq.write_table(pa.table(columns), tmp_path / "runs")
     elif kind == "jsonl":
-        (tmp_path / "runs").write_text("".join(
-            json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in zip(*columns.values(), strict=True)
-        ))  # fmt: skip
+        (tmp_path / "runs").write_text(
+            "".join(
+                json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in zip(*columns.values(), strict=True)
+            )
+        )
     else:
         (tmp_path / "runs").write_text("params,tokens,loss\n1e6,2e7,3.1\n2e6,4e7,3.0\n")
     reader, writer = os.pipe()
@@ -229,9 +336,14 @@ def test_a_table_may_come_from_a_pipe_and_ends_with_its_writer(tmp_path, kind, n
     script = "import sys; from scaling_fits.laws.table import read_runs; print(read_runs(sys.argv[1]).loss.tolist())"
     source = name.format(reader)
     done = subprocess.run(
-        [sys.executable, "-c", script, source], stdin=reader, pass_fds=[reader], capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", script, source],
+        stdin=reader,
+        pass_fds=[reader],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     os.close(reader)
     assert done.stdout.strip() == "[3.1, 3.0]", done.stderr
 

@@ -66,7 +66,7 @@ def end_of(path, **options):
 
 
 def test_a_word_that_looks_like_an_end_token_is_not_taken_for_it(tmp_path):
-    """In Gemma's vocabulary `</s>` is an HTML tag, and `<eos>` the special token."""
+    """Gemma's vocabulary has `</s>` as an HTML tag, and `<eos>` as the special token."""
     value = json.loads(word_tokenizer(tmp_path / "t.json", ("<eos>", "</s>", "<b>")).read_text())
     value["added_tokens"][1]["special"] = False
     (tmp_path / "t.json").write_text(json.dumps(value))
@@ -95,6 +95,21 @@ def test_the_configuration_beside_a_tokenizer_says_its_end_token(tmp_path, writt
     config.write_text("{")
     with pytest.raises(DataError, match=r"tokenizer_config.json cannot be read: it is not JSON"):
         load_tokenizer(str(path))
+
+
+def test_what_other_files_beside_a_tokenizer_say_of_its_end_token_counts(tmp_path):
+    """Older releases have `special_tokens_map.json`; others mark tokens as special in the configuration alone."""
+    path = word_tokenizer(tmp_path / "t.json", ("</s>", "<fin>", "<eos>"))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<fin>"}}))
+    assert end_of(path)[0] == 11 and "special_tokens_map.json" in end_of(path)[1]
+    (tmp_path / "special_tokens_map.json").unlink()
+    value = json.loads(path.read_text())
+    for token in value["added_tokens"]:
+        token["special"] = False
+    path.write_text(json.dumps(value))
+    decoder = {"10": {"content": "</s>", "special": False}, "12": {"content": "<eos>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    assert end_of(path)[0] == 12
 
 
 def damaged(path, **parts):
@@ -155,9 +170,9 @@ def is_alive(pid):
 def test_a_corpus_says_which_end_token_was_taken(tmp_path):
     path = word_tokenizer(tmp_path / "t.json")
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    said = []
-    tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), say=said.append)
-    assert any("<|endoftext|> (id 10), a usual name that the file marks as special" in line for line in said)
+    lines = []
+    tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), say=lines.append)
+    assert any("<|endoftext|> (id 10), a usual name that the file marks as special" in line for line in lines)
 
 
 def test_a_tokenizer_is_not_trained_on_files_named_validation(tmp_path):

@@ -48,7 +48,7 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path, content, message):
 def test_a_manifest_of_another_schema_is_refused(small):
     text = (small / "manifest.json").read_text()
     (small / "manifest.json").write_text(text.replace('"schema_version": 3', '"schema_version": 4'))
-    assert "schema_version = 4: must be 3: remove the folder" in problem(small)
+    assert "schema_version = 4: must be 3: write the corpus to a new folder" in problem(small)
 
 
 def test_a_shard_cut_by_a_byte_or_grown_is_refused(small):

@@ -54,9 +54,9 @@ def test_no_run_starts_that_would_pass_the_flops(ledger):
 @pytest.mark.parametrize(
     ("cap", "said"),
     [
-        ({"hours": 3.0}, "cluster.max_hours = 3 is reached: 3 hours have passed"),
+        ({"hours": 3.0}, "cluster.max_hours = 3 is reached: 3 h 00 min have passed"),
         ({"device_hours": 6.0}, "cluster.max_device_hours = 6 is reached: 6 device-hours are spent"),
-        ({"usd": 12.0, "usd_per_device_hour": 2.0}, "cluster.max_usd = 12 is reached: 12 dollars are spent"),
+        ({"usd": 12.0, "usd_per_device_hour": 2.0}, "cluster.max_usd = 12 is reached: USD 12 are spent"),
     ],
 )
 def test_time_is_counted_over_every_driver(ledger, cap, said):
@@ -91,7 +91,7 @@ def test_an_hour_of_each_kind_has_its_price(ledger):
     clock.now = 7199.0
     assert mine.overrun() == ""
     clock.now = 7200.0
-    assert mine.overrun().startswith("cluster.max_usd = 16.5 is reached: 16.5 dollars are spent")
+    assert mine.overrun().startswith("cluster.max_usd = 16.5 is reached: USD 16.5 are spent")
     found = mine.spent()
     assert [(each.kind, each.device_hours, each.usd) for each in found.by_kind] == [(A100, 6.0, 9.0), (H100, 3.0, 7.5)]
     record_driven(ledger, 1, 0, 3600.0, {"NVIDIA L4": 3600.0})

@@ -209,7 +209,7 @@ def test_a_deadline_is_learned_from_the_calls(study):
         return Report(worker=0, steps={0: min(3 * len(pool.calls), 90)})
 
     study.drive(make_specs(1, num_steps=99), should_stop=lambda: bool(pool.restarted), clock=pool.clock)
-    assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 145 s")
+    assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 2 min 25 s")
 
 
 def test_a_bank_may_take_ten_times_its_longest_call_and_twice_that_once_it_was_given_up():

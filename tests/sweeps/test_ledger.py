@@ -64,7 +64,12 @@ def test_a_plan_may_be_amended_while_no_run_is_recorded(ledger, tmp_path):
     for plan in (changed, PLAN, PLAN, changed):
         Ledger.open(tmp_path, plan, create=False, is_amendable=lambda key: key == "seed").close()
         assert Ledger.read(tmp_path).plan == plan
+        with Ledger.open(tmp_path, plan, create=False) as ledger:
+            if not ledger.records_for_plan("count"):
+                ledger.append_for_plan("count", "2", len(ledger.records("count")))
     assert len(Ledger.read(tmp_path).records("plan")) == 4
+    assert len(Ledger.read(tmp_path).records("count")) == 3, "one for each amended plan"
+    assert Ledger.read(tmp_path).records_for_plan("count") == {"2": 2}
 
 
 @pytest.mark.parametrize("how", ["missing", "empty"])

@@ -75,7 +75,7 @@ def test_a_run_fails_by_its_own_fault_alone(ledger):
 
 @pytest.mark.parametrize("cause", ["preempted", "lost_worker", "out_of_memory"])
 def test_a_loss_that_does_not_count_gives_no_run_up(ledger, cause):
-    """An error beside a neighbor, then a loss that proves nothing while alone: the neighbor may be to blame."""
+    """An error on a shared worker, then a preemption while alone: the neighbor may be to blame."""
     losses = Losses(ledger)
     lose(losses, "error")
     lose(losses, cause, alone=True)
@@ -86,11 +86,11 @@ def test_a_loss_that_does_not_count_gives_no_run_up(ledger, cause):
 
 
 def test_the_same_failure_is_known_by_its_last_line(ledger):
-    """Of any run, without numbers; not what shared a worker, nor what was ended from outside."""
-    losses, told = Losses(ledger), "run {}, attempt-1: exit code 1; log ends with: step {} | AssertionError: {} != 7"
+    """Failures of all runs are compared, without numbers, except those on shared workers or from outside."""
+    losses, detail = Losses(ledger), "run {}, attempt-1: exit code 1; log ends with: step {} | AssertionError: {} != 7"
 
     def repeats(cause, *numbers, seed=0, alone=True, log_tail=""):
-        loss = Loss(cause=cause, detail=told.format(*numbers), log_tail=log_tail, worker=0, alone=alone)
+        loss = Loss(cause=cause, detail=detail.format(*numbers), log_tail=log_tail, worker=0, alone=alone)
         losses.record(make_spec(seed=seed).id, loss)
         return losses.has_repeated(loss)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sweeps.ray.nodes import WorkerPlacement, room
-from sweeps.ray.pool import counted, dealt
+from sweeps.ray.pool import dealt, round_amount
 
 TWO = {"a": {"CPU": 8.0, "GPU": 2.0}, "b": {"CPU": 2.0, "GPU": 1.0}, "c": {"CPU": 4.0}}
 
@@ -48,6 +48,6 @@ def test_a_gpu_that_others_use_in_part():
 def test_amounts_that_ray_cuts_off():
     for hundredths in range(1, 300):
         for count in range(1, 12):
-            amount = counted(count * (hundredths / 100))
+            amount = round_amount(count * (hundredths / 100))
             assert int(amount * 10_000) == round(amount * 10_000) == 100 * hundredths * count
-    assert (counted(4 * 0.25), counted(3.0 * 2**30)) == (1, 3 * 2**30), "whole ones stay as they are"
+    assert (round_amount(4 * 0.25), round_amount(3.0 * 2**30)) == (1, 3 * 2**30), "whole ones stay as they are"

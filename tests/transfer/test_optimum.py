@@ -70,3 +70,21 @@ def test_far_points_do_not_bend_the_minimum():
     points, _ = WIDE.draw(rng(1))
     far = [Point(size=w, log2_value=-14.0, loss_nats=9.0, seed=s) for w in WIDE.sizes for s in range(3)]
     assert [o.log2_value for o in find([*points, *far])] == [o.log2_value for o in find(points)]
+
+
+@pytest.mark.parametrize(("first", "below"), [(-9.5, True), (-9.0, False)], ids=["between two runs", "at a run"])
+def test_a_basin_goes_through_its_runs_and_knows_the_lowest(first, below):
+    """A minimum between two values lies below both; one at a value lies at its run."""
+    points = [
+        Point(size=size, log2_value=value, loss_nats=depth + 0.3 * abs(value + 7.0) ** 1.5, seed=0)
+        for size, depth in ((32, 3.0), (64, 2.9))
+        for value in (first + step for step in range(6))
+    ]
+    for optimum in find(points):
+        losses = {p.log2_value: p.loss_nats for p in points if p.size == optimum.size}
+        near = {value: loss for value, loss in losses.items() if loss < min(losses.values()) + 1}
+        drawn = np.interp([*near], *zip(*optimum.curve, strict=True))
+        assert drawn == pytest.approx([*near.values()], abs=0.02)
+        assert optimum.lowest_run_nats == min(losses.values())
+        assert (optimum.lowest_run_nats - optimum.loss_nats > 0.05) == below
+        assert min(loss for _, loss in optimum.curve) == pytest.approx(optimum.loss_nats)

@@ -43,6 +43,8 @@ class Optimum:
     """At the verdict's level."""
     loss_nats: float | None = None
     """The fitted basin's loss at its minimum, mean over the seeds there are; the verdict does not rest on it."""
+    lowest_run_nats: float | None = None
+    """Lowest mean loss of a value at which every run finished; None if there is no such value."""
     num_runs: int
     num_diverged: int
     cliff_octaves: float | None = None
@@ -184,6 +186,7 @@ def _optimum(
     if below + above > MOST_OUTSIDE or side[0] != 0:
         return _unusable(size, points, "flat" if min(below, above) > MOST_OUTSIDE / 2 else "edge")
     best = float(basins.optimum[0, column])
+    lowest_nats = min(_mean_losses(points).values(), default=None)
     cliffs = [p.log2_value - best for p in points if p.loss_nats is None and p.log2_value > best]
     return Optimum(
         size=size,
@@ -191,6 +194,7 @@ def _optimum(
         log2_value=best,
         interval_log2=interval(basins.optimum[:, column], level),
         loss_nats=float(basins.minimum_nats[column]),
+        lowest_run_nats=lowest_nats,
         num_runs=len(points),
         num_diverged=sum(p.loss_nats is None for p in points),
         cliff_octaves=min(cliffs, default=None),
@@ -200,11 +204,19 @@ def _optimum(
 
 def _unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Optimum:
     num_diverged = sum(p.loss_nats is None for p in points)
-    return Optimum(size=size, status=status, num_runs=len(points), num_diverged=num_diverged)
+    lowest_nats = min(_mean_losses(points).values(), default=None)
+    return Optimum(
+        size=size,
+        status=status,
+        lowest_run_nats=lowest_nats,
+        num_runs=len(points),
+        num_diverged=num_diverged,
+    )
 
 
 def _curve(runs: SizeRuns, basins: BasinPosterior, column: int) -> tuple[tuple[float, float], ...]:
     x = np.linspace(runs.log2_value.min(), runs.log2_value.max(), CURVE_SAMPLES)
+    x = np.union1d(x, basins.optimum[:1, column])  # a kink between two samples would be drawn too high
     curvature, shape = basins.curvature[0, column], basins.shape[:1]
     loss = basins.minimum_nats[column] + rise(x - basins.optimum[0, column], curvature, shape)
     return tuple(zip(x.tolist(), loss.tolist(), strict=True))

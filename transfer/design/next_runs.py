@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxies.core.hyperparameters import LEARNING_RATE
+from proxies.core.notation import counted, format_significant
 from transfer.basin.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, better_end, finite_rates
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
@@ -166,7 +167,7 @@ class Suggestion:
 
     def __str__(self) -> str:
         """In words: `run width 128 at 2^-3 (2 seeds): ...`."""
-        seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
+        seeds = counted(self.num_seeds, "seed")
         value = written(self.hyperparameter, self.log2_value)
         what = value if self.hyperparameter == LEARNING_RATE else f"{self.hyperparameter} = {value}"
         return f"run {at_size(self.axis, self.size)} at {what} ({seeds}): {self.reason}"
@@ -186,7 +187,8 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
     end = better_end(points)
     assert end is not None
     if optimum.status != "too_few" and not noise_known and end.excess_nats > 0:
-        why = f"the noise is unknown: under {end.noise_needed_nats:.2g} nats the optimum lies above the {end.name} end"
+        noise = format_significant(end.noise_needed_nats, 2)
+        why = f"the noise is unknown: under {noise} nats the optimum lies above the {end.name} end"
         why = why if end.name == "lower" else why.replace("above", "below")
         at = rates.index(best)
         return [_run(q, size, x, MIN_SEEDS, why) for x in sorted({end.log2_value, *rates[max(at - 1, 0) : at + 2]})]
@@ -199,7 +201,7 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
     if optimum.status == "too_few":
         near = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
         new = [x for x in near if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
-        why = f"{len(rates)} finished values: there must be at least {MIN_RATES}"
+        why = f"{counted(len(rates), 'finished value')}: there must be at least {MIN_RATES}"
         return [_run(q, size, x, seeds, why) for x in new[: MIN_RATES + 1 - len(rates)]]
     why = f"the optimum may lie at or beyond the {end.name} end of the values run"
     return [_run(q, size, x, seeds, why) for x in (above if end.name == "upper" else below)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.notation import counted
 from transfer.basin.optimum import best_rate, finite_rates
 from transfer.basin.shapes import Floats
 from transfer.question import Point, Question, at_size, written
@@ -89,7 +90,8 @@ def obstacle(points: Sequence[Point], q: Question) -> str | None:
         if any(p.loss_nats is None and abs(_above(q, value, size, p.log2_value)) < 1e-9 for p in own):
             return f"{where}: a run at the transferred value, {carried} at the base, diverged"
         if len(found) < MIN_VALUES:
-            return f"{where}: {len(found)} values at which every run finished: there must be at least {MIN_VALUES}"
+            values = f"{counted(len(found), 'value')} at which every run finished"
+            return f"{where}: {values}: there must be at least {MIN_VALUES}"
         if not _above(q, value, size, found[0]) - 1e-9 <= 0 <= _above(q, value, size, found[-1]) + 1e-9:
             return f"{where}: the transferred value, {carried} at the base, is beyond those at which every run finished"
     if _runs(points, q, value).num_free < MIN_FREE:

@@ -84,7 +84,7 @@ def octaves(
 def whole(cell: object, value: float | None, where: str, least: int, problems: list[str]) -> int:
     """Return a whole number, also if it is written as 1e6."""
     if value is None or not least <= value <= LARGEST_SIZE or value != int(value):
-        problems.append(f"{where}: {_describe(cell, value)} must be a whole number from {least} to {LARGEST_SIZE:.0e}")
+        problems.append(f"{where}: {_describe(cell, value)} must be a whole number from {least} to {LARGEST_SIZE:g}")
         return least
     return int(value)
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from proxies.core.tables.columns import drop_unfinished, read_columns
+from proxies.core.notation import counted
+from proxies.core.tables.columns import describe_unknown_states, drop_unfinished, read_columns
 from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
@@ -66,7 +67,7 @@ def largest_alike(
     notes = []
     if held:
         at = ", ".join(f"{columns[what]} {shown(value)}" for what, value in zip(held, best, strict=True))
-        notes.append(f"{len(kept)} of {len(runs)} runs are judged, those at {at}; the others are not used")
+        notes.append(f"{len(kept)} of {counted(len(runs), 'run')} are judged, those at {at}; the others are not used")
     follow = [columns[what] for what in kept[0].others if len({run.others[what] for run in kept}) > 1]
     if follow:
         notes.append(f"{', '.join(follow)} changes together with {axis}: the verdict is on all of it together")
@@ -163,7 +164,7 @@ def read_runs(
     names = find_columns(path, sheet.columns, given)
     rows, dropped = drop_unfinished(sheet, names.state)
     if not rows:
-        raise TableError(path, [f"no run has finished ({len(dropped)} rows dropped): nothing to judge"])
+        raise TableError(path, [f"no run has finished ({counted(len(dropped), 'row')} dropped): nothing to judge"])
     sheet = dataclasses.replace(sheet, rows=rows)
     numbers, doubts, comparable = _read_numbers(sheet, names)
     axis, hyperparameter = what_to_judge(path, sheet, names, comparable, axis, hyperparameter)
@@ -179,7 +180,7 @@ def read_runs(
     # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
     points = [*dict.fromkeys(p for p in read if p.loss_nats is not None), *(p for p in read if p.loss_nats is None)]
     if copies := len(read) - len(points):
-        notes = [*notes, f"{copies} rows repeat another row to the last digit; each counts once"]
+        notes = [*notes, f"rows that repeat another to the last digit: {copies}; each counts once"]
     optima = [(run.size, run.log2_value) for run in kept]
     return RunTable(
         axis=axis,
@@ -203,14 +204,14 @@ def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[
     for size in sorted(values):
         if len(values[size]) > MAX_VALUES:
             problems.append(
-                f"{axis} {size} has {len(values[size]):,} different values of {value_name}: must be at most "
+                f"{axis} {size} has {counted(len(values[size]), 'different value')} of {value_name}: must be at most "
                 f"{MAX_VALUES:,}; round them to a grid, such as 16 values an octave"
             )
         num_effects = len(values[size]) + sum(len(of_seed) > 2 for of_seed in seeds[size].values())
         if num_runs[size] * num_effects > MAX_DESIGN_CELLS:
             problems.append(
-                f"{axis} {size} has {num_runs[size]:,} runs of {len(seeds[size]):,} seeds: runs times seeds and values "
-                f"must be at most {MAX_DESIGN_CELLS:,}; leave out seeds"
+                f"{axis} {size} has {counted(num_runs[size], 'run')} of {counted(len(seeds[size]), 'seed')}: runs "
+                f"times seeds and values must be at most {MAX_DESIGN_CELLS:,}; leave out seeds"
             )
     return problems
 
@@ -237,10 +238,11 @@ def _read_numbers(sheet: Cells, names: TableColumns) -> tuple[dict[str, _Column]
 def _notes(sheet: Cells, names: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
     size, value = names.sizes[axis], names.values[hyperparameter]
     notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})", *names.notes]
+    notes += describe_unknown_states(sheet.rows, names.state)
     if ignored := [name for name in sheet.columns if name and name not in names.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:
-        notes.append(f"{num_off} runs not used: {value} = 0 means off, which has no octave")
+        notes.append(f"{counted(num_off, 'run')} not used: {value} = 0 means off, which has no octave")
     return notes
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.notation import format_factor
 from transfer.basin.shapes import Floats, rise
 from transfer.question import Axis, Outcome, at_size
 from transfer.regret.regret import AtTarget, Estimate, estimate, regret
@@ -60,8 +61,10 @@ def judge_together(judged: Sequence[DetailedVerdict], doublings: Mapping[Axis, f
     first, value = verdicts[0].question, _value(verdicts)
     untested = tuple(a for a, by in doublings.items() if abs(by) > NEGLIGIBLE_DOUBLINGS and a not in axes)
     doubts = [_named(v) for v in verdicts if _unusable(v) or _doubted(v)]
-    doubts += [f"{axis}: the target is {2.0 ** doublings[axis]:.3g} times the base, but no run tests that axis"
-               for axis in untested]  # fmt: skip
+    doubts += [
+        f"{axis}: the target is {format_factor(2.0 ** doublings[axis])} times the base, but no run tests that axis"
+        for axis in untested
+    ]
     outcome: Outcome = "cannot_tell"
     costs, offset, cost = [], None, None
     if len(rows) == len(judged) and value is not None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import stdtrit
 
+from proxies.core.notation import counted
 from transfer.question import Outcome, Question, TransferError, at_size
 from transfer.regret.regret import Estimate
 from transfer.verdict.verdict import Verdict
@@ -66,7 +67,7 @@ def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None)
     checks = [
         (
             num_sizes >= MIN_OPTIMA,
-            f"optima at {num_sizes} sizes: there must be at least {MIN_OPTIMA}, to see their scatter",
+            f"optima at {counted(num_sizes, 'size')}: there must be at least {MIN_OPTIMA}, to see their scatter",
         ),
         (whole, "sizes must be at least 1, and values finite"),
         (base is not None, f"{at_size(q.axis, q.base_size)} has no optimum: give the value to transfer"),

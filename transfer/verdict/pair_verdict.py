@@ -16,6 +16,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
+from proxies.core.notation import format_nats
 from transfer.basin.optimum import Optimum
 from transfer.question import CORNERS, Outcome
 from transfer.regret.regret import Estimate
@@ -77,7 +78,7 @@ def judge_pair(corners: Sequence[Mapping[tuple[int, int], float | None]], questi
         doubt = "one of their tests has no cost"
     reasons = [doubt] if doubt else []
     if cost is not None and r is not None:
-        found = f"as a pair they cost at most {cost.value:.4f} nats [{cost.low:.4f}, {cost.high:.4f}], margin "
+        found = f"as a pair they cost at most {format_nats(cost.value)} nats [{cost.low:.4f}, {cost.high:.4f}], margin "
         moved = f"at the base one moves the other's optimum by r = {r.value:.2f} [{r.low:.2f}, {r.high:.2f}]"
         reasons = [f"{found}{question.margin_nats:g}; {moved}"]
     outcome: Outcome = "cannot_tell" if cost is None else decide(cost, question.margin_nats)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
+from proxies.core.notation import counted, format_nats, format_significant
 from transfer.basin.optimum import Optimum, better_end
 from transfer.question import Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
@@ -26,16 +27,15 @@ def base(q: Question) -> str:
 
 def why_unusable(optimum: Optimum, q: Question, points: Sequence[Point], *, noise_known: bool) -> str:
     """Why a size has no optimum to go by. `points` are the runs of that size."""
-    number = f"{optimum.num_runs} run{'' if optimum.num_runs == 1 else 's'}"
-    runs = f"{at_size(q.axis, optimum.size)}: {number}, {optimum.num_diverged} diverged; "
+    runs = f"{at_size(q.axis, optimum.size)}: {counted(optimum.num_runs, 'run')}, {optimum.num_diverged} diverged; "
     if optimum.status == "too_few":
         return runs + "too few values near the best one at which every run finished: no curve is fitted"
     end = better_end(points)
     if not noise_known and end is not None and end.excess_nats > 0:
         return (
-            f"{runs}the noise is unknown, since no value was run with two seeds: the {end.name} end of the values run "
-            f"is {end.excess_nats:.3g} nats worse than the best, so the optimum may lie there or beyond only if the "
-            f"noise is at least {end.noise_needed_nats:.2g} nats"
+            f"{runs}the noise is unknown, since no value was run with two seeds: the {end.name} end of the values "
+            f"run is {format_nats(end.excess_nats)} nats worse than the best, so the optimum may lie there or beyond "
+            f"only if the noise is at least {format_significant(end.noise_needed_nats, 2)} nats"
         )
     if optimum.status == "flat":
         return runs + "the learning-rate curve is flat within the noise"

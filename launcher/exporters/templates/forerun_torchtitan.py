@@ -44,7 +44,7 @@ from torchtitan.trainer import Trainer
 FROZEN = read_numbers()
 SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
 VALIDATION_SEQUENCES = 64
-"""Windows of the validation split that a validation reads, if there are as many."""
+"""Number of windows of the validation split in one validation, if there are as many."""
 MUON = "forerun's Muon"
 OPTIMIZER = MUON if any(group["momentum"] for group in FROZEN.groups) else "AdamW"
 
@@ -232,11 +232,11 @@ class CorpusLoader(BaseDataLoader):
 
 
 class ValidationLoader(BaseDataLoader):
-    """The same windows of the validation split every time, cut across ranks; from the first again where they end."""
+    """The same windows of the validation split for every validation, divided among ranks."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """With the corpus folder."""
+        """Configuration of the loader: the corpus folder."""
 
         corpus: str | None
         infinite: bool = True
@@ -250,7 +250,7 @@ class ValidationLoader(BaseDataLoader):
         self.num_ranks, self.rank, self.num_sequences = dp_world_size, dp_rank, local_batch_size
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """This rank's rows of one batch after another."""
+        """Yield this rank's rows of each batch."""
         first = self.rank * self.num_sequences
         while True:
             rows = torch.arange(first, first + self.num_sequences) % len(self.windows)
@@ -259,11 +259,11 @@ class ValidationLoader(BaseDataLoader):
             yield {"input": ids[:, :-1].contiguous()}, ids[:, 1:]
 
     def state_dict(self) -> dict[str, int]:
-        """Return no state: every validation begins anew."""
+        """Return an empty state: every validation starts with the first window."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Take nothing up."""
+        """Ignore the state."""
 
 
 class NoTokenizer(BaseTokenizer):
@@ -348,10 +348,22 @@ def parallelism() -> ParallelismConfig:
     )
 
 
-def validator() -> Validator.Config:
-    """Validation before every checkpoint, and after the first step."""
+class LastStepValidator(Validator):
+    """Validates at the run's last step too, whose loss is the one that was forecast."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Validator.Config):
+        """No more than its own."""
+
+    def should_validate(self, step: int) -> bool:
+        """Return whether a step is one of the parent's, or the last."""
+        return bool(super().should_validate(step)) or step == SCHEDULE.num_steps
+
+
+def validator() -> LastStepValidator.Config:
+    """Return the validation before every checkpoint, after the first step, and after the last."""
     per_step = FROZEN.rank_microbatch_sequences * MESH.data_parallel_replicate * MESH.data_parallel_shard
-    return Validator.Config(
+    return LastStepValidator.Config(
         enable=True,
         freq=FROZEN.checkpointing.every_steps,
         steps=max(1, math.ceil(VALIDATION_SEQUENCES / per_step)),

@@ -15,6 +15,7 @@ from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
@@ -155,7 +156,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
         f"launch.tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is "
         "data parallel only, so all three must be 1; torchtitan and Megatron-LM support them": mesh.num_ranks
         == mesh.num_data_ranks,
-        f"launch.microbatch_sequences = {microbatch} does not split a rank's {share} sequences evenly"
+        f"launch.microbatch_sequences = {microbatch} does not split a rank's {counted(share, 'sequence')} evenly"
         + (f", {share // stages} of them while the batch is smallest" if stages > 1 else ""): even,
     }
 

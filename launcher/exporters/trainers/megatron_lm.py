@@ -29,6 +29,7 @@ from launcher.exporters.view import RunNumbers, proof_steps
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
@@ -234,7 +235,8 @@ def _problems(decision: Decision) -> dict[str, bool]:
         ),
         f"launch.context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of "
         f"{2 * mesh.context} in Megatron": (mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0),
-        f"launch.microbatch_sequences = {micro} does not divide a rank's share of {share} sequences": share % micro
+        f"launch.microbatch_sequences = {micro} does not divide a rank's share of {counted(share, 'sequence')}": share
+        % micro
         == 0,
         f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1 "
         "(proxy.batch_warmup_fraction = 0), this export's batch size is fixed": (schedule.batch_warmup_stages == 1),
@@ -260,11 +262,19 @@ def _run_text(decision: Decision, version: str) -> str:
 # If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""
     ceiling, after = decision.abort.train_loss_above_nats, decision.learning_rate.schedule.warmup_steps + 1
     command = _COMMAND + _CEILING.replace("CEILING", repr(ceiling)).replace("AFTER", str(after))
-    return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=_SETUP, command=command)
+    setup = _SETUP.replace("VERSION", version)
+    return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=setup, command=command)
 
 
 _SETUP = r""": "${MEGATRON_LM:?a checkout of Megatron-LM}" "${MEGATRON_DATA:?the converted corpus}"
 : "${RUN_DIR:?for checkpoints}"
+read_version='import runpy, sys; print(runpy.run_path(sys.argv[1])["__version__"])'
+installed="$(python -c "$read_version" "$MEGATRON_LM/megatron/core/package_info.py" 2>/dev/null || true)"
+if [ "${installed%%+*}" != VERSION ]; then
+    echo "MEGATRON_LM=$MEGATRON_LM is Megatron-LM ${installed:-of no known version}: must be VERSION;" \
+        "check out its release, or export with a version of forerun that knows yours" >&2
+    exit 2
+fi
 if [ ! -e "$MEGATRON_DATA/data_args.txt" ]; then
     echo "no data: PYTHONPATH=$MEGATRON_LM python $here/convert_data.py CORPUS $MEGATRON_DATA" >&2
     exit 2
@@ -351,7 +361,7 @@ def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]
         )
     if off > SAME:
         where = f"at most {off:.2g} of the peak off the frozen table: Megatron's warmup is t / W, not (t + 1) / W"
-        late: Judgement = ("equivalent" if off <= LATE else "not_expressible", where)
+        late: Judgement = ("equivalent" if off <= LATE * (1 + SAME) else "not_expressible", where)
         found |= dict.fromkeys(
             ("learning_rate.step_convention", "learning_rate.samples", "learning_rate.table_sha256"), late
         )

@@ -25,6 +25,7 @@ from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.notation import counted
 from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape, parameter_shapes
@@ -90,7 +91,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
         "proxy.decay_shape = 'sqrt': must be 'linear', OLMo-core has no such decay": (
             decision.learning_rate.schedule.decay_shape == "linear"
         ),
-        f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": (
+        f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {counted(share, 'sequence')}": (
             share % microbatch == 0
         ),
     } | {

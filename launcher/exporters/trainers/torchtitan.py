@@ -31,7 +31,7 @@ from proxies.model.decoder import NORM_EPS, ROPE_BASE
 VERSIONS = ("0.3.0",)
 MODULE = "forerun_torchtitan"
 _MODULES = ("torchtitan.components.dataloader", "torchtitan.components.checkpointer")
-"""Modules of the release that its main of August 2026 has no more."""
+"""Modules of the release that torchtitan's main branch of August 2026 does not have."""
 
 
 def _problems(decision: Decision) -> dict[str, bool]:

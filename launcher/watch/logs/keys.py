@@ -13,6 +13,7 @@ Names change between versions. Each was read in the trainer's own sources, at th
   `eval/` before a name; plain in its own logs, where `train_loss` is the mean of the run, of its end alone: `loss`
   comes before it.
 - nanoGPT, train.py: `iter`, `train/loss` and `val/loss`; `mfu` in percent, and -100 before it is measured.
+- LLaMA-Factory's `trainer_log.jsonl` has `current_steps`; Lightning's CSVLogger `train_loss_step` and `_epoch`.
 Any other trainer's names are given by option.
 """
 
@@ -26,10 +27,10 @@ STEP, LOSS, VALIDATION = "step", "train_loss_nats", "validation_loss_nats"
 TOKENS_PER_SECOND = "tokens_per_second"
 NOISE_SCALE = ("noise_scale_tokens", "noise_scale_low_tokens", "noise_scale_high_tokens")
 NAMES: Mapping[str, tuple[str, ...]] = {
-    STEP: ("step", "train/global_step", "iteration", "iter", UNASKED_STEP),
+    STEP: ("step", "train/global_step", "iteration", "iter", "current_steps", UNASKED_STEP),
     LOSS: (
         "train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss",
-        "train_loss",
+        "train_loss", "train_loss_step",
     ),
     VALIDATION: (
         "validation_loss_nats", "validation_metrics/loss", "lm loss validation", "eval/loss", "eval_loss",

@@ -28,7 +28,8 @@ from launcher.watch.logs.keys import (
 )
 from launcher.watch.logs.sources import Log, Row, RowSource
 from proxies.core import canon
-from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, parse_number, units_agree
+from proxies.core.tables.numerals import to_number
+from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, units_agree
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #
@@ -40,10 +41,10 @@ _EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
 _TO = {"started": STEP, "rolled_back": "to_step"}
 """Events after which the steps beyond the one in this field are made anew."""
 _MAX_UNIX_SECONDS = 1e11
-"""A later time (the year 5138) counts something else than seconds since 1970."""
+"""Maximum time in seconds since 1970 (the year 5138); a larger number is in another unit."""
 _AGAIN, _NULL, _BAD = "again", "null", "bad"
-"""Counts in addition to a step's columns: its losses after the first, those that are null, and those that are no
-numbers, null included."""
+"""Counts that are kept with a step's columns: losses after the first, null losses, and losses that are not numbers,
+null included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,22 +66,22 @@ class _Steps:
         self.ranks: dict[int, list[float]] = {}
 
     def add(self, step: int, row: Row, names: Mapping[str, str], factors: Mapping[str, float]) -> int:
-        """Take in a row of that step; return how many of its values are impossible, and left out."""
+        """Add a row of a step, and return the number of its values that are impossible and left out."""
         num_impossible = 0
         cells = self.cells[step]
         if (loss := names.get(LOSS)) in row:
             cells[_AGAIN] = cells.get(_AGAIN, 0) + (LOSS in cells)
             cells[_NULL] = cells.get(_NULL, 0) + (row[loss] is None)
-            cells[_BAD] = cells.get(_BAD, 0) + (parse_number(row[loss]) is None)
+            cells[_BAD] = cells.get(_BAD, 0) + (to_number(row[loss]) is None)
         for column, name in names.items():
-            value = parse_number(row.get(name))
+            value = to_number(row.get(name))
             if value is not None and column != STEP:
                 if -math.inf < value < 0 or (column == "mfu" and value > 1):
                     num_impossible += 1
                 elif value or column not in ("mfu", TOKENS_PER_SECOND):  # 0: it was not measured
                     cells[column] = value * factors.get(column, 1.0)
         if isinstance(times := row.get("rank_seconds"), list) and times:
-            found = [None if isinstance(each, str) else parse_number(each) for each in times]
+            found = [None if isinstance(each, str) else to_number(each) for each in times]
             self.ranks[step] = [math.nan if each is None else each for each in found]
         return num_impossible
 
@@ -169,14 +170,14 @@ def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int
     for row in rows:
         is_event = isinstance(event := row.get("event"), str) and event in _EVENTS and loss not in row
         if at in row and not is_event:
-            found = parse_number(row[at])
+            found = to_number(row[at])
             step = int(found) if found is not None and found >= 0 and found.is_integer() else None
         yield row, step, is_event
 
 
 def _says(row: Row, names: Mapping[str, str]) -> bool:
     """Whether a row says anything of its step."""
-    return any(parse_number(row.get(name)) is not None for column, name in names.items() if column != STEP)
+    return any(to_number(row.get(name)) is not None for column, name in names.items() if column != STEP)
 
 
 def _floats(values: Iterable[float]) -> Floats:
@@ -225,7 +226,7 @@ _SENTENCES = {
     ),
     "no number": ("1 training loss is not a number", "{n} training losses are not numbers"),
 }
-"""Notes by what is odd: of one, and of several."""
+"""Notes by oddity, for one and for several."""
 
 
 class OtherRunError(ValueError):
@@ -244,7 +245,7 @@ class LogReading:
     ending: AttemptEnd | None
     """How the newest attempt ended, if it could write that down."""
     why_empty: str = "nothing is logged yet"
-    """The reason that there is no training loss, where there is none."""
+    """Reason why the log has no training loss, if it has none."""
 
 
 class LogReader:
@@ -266,7 +267,7 @@ class LogReader:
         log = self._source.read(last=last)
         self._check(log)
         # By the rows' own time where they have one: a file may be a copy.
-        times = [parse_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
+        times = [to_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
         known = [at for at in times if at is not None and 0 < at < _MAX_UNIX_SECONDS]
         newest_at = max(known, default=log.newest_at)
         found = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
@@ -309,7 +310,7 @@ class LogReader:
 
 
 def _compare_units(columns: LogColumns) -> list[str]:
-    """Return a warning where the last validation loss and the training loss near it can hardly be in one unit."""
+    """Return a warning if the last validation loss and the training loss near it seem to have different units."""
     if not len(columns.validation_steps) or not len(columns):
         return []
     step, validation = columns.validation_steps[-1], float(columns.validation_loss_nats[-1])
@@ -325,7 +326,7 @@ def _compare_units(columns: LogColumns) -> list[str]:
 
 
 def _why_empty(log: Log) -> str:
-    """Return why a log shows no training loss."""
+    """Return the reason why a log has no training loss."""
     if log.unknown:
         return log.unknown
     if any(log.files.values()):

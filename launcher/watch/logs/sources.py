@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from launcher.base import metrics
 from launcher.base.wandb_calls import fetch_history
 from launcher.watch.logs.keys import UNASKED_STEP, ColumnNames
-from launcher.watch.logs.text_logs import describe_unknown, first_line, open_log
+from launcher.watch.logs.text_logs import describe_unknown, open_log, read_first_line
 from proxies.core.plain_files import require_plain
 from proxies.external.growing_file import MetricsError
 
@@ -32,7 +32,7 @@ _OURS = frozenset({*_EVENT_FIELDS, _RANKS, *(field.name for field in fields(metr
 _ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
 _PATTERNS = ("*.wandb", "*tfevents*", "*.jsonl", "trainer_state.json", "main.log", "*.csv")
-"""Logs that are looked for in a folder, the first that is there counting."""
+"""Patterns of logs in a folder, in order of preference."""
 
 Row = dict[str, Any]
 """What was logged together, by the names that its writer gave."""
@@ -49,7 +49,7 @@ class Log:
     notes: list[str] = field(default_factory=list)
     """What of it could not be read."""
     unknown: str = ""
-    """One sentence that says why an existing file is not a log."""
+    """Message why an existing file is not a log; empty if it is one."""
     newest_at: float | None = None
     """When the last row came, in seconds since 1970, where that is known."""
 
@@ -68,7 +68,7 @@ class RowSource(Protocol):
 
 
 class Files:
-    """A file, or what lies in a folder: our own log if it is there, else of `_PATTERNS` the first that has files."""
+    """A log file, or the logs in a folder: forerun's own, or else those of the first of `_PATTERNS` that has files."""
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.path, self._wanted = path, wanted
@@ -112,7 +112,7 @@ class Files:
             rows += reader.end()
             if reader.complaint != complaint:
                 log.notes.append(f"{name}: its last line is cut short (it is being written, or its writer was killed)")
-        if not rows and not reader.names and (line := first_line(path)):
+        if not rows and not reader.names and (line := read_first_line(path)):
             log.unknown = describe_unknown(path, line)
 
     def _name(self, path: Path) -> str:

@@ -1,6 +1,6 @@
-"""Logs that are neither JSON Lines, W&B nor TensorBoard: CSV, `trainer_state.json`, and lines of text.
+"""Readers of CSV logs, of `trainer_state.json`, and of the lines of text that trainers print.
 
-Rows carry the names of `launcher.watch.logs.keys`, in its units. The formats were read in the trainers' own sources:
+Rows have the names and units of `launcher.watch.logs.keys`. The formats are those of the trainers' sources:
 
 - llm.c, llmc/logger.h, `main.log`: `s:STEP trl:LOSS lr:RATE norm:NORM` and `s:STEP tel:VALIDATION_LOSS`.
 - modded-nanogpt, train_gpt.py: `step:STEP/STEPS val_loss:LOSS train_time:MSms`, in earlier versions also `train_loss`.
@@ -15,20 +15,23 @@ from __future__ import annotations
 import csv
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Set
 from pathlib import Path
 
+from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
+from proxies.core.tables.numerals import to_number
 from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
-from proxies.external.metric_files import parse_number, rows_of
+from proxies.external.metric_files import rows_of
 
 KNOWN = "JSON Lines, CSV, trainer_state.json, or lines of llm.c, modded-nanogpt, nanotron or Megatron-LM"
-"""Logs that are read by their content, for messages."""
+"""Kinds of logs that are recognized by their content, for messages."""
 _SNIFFED_BYTES, _SHOWN_CHARACTERS = 2**16, 80
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xfd7zXZ")  # gzip, zstd, zip, xz
 _DELIMITERS = (",", "\t", ";")
 
-# Names in lines of text -> the name among ours, and what the number is multiplied by.
+# Name in lines of text -> name of `launcher.watch.logs.keys`, and the factor to its unit
 _NAMES = {
     "trl": ("loss", 1.0),
     "tel": ("val_loss", 1.0),
@@ -46,11 +49,13 @@ _NAMES = {
 }
 _SPACED = re.compile(r"(?:s|step):(\d+)(?:/\d+)?((?:\s+[\w./-]+:\S+)+)\s*")
 _BARRED = re.compile(r"(?:^|\s)(?:validation loss at )?iteration:?\s*(\d+)\s*(?:/\s*\d+)?\s*\|(.*)")
+_ARRAY = re.compile(r"\s*\[\s*(\{|$)")
+"""Beginning of a JSON array of objects; `[2026-01-31 10:00:00]` or `[rank0]:` begins a line of text."""
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
-def first_line(path: Path) -> str:
-    """Return the first line of a file that is not blank, as far as a message shows it; empty where there is none.
+def read_first_line(path: Path) -> str:
+    """Return the first line of a file that is not blank; empty if the first 64 KiB have none.
 
     Raises:
         OSError: The file cannot be read, or is not a plain file.
@@ -62,7 +67,7 @@ def first_line(path: Path) -> str:
 
 
 def describe_unknown(path: Path, line: str) -> str:
-    """Return why a log without one readable row is none, for the reader: what it begins with, and what is known."""
+    """Return a message that a file is not a log: the first unreadable line, and the kinds of logs that are read."""
     with open_plain(path) as file:
         start = file.read(8)
     if start.startswith(_PACKED):
@@ -72,15 +77,19 @@ def describe_unknown(path: Path, line: str) -> str:
 
 
 def open_log(path: Path, wanted: frozenset[str]) -> Rows:
-    """Return the reader of a log, by its name or else by how it begins.
+    """Open a log with the reader for its name, or else for its first line.
+
+    Args:
+        path: The log.
+        wanted: Names of metrics to read.
 
     Raises:
         OSError: The file cannot be read, or is not a plain file.
     """
-    line = first_line(path)
+    line = read_first_line(path)
     if path.suffix in (".jsonl", ".wandb") or "tfevents" in path.name or not line:
         return rows_of(path, wanted, "step")
-    if path.suffix == ".json" or line.strip() in ("{", "[") or line.startswith("["):
+    if path.suffix == ".json" or line.strip() == "{" or _ARRAY.match(line):
         return JsonDocument(path, wanted)
     if line.lstrip().startswith("{"):
         return rows_of(path, wanted, "step")
@@ -89,7 +98,7 @@ def open_log(path: Path, wanted: frozenset[str]) -> Rows:
 
 
 def _find_delimiter(line: str, wanted: Set[str]) -> str:
-    """Return what separates the names of a table's header; empty for what is no header."""
+    """Return the delimiter of a table's header; empty if the line is not a header with a wanted name."""
     for delimiter in _DELIMITERS:
         cells = _split(line, delimiter)
         if len(cells) > 1 and wanted & set(cells):
@@ -102,17 +111,17 @@ def _split(line: str, delimiter: str) -> list[str]:
 
 
 class _Lines(Rows):
-    """A log of lines; a last line without its end waits for it."""
+    """A log of lines; a last line without a newline is pending until `end`."""
 
     def _take(self, rows: list[dict[str, object]]) -> None:
         *lines, self._pending = self._pending.split(b"\n")
         if len(self._pending) > MAX_PENDING_BYTES:
-            raise MetricsError(f"no end of line within {MAX_PENDING_BYTES} bytes: this is no log")
+            raise MetricsError(f"no end of line within {MAX_PENDING_BYTES} bytes: this is not a log")
         for line in lines:
             self._add(line, rows)
 
     def end(self) -> list[dict[str, object]]:
-        """See `Rows`: the last line, if it is whole but for its end."""
+        """Return the row of a last line without a newline, if it is complete."""
         rows: list[dict[str, object]] = []
         line, self._pending = self._pending, b""
         self._add(line, rows)
@@ -128,12 +137,13 @@ class _Lines(Rows):
         if kept := {name: value for name, value in row.items() if name in self._wanted}:
             rows.append(kept)
 
+    @abstractmethod
     def _parse(self, line: str) -> dict[str, object]:
-        raise NotImplementedError
+        """Return the values of a line by name; empty if it has none."""
 
 
 class CsvLines(_Lines):
-    """A table whose first line names its columns; an empty cell is no value."""
+    """A table whose first line names its columns; empty cells have no value."""
 
     def __init__(self, path: Path, wanted: frozenset[str], delimiter: str) -> None:
         super().__init__(path, wanted)
@@ -145,18 +155,18 @@ class CsvLines(_Lines):
         cells = _split(line, self._delimiter)
         if not self._header:
             self._header = cells
-        if cells == self._header:  # a trainer that begins again may write it again
+        if cells == self._header:  # a restarted trainer may write the header again
             return {}
         if len(cells) != len(self._header):
             self._num_ragged += 1
-            lines = "1 line does" if self._num_ragged == 1 else f"{self._num_ragged} lines do"
-            self.complaint = f"{lines} not have the {len(self._header)} cells of the header"
+            lines = "1 line does" if self._num_ragged == 1 else f"{counted(self._num_ragged, 'line')} do"
+            self.complaint = f"{lines} not have the {counted(len(self._header), 'cell')} of the header"
             return {}
         return {name: cell for name, cell in zip(self._header, cells, strict=True) if cell}
 
 
 class TextLines(_Lines):
-    """Lines that trainers print; those that report no step are passed over."""
+    """Lines that trainers print; lines without a step are skipped."""
 
     def _parse(self, line: str) -> dict[str, object]:
         if spaced := _SPACED.fullmatch(line.strip()):
@@ -177,14 +187,14 @@ class TextLines(_Lines):
 
 
 def _parse_shortened(text: str) -> float | None:
-    """Return a number that may be written as 4.1K; None for what is no number."""
+    """Return a number that may be written as 4.1K; None if the text is not a number."""
     factor = _SUFFIXES.get(text[-1:], 1.0)
-    number = parse_number(text[:-1] if factor > 1 else text)
+    number = to_number(text[:-1] if factor > 1 else text)
     return None if number is None else number * factor
 
 
 class JsonDocument(Rows):
-    """One JSON document: a list of objects, or an object whose `log_history` is one."""
+    """A JSON document: a list of objects, or an object that has such a list under `log_history`."""
 
     def _take(self, rows: list[dict[str, object]]) -> None:
         if len(self._pending) > MAX_PENDING_BYTES:
@@ -194,7 +204,7 @@ class JsonDocument(Rows):
         try:
             document = json.loads(self._pending)
         except (ValueError, RecursionError):
-            self.complaint = "it is no whole JSON document (it may be being written)"
+            self.complaint = "it is not a complete JSON document (it may still be written)"
             return
         history = document.get("log_history") if isinstance(document, dict) else document
         if not isinstance(history, list):

@@ -1,8 +1,12 @@
-"""Names that people give to the columns of a table of runs: one list for every command that reads a table."""
+"""Columns of a table of runs, by the names that people give them: one list for every command that reads a table.
+
+Messages and docstrings call forerun's own name of a column its role: `learning_rate` is the role of `config/lr`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -57,10 +61,10 @@ COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
     **{name: (name, *hyperparameter.aliases) for name, hyperparameter in HYPERPARAMETERS.items()},
     **_OPTIMA,
 }
-"""Names of each column, the preferred one first. Case, and the character between words, do not count."""
+"""Names of the column of each role, the preferred one first. Case and the character between words do not count."""
 
 _EXACT_CASE = {"N", "D", "duration"}
-"""Names that mean something else in another case: W&B's `Duration` is in seconds."""
+"""Names that must match in case: W&B's `Duration` is in seconds, and `n` may count anything."""
 _SECTIONS = {
     "config",
     "cfg",
@@ -84,15 +88,16 @@ _SECTIONS = {
     "summary",
     "trial",
 }
-"""Parts before the name in `config/lr`, `optimizer.lr`."""
+"""Sections that may precede a name, as in `config/lr` and `optimizer.lr`."""
 _LOSS_SECTIONS = {"summary", "metrics", "user_attrs", "run"}
-"""A loss of `train/loss` or `model.loss` is not the validation loss."""
+"""Sections that may precede a loss; `train/loss` and `model.loss` are not the validation loss."""
 _PREFIXES = ("params_", "config_", "user_attrs_")
 """Sections that Optuna's and W&B's exports join to the name with an underscore."""
-_ACTUAL = {"actual", "achieved", "measured", "realized"}
-_PLANNED = {"planned", "target", "nominal", "intended", "expected", "estimated"}
+_ACTUAL = {"actual", "achieved", "measured", "observed", "real", "realized", "seen", "true"}
+_PLANNED = {"planned", "target", "requested", "nominal", "intended", "ideal", "expected", "estimated"}
+_IS_PLANNED = 2
 _MARKED = {"params", "tokens", "flops"}
-"""Columns that stand in some tables twice, as planned and as they came out."""
+"""Roles that some tables have twice: as planned and as measured."""
 _KINDS: Mapping[str, NumberKind] = {
     **dict.fromkeys(("params", "tokens", "flops", "budget", "batch", "duration"), "amount"),
     **dict.fromkeys(("width", "depth", "seed"), "whole"),
@@ -100,86 +105,67 @@ _KINDS: Mapping[str, NumberKind] = {
 _OPTUNA_OBJECTIVE = "value"
 _OPTUNA_COLUMNS = ({"number", "state"}, {"number", "datetime_start"})
 
-_UNFINISHED = {
-    "crashed",
-    "crash",
-    "failed",
-    "fail",
-    "failure",
-    "error",
-    "errored",
-    "killed",
-    "oom",
-    "out_of_memory",
-    "running",
-    "pending",
-    "queued",
-    "waiting",
-    "created",
-    "starting",
-    "started",
-    "scheduled",
-    "preempted",
-    "preempting",
-    "paused",
-    "suspended",
-    "canceled",
-    "cancelled",
-    "aborted",
-    "interrupted",
-    "pruned",
-    "timeout",
-    "timed_out",
-    "unfinished",
-    "incomplete",
-}
-"""States of runs that have no final loss, as W&B, Optuna, Ray and Slurm write them."""
+_UNFINISHED = re.compile(
+    "abort|active$|cancel|crash|creat|dead|err|evict|fail|hung$|incomplete|init|interrupt|kill|launch|lost$|memory$|not$"
+    "|oom$|paus|pend|preempt|prepar|progress|provision|prun|queu|requeu|resiz|revok|run|schedul|start|stopping|stuck"
+    "|submit|suspend|timed|timeout|unfinish|wait|inprogress"
+)
+"""Beginnings of the words of states in which a run has no final loss, as W&B, Optuna, Ray, MLflow, ClearML, cloud
+services and Slurm write them; `$` ends a word. One such word is enough: `NODE_FAIL`, `Crashed (OOM)`."""
+_FINISHED = re.compile(
+    "clos|complete|converg|diverg|done$|end|finish|good$|inactive|ok$|pass|publish|succe|terminat|valid"
+)
+"""The same for states in which it has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnChoice:
-    """The table's own names of the columns that were asked for."""
+    """The columns of a table that were chosen for the roles asked for."""
 
     columns: dict[str, str]
-    """Theirs by ours; a column that is not there is not in the mapping."""
+    """Column by role; a role without a column is not in the mapping."""
     notes: list[str] = field(default_factory=list)
     """Choices among several columns whose names mean the same thing."""
     problems: list[str] = field(default_factory=list)
 
 
 def choose_columns(names: Sequence[str], wanted: Iterable[str], given: Mapping[str, str]) -> ColumnChoice:
-    """Find columns by their names.
+    """Choose the column of each role by its name.
 
     Args:
         names: Names of the table's columns.
-        wanted: Names of ours (`COLUMN_NAMES`) to look for; any other is looked for as it is.
-        given: The user's choices, theirs by ours.
+        wanted: Roles to look for. One that `COLUMN_NAMES` does not have is looked for by its own name.
+        given: Columns that the user chose, by role or by another name of the role.
 
     Returns:
-        The columns. Problems name what a user chose and the table does not have, what the table has twice, and what two
-        columns may be in equal measure.
+        The columns. A problem is a chosen column that does not exist, a column that appears twice, or a role for which
+        two columns are equally good.
     """
     choice = ColumnChoice(columns={})
     wanted = tuple(wanted)
-    asked: dict[str, str] = {}
-    for ours, theirs in given.items():
-        role = _find_role(ours, wanted)
+    chosen: dict[str, str] = {}
+    for key, name in given.items():
+        role = _find_role(key, wanted)
         if role is None:
-            choice.problems.append(f"--column {ours}: unknown: must be one of {', '.join(wanted)}")
-        elif theirs not in names:
-            choice.problems.append(f"--column {ours}={theirs}: no such column (it has {list_names(names)})")
+            choice.problems.append(f"--column {key}: unknown: must be one of {', '.join(wanted)}")
+        elif name not in names:
+            choice.problems.append(f"--column {key}={name}: no such column (it has {list_names(names)})")
         else:
-            asked[role] = theirs
+            chosen[role] = name
     for role in wanted:
         ranked = sorted((rank, name) for name in dict.fromkeys(names) if (rank := _rank_name(name, role)) is not None)
-        if role in asked:
-            choice.columns[role] = asked[role]
+        if role in chosen:
+            choice.columns[role] = chosen[role]
         elif len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
             tied = [name for rank, name in ranked if rank == ranked[0][0]]
             choice.problems.append(f"{role} may be {' or '.join(map(repr, tied))}: choose with --column {role}=NAME")
         elif ranked:
             choice.columns[role] = ranked[0][1]
-            if len(ranked) > 1:
+            if ranked[0][0][0] == _IS_PLANNED:
+                choice.notes.append(
+                    f"{role} is column {ranked[0][1]!r}, planned by its name; --column {role}=NAME takes another"
+                )
+            elif len(ranked) > 1:
                 unused = " and ".join(repr(name) for _, name in ranked[1:])
                 choice.notes.append(
                     f"{role} is column {ranked[0][1]!r}, not {unused}; --column {role}=NAME takes another"
@@ -193,7 +179,7 @@ def choose_columns(names: Sequence[str], wanted: Iterable[str], given: Mapping[s
 
 
 def describe_missing(roles: Sequence[str], names: Sequence[str]) -> str:
-    """Return what a table lacks, what it has, and what the missing columns may be called."""
+    """Return the message that a table has no column for `roles`: what it has, and which names are known."""
     missing = " or ".join(map(repr, roles))
     known = "; ".join(f"{role}: {', '.join(COLUMN_NAMES.get(role, (role,)))}" for role in roles)
     return (
@@ -203,17 +189,25 @@ def describe_missing(roles: Sequence[str], names: Sequence[str]) -> str:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the names of a table's columns for a message."""
+    """Return the names of a table's columns, quoted, for a message."""
     return ", ".join(map(repr, filter(None, names))) or "none"
 
 
 def is_known_name(name: str) -> bool:
-    """Return whether a column may be one that a command asks for."""
+    """Return whether a column has a name by which some role is recognized."""
     return name == _OPTUNA_OBJECTIVE or any(_rank_name(name, role) is not None for role in COLUMN_NAMES)
 
 
 def find_hyperparameter(name: str, known: Collection[str]) -> str | None:
-    """Return which of the known hyperparameters a name of a table or of an Optuna study means: `optimizer.lr`."""
+    """Return the hyperparameter that a name in a table or an Optuna study means, such as `optimizer.lr`.
+
+    Args:
+        name: The name.
+        known: Hyperparameters to choose from.
+
+    Returns:
+        One of `known`; None if the name means none of them, or several.
+    """
     if name in known:
         return name
     matches = [role for role in known if role in COLUMN_NAMES and _rank_name(name, role) is not None]
@@ -221,11 +215,11 @@ def find_hyperparameter(name: str, known: Collection[str]) -> str | None:
 
 
 def drop_unfinished(cells: Cells, column: str | None) -> tuple[Rows, list[tuple[int, str]]]:
-    """Return the rows of finished runs, and (row, reason) of the others.
+    """Return the rows of finished runs, and (row, reason) of the rows that are left out.
 
     Args:
         cells: The table.
-        column: Column with the state of each run; None: there is none.
+        column: Column with the state of each run; None if there is none.
     """
     if column is None:
         return cells.rows, list(cells.dropped)
@@ -233,11 +227,22 @@ def drop_unfinished(cells: Cells, column: str | None) -> tuple[Rows, list[tuple[
     dropped = list(cells.dropped)
     for line, record in cells.rows:
         state = str(record.get(column) or "").strip()
-        if _find_state(state) in _UNFINISHED:
+        if _is_unfinished(state):
             dropped.append((line, f"{column} is {state!r}: the run did not finish"))
         else:
             rows.append((line, record))
     return rows, sorted(dropped)
+
+
+def describe_unknown_states(rows: Rows, column: str | None) -> list[str]:
+    """Return a warning if the state of a run that counts is not known to mean that it has finished."""
+    states = Counter(str(record.get(column) or "").strip() for _, record in rows) if column is not None else Counter()
+    unknown = [state for state in states if _is_unfinished(state) is None]
+    if not unknown:
+        return []
+    named = ", ".join(f"{state[:40]!r} ({states[state]})" for state in unknown[:5]) + (", ..." if unknown[5:] else "")
+    warning = f"column {column!r} has states that forerun does not know, with their rows: {named}"
+    return [f"{warning}. They count as finished: remove those that did not finish"]
 
 
 def read_columns(cells: Cells, rows: Rows, columns: Mapping[str, str]) -> tuple[dict[str, NumberColumn], list[str]]:
@@ -246,47 +251,58 @@ def read_columns(cells: Cells, rows: Rows, columns: Mapping[str, str]) -> tuple[
     Args:
         cells: The table.
         rows: Its rows that count.
-        columns: Theirs by ours.
+        columns: Column by role.
 
     Returns:
-        Numbers by our names, and a problem for each column whose commas or dots have two readings.
+        Numbers by role, and a problem for each column whose commas or dots have two readings.
     """
     numbers = {
-        ours: read_numbers(
-            [record.get(theirs) for _, record in rows],
-            _KINDS.get(ours, "real"),
+        role: read_numbers(
+            [record.get(name) for _, record in rows],
+            _KINDS.get(role, "real"),
             splits_at_commas=cells.splits_at_commas,
         )
-        for ours, theirs in columns.items()
+        for role, name in columns.items()
     }
-    doubts = [f"column {columns[ours]!r}: {column.doubt}" for ours, column in numbers.items() if column.doubt]
-    decimal = next((columns[ours] for ours, column in numbers.items() if column.has_decimal_comma), None)
-    if decimal is not None:
-        for theirs in (theirs for ours, theirs in columns.items() if not numbers[ours].has_decimal_comma):
-            dotted = next((cell for _, record in rows if has_grouped_dot(cell := record.get(theirs))), None)
+    doubts = [f"column {columns[role]!r}: {column.doubt}" for role, column in numbers.items() if column.doubt]
+    proof = next((columns[role] for role, column in numbers.items() if column.uses_dots_for_thousands), None)
+    if proof is not None:
+        for role, name in columns.items():
+            if numbers[role].uses_dots_for_thousands:
+                continue
+            dotted = next((cell for _, record in rows if has_grouped_dot(cell := record.get(name))), None)
             if dotted is not None:
                 doubts.append(
-                    f"column {theirs!r}: the dot of {dotted!r} may separate thousands, since column {decimal!r} has "
-                    "decimal commas: write both columns with dots, and without separators"
+                    f"column {name!r}: the dot of {dotted!r} may separate thousands, since column {proof!r} has "
+                    "decimal commas or dots for thousands: write both columns with one dot, and without separators"
                 )
     return numbers, doubts
 
 
 def _find_role(name: str, wanted: Sequence[str]) -> str | None:
+    """Return the role that a user means by one of its names; None if it is none of those wanted."""
     return name if name in wanted else next((role for role in wanted if name in COLUMN_NAMES.get(role, ())), None)
 
 
 @cache
 def _rank_name(name: str, role: str) -> tuple[int, int, int] | None:
-    """Return (planned, sections before the name, place among the names), lower being better; None: another thing."""
+    """Return how well a column's name fits a role.
+
+    Returns:
+        (0 if marked as measured, 2 if marked as planned, else 1; number of sections before the name; place among the
+        role's names), the smallest being the best; None if the name does not fit.
+    """
     names = COLUMN_NAMES.get(role, (role,))
     if name in names:
         return (1, 0, names.index(name))
+
+    # Sections before the name: `config/lr`, `optimizer.lr`
     sections = _LOSS_SECTIONS if role == "loss" else _SECTIONS
     parts = [re.sub(r"[^0-9a-z]+", "_", part.lower()).strip("_") for part in re.split(r"[/.]", name)]
     num_sections = next((num for num, part in enumerate(parts[:-1]) if part not in sections), len(parts) - 1)
     word = "_".join(parts[num_sections:])
-    prefix = next((prefix for prefix in _PREFIXES if role not in _MARKED | {"loss"} and word.startswith(prefix)), "")
+    prefix = "" if role == "loss" or word in names else next(filter(word.startswith, _PREFIXES), "")
+    prefix = prefix if word.removeprefix(prefix) in names else ""
     word, num_sections = word.removeprefix(prefix), num_sections + bool(prefix)
     planned = 1
     if role in _MARKED:
@@ -294,14 +310,16 @@ def _rank_name(name: str, role: str) -> tuple[int, int, int] | None:
         before, _, last = word.rpartition("_")
         for mark, unmarked in ((first, after), (last, before)):
             if mark in _ACTUAL | _PLANNED and unmarked:
-                planned, word = 2 if mark in _PLANNED else 0, unmarked
+                planned, word = _IS_PLANNED if mark in _PLANNED else 0, unmarked
                 break
     if word not in names or word in _EXACT_CASE:
         return None
     return (planned, num_sections, names.index(word))
 
 
-def _find_state(state: str) -> str:
-    """Return the word of a state: `TrialState.FAIL` is fail, `CANCELLED by 1000` cancelled."""
-    words = state.lower().rpartition(".")[2].split()
-    return words[0] if words else ""
+def _is_unfinished(state: str) -> bool | None:
+    """Return whether a run in a state has no final loss; None: a state that is not known."""
+    words = re.findall("[a-z]+", state.lower())
+    if any(map(_UNFINISHED.match, words)):
+        return True
+    return False if not state or any(map(_FINISHED.match, words)) else None

@@ -1,6 +1,6 @@
 """Numbers as people write them: plain, with a suffix, with thousands separators, with a decimal comma.
 
-A spelling with two readings is never guessed. A comma is read only where the column, or the dialect of the file, leaves
+A number with two readings is never guessed: a comma is read only where the column, or the delimiter of the file, leaves
 one reading.
 """
 
@@ -16,43 +16,68 @@ from typing import Literal
 NumberKind = Literal["amount", "whole", "real"]
 """Spelling that a column's numbers may have: an amount with a suffix or with thousands separators, a whole number with
 thousands separators, and any other number with neither."""
-SUFFIX_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
+SUFFIX_POWERS = {
+    "k": 3,
+    "thousand": 3,
+    "m": 6,
+    "mn": 6,
+    "million": 6,
+    "b": 9,
+    "bn": 9,
+    "g": 9,
+    "billion": 9,
+    "t": 12,
+    "tn": 12,
+    "trillion": 12,
+}
 """Powers of ten of the suffixes of counts, in either case."""
 
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
-_GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}\.[0-9]{3}")
+_WITH_SUFFIX = re.compile(r"(.*[0-9.])\s*([a-z]+)", re.IGNORECASE)
+_GROUPS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:([\s'\u2019_])[0-9]{3}(?:\1[0-9]{3})*|(?:\.[0-9]{3}){2,})")
+"""Groups of three digits whose separators have one reading: spaces, apostrophes, underscores, and dots from the second
+on."""
+_GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+")
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number that a text spells; NaN and infinity by name; None for anything else.
+    """Return the number that a text spells, NaN and infinity included; None if it spells none.
 
-    1_000 is a number to Python alone, and 1e400 is a finite number that no float holds: both are None.
+    1_000 and digits that are not ASCII are numbers to Python alone, and 1e400 is a finite number that no float holds:
+    all are None.
     """
     try:
         number = float(text)
     except ValueError:
         return None
-    if "_" in text or (math.isinf(number) and "inf" not in text.lower()):
+    if "_" in text or not text.isascii() or (math.isinf(number) and "inf" not in text.lower()):
         return None
     return number
 
 
 def parse_amount(text: str) -> float | None:
-    """Return the number that a text spells, also with K, M, B or T behind it: `53.3M` is 5.33e7."""
-    stripped = text.strip()
-    power = SUFFIX_POWERS.get(stripped[-1:].lower())
-    if power is None:
-        return parse_number(stripped)
+    """Return the number that a text spells, also with a suffix, or in groups of three: `53.3M`, `53 300 000`."""
+    mantissa, power = _split_suffix(text.strip())
+    if _GROUPS.fullmatch(mantissa):
+        mantissa = _join_groups(mantissa)
     # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9.
-    return parse_number(f"{stripped[:-1].rstrip()}e{power}")
+    return parse_number(f"{mantissa}e{power}" if power else mantissa)
+
+
+def _parse_whole(text: str) -> float | None:
+    return parse_number(_join_groups(text) if _GROUPS.fullmatch(text) else text)
+
+
+def _join_groups(text: str) -> str:
+    return re.sub(r"[\s'\u2019_.]", "", text)
 
 
 def to_number(cell: object) -> float | None:
-    """Return a cell as a float; None for what is missing or no number.
+    """Return a cell of a table, or a value of a log, as a float; None for what is missing or no number.
 
-    Booleans, lists and objects are no numbers, and a text is one only if it spells one. Sums of whole numbers come out
-    of a database as decimals in Parquet.
+    Booleans, lists and objects are no numbers, and a text is one only if it spells one: strict JSON writers and W&B log
+    "NaN" and "Infinity". Sums of whole numbers come out of a database as decimals in Parquet.
     """
     if isinstance(cell, str):
         return parse_number(cell)
@@ -71,11 +96,12 @@ class NumberColumn:
     """A column of cells as numbers."""
 
     values: Sequence[float | None]
-    """None where a cell is missing or no number."""
+    """Value of each cell; None if the cell is missing or not a number."""
     doubt: str = ""
     """Both readings of the column's commas, where nothing in it decides between them; empty if there is no doubt."""
-    has_decimal_comma: bool = False
-    """Whether the column proves that its commas are decimal commas."""
+    uses_dots_for_thousands: bool = False
+    """Whether the column proves that a dot of this table, if there is one, separates thousands: by its decimal commas,
+    or by a number with two dots."""
 
 
 def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas: bool) -> NumberColumn:
@@ -83,11 +109,14 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
 
     Args:
         cells: The column.
-        kind: How its numbers may be written.
+        kind: Kind of its numbers.
         splits_at_commas: Whether the table's cells are separated by commas, so that a comma inside a cell was quoted.
             Such a comma can only separate thousands. In other tables the column must prove what its commas are.
+
+    Returns:
+        The numbers, and any doubt about them.
     """
-    parse = parse_amount if kind == "amount" else parse_number
+    parse = {"amount": parse_amount, "whole": _parse_whole, "real": parse_number}[kind]
     values = [to_number(cell) for cell in cells]
     texts = {
         place: cell.strip()
@@ -105,24 +134,33 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
             values[place] = parse(text)
         elif pattern is not None and pattern.fullmatch(mantissas[place]):
             values[place] = parse(text.replace(",", "." if is_decimal else ""))
-    if is_decimal:  # a dot beside decimal commas may separate thousands
+    groups_by_dots = kind != "real" and any("." in text and _GROUPS.fullmatch(text) for text in mantissas.values())
+    if is_decimal or groups_by_dots:  # any other dot of the column may separate thousands too
         for place, cell in enumerate(cells):
             if isinstance(cell, str) and "." in cell and "," not in cell:
-                values[place] = None
-    return NumberColumn(values=values, doubt=doubt, has_decimal_comma=is_decimal)
+                joined = groups_by_dots and _GROUPED_DOT.fullmatch(_strip_suffix(cell.strip()))
+                values[place] = parse(cell.strip().replace(".", "")) if joined else None
+    return NumberColumn(values=values, doubt=doubt, uses_dots_for_thousands=is_decimal or groups_by_dots)
 
 
 def has_grouped_dot(cell: object) -> bool:
-    """Return whether a dot in a cell separates thousands in a table whose commas are decimal: `53.300`."""
+    """Return whether a dot in a cell may separate thousands: `53.300`."""
     return isinstance(cell, str) and _GROUPED_DOT.fullmatch(_strip_suffix(cell.strip())) is not None
 
 
 def _strip_suffix(text: str) -> str:
-    return text[:-1].rstrip() if text[-1:].lower() in SUFFIX_POWERS else text
+    return _split_suffix(text)[0]
+
+
+def _split_suffix(text: str) -> tuple[str, int]:
+    """Return a number without its suffix, and the suffix's power of ten."""
+    match = _WITH_SUFFIX.fullmatch(text)
+    power = SUFFIX_POWERS.get(match[2].lower(), 0) if match else 0
+    return (match[1], power) if match and power else (text, 0)
 
 
 def _judge_commas(texts: list[str], kind: NumberKind, *, splits_at_commas: bool) -> tuple[str, bool, bool]:
-    """Return the doubt about a column's commas, whether they are decimal, and whether they separate thousands."""
+    """Return (doubt about a column's commas, whether they are decimal, whether they separate thousands)."""
     decimal = {text for text in texts if _DECIMAL_COMMA.fullmatch(text)}
     thousands = {text for text in texts if _THOUSANDS.fullmatch(text)}
     if not decimal and not thousands:

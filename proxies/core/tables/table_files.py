@@ -1,7 +1,7 @@
-"""A table of runs, in a file, from a pipe, or in memory: rows of cells as they stand, each with its line.
+"""A table of runs in a file, from a pipe, or in memory: its rows of cells, which are not yet read as numbers.
 
-Rows are numbered by file line, the header of a `.csv` being line 1: in `.jsonl`, which has none, row n is line n; the
-i-th record of a `.parquet` file, counted from 0, is row i + 2; rows in memory count from 0. Cells are read elsewhere.
+Rows of text are numbered by line, so that the first row below the header of a `.csv` is row 2. The first record of a
+`.parquet` file is row 2 as well; rows in memory count from 0.
 """
 
 from __future__ import annotations
@@ -18,46 +18,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from proxies.core.notation import counted, with_article
 from proxies.core.plain_files import open_plain
-from proxies.core.tables.delimited import DelimitedError, decode_text, parse_delimited
+from proxies.core.tables.delimited import DelimitedError, decode_text, find_delimiter, split_rows
 
 Rows = list[tuple[int, dict[str, object]]]
+"""(row number, cells by column) of each row; a missing cell is not in the mapping."""
 
 MAX_TABLE_BYTES = 2**29
-"""Upper limit of a table in bytes: ten million rows of three numbers."""
+"""Maximum size of a table: ten million rows of three numbers."""
 _CHUNK_BYTES = 2**20
 SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv")
 MAX_BAD_CELLS_SHOWN = 3
-"""Bad cells in a message for people; `TableError.problems` has all of them."""
+"""Maximum number of bad cells in a message; `TableError.problems` has all of them."""
 _PIPE_FOLDERS = ("/dev/fd", "/proc/self/fd")
-"""Folders in which a shell keeps the pipe of `<(command)`."""
+"""Folders of the pipe that a shell opens for `<(command)`."""
 
 
 class TableError(ValueError):
     """A table that cannot be used as it is."""
 
     def __init__(self, problems: Sequence[str], bad_cells: Sequence[str] = (), *, name: str = "") -> None:
-        """Describe everything that is wrong, and show the first few bad cells.
+        """Describe all problems of the table, and the first few bad cells.
 
         Args:
-            problems: What is wrong with the table.
-            bad_cells: What is wrong with its cells, each with row and column.
-            name: Name of the table, where the problems do not have it.
+            problems: Problems of the table as a whole.
+            bad_cells: Problems of single cells, each with row and column.
+            name: Name of the table; empty if the problems contain it.
         """
         self.problems = [*problems, *bad_cells]
-        """Everything that is wrong, each bad cell included."""
+        """All problems, one for each bad cell included."""
         parts = [*problems, *bad_cells[:MAX_BAD_CELLS_SHOWN]]
         if len(bad_cells) > MAX_BAD_CELLS_SHOWN:
-            parts.append(f"{len(bad_cells)} bad cells in all: --json lists every one")
+            parts.append(f"{counted(len(bad_cells), 'bad cell')} in all: --json lists every one")
         super().__init__(f"{name}: {'; '.join(parts)}" if name else "; ".join(parts))
 
 
 class FormatError(TableError):
-    """A file of an unknown kind, or one that cannot be read as what its name says."""
+    """A file of an unknown kind, or one that does not have the format of its suffix."""
 
     def __init__(self, source: Source, why: str) -> None:
         self.why = why
-        """The message without the name of the file."""
+        """The message without the file's name."""
         super().__init__([f"{source.name} {why}"])
 
 
@@ -66,32 +68,33 @@ class Cells:
     """A table before any cell is read."""
 
     columns: list[str]
-    """Names in the file's order; one that is there twice is listed twice."""
+    """Names of the columns in the file's order; a name that appears twice is listed twice."""
     rows: Rows
-    """(row, cells by column); a cell that is not there is not in the mapping."""
     problems: list[str] = field(default_factory=list)
-    """Rows that are no rows."""
+    """Problems of rows that could not be split into cells."""
     dropped: list[tuple[int, str]] = field(default_factory=list)
-    """(row, reason) of rows that hold no run."""
+    """(row number, reason) of rows that hold no run: empty rows, and repeated headers."""
     splits_at_commas: bool = False
-    """Whether the table is text with commas between its cells."""
+    """Whether the table is text whose cells are separated by commas."""
     name: str = "table"
     """Name of the table, for messages."""
 
 
 Source = Path | Cells
-"""Source of a table: a file, a pipe (`-`, `/dev/fd/63`), or cells already read."""
+"""Source of a table: a file, a pipe (`-`, `/dev/fd/63`), or cells that were already read."""
 
 
 def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> Cells:
-    """Read a table from a `.csv`, `.tsv`, `.jsonl` or `.parquet` file, or from a pipe, whose content tells its kind.
+    """Read a table from a `.csv`, `.tsv`, `.jsonl` or `.parquet` file, or from a pipe.
+
+    The suffix decides the format of a file, and the content that of a pipe.
 
     Args:
-        path: The file or pipe; cells already read are returned as they are.
-        is_wanted: Whether a column of a `.parquet` file is read, by its name; None: all are.
+        path: The file or pipe; cells that were already read are returned unchanged.
+        is_wanted: Predicate on the names of a `.parquet` file's columns to read; None for all columns.
 
     Raises:
-        FormatError: Another kind of file, or one that cannot be read.
+        FormatError: The file is of another kind, or cannot be read.
     """
     if isinstance(path, Cells):
         return path
@@ -114,21 +117,13 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
         text = decode_text(data)
         if suffix == ".jsonl":
             return _read_jsonl(text, path.name)
-        table = parse_delimited(text, "\t" if suffix == ".tsv" else "")
+        return _read_delimited(text, "\t" if suffix == ".tsv" else find_delimiter(text), path.name)
     except DelimitedError as error:
         raise FormatError(path, str(error)) from error
-    return Cells(
-        columns=table.columns,
-        rows=table.rows,
-        problems=table.problems,
-        dropped=table.dropped,
-        splits_at_commas=table.splits_at_commas,
-        name=path.name,
-    )
 
 
 def _is_pipe(path: Path) -> bool:
-    """Return whether a path is standard input, or a pipe that a shell opened for this process."""
+    """Return whether a path is standard input or a pipe that a shell opened for this process."""
     return str(path) in ("-", "/dev/stdin") or str(path.parent) in _PIPE_FOLDERS
 
 
@@ -136,7 +131,7 @@ def _open_table(path: Path) -> BinaryIO:
     """Open a plain file, or a pipe that this process already holds.
 
     Raises:
-        OSError: The file cannot be opened, or is a named pipe, a socket or a device.
+        OSError: The file cannot be opened, or is a named pipe, a socket, or a device.
     """
     if not _is_pipe(path):
         return open_plain(path)
@@ -149,7 +144,7 @@ def _open_table(path: Path) -> BinaryIO:
 
 
 def _read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield a file's content, up to one chunk more than the limit."""
+    """Yield a file's content, at most one chunk beyond the limit."""
     num_bytes = 0
     while num_bytes <= MAX_TABLE_BYTES and (chunk := file.read(_CHUNK_BYTES)):
         num_bytes += len(chunk)
@@ -157,7 +152,7 @@ def _read_chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _guess_suffix(data: bytes) -> str:
-    """Return the kind of a table that has no file name."""
+    """Return the suffix of a table's format by its first bytes."""
     if data.startswith(b"PAR1"):
         return ".parquet"
     return ".jsonl" if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else ".csv"
@@ -167,15 +162,15 @@ def cells_of(table: object) -> Cells:
     """Return the cells of a table in memory.
 
     Args:
-        table: A pandas.DataFrame, a pyarrow.Table, a mapping from names to columns, or mappings, one a row.
+        table: A pandas.DataFrame, a pyarrow.Table, a mapping from names to columns, or one mapping for each row.
 
     Raises:
-        FormatError: None of these, or columns of different lengths.
+        FormatError: The table is none of these, or its columns have different lengths.
     """
     given: Any = list(table) if isinstance(table, Iterator | tuple) else table
     if hasattr(given, "column_names") and hasattr(given, "columns"):  # pyarrow
         names, columns = list(given.column_names), [column.to_pylist() for column in given.columns]
-    elif hasattr(given, "iloc") and hasattr(given, "columns"):  # pandas, by place: a name may stand twice
+    elif hasattr(given, "iloc") and hasattr(given, "columns"):  # pandas; by position, since a name may appear twice
         names, columns = [str(name) for name in given.columns], [list(given.iloc[:, i]) for i in range(given.shape[1])]
     elif isinstance(given, Mapping) and all(_is_column(column) for column in given.values()):
         names, columns = [str(name) for name in given], [list(column) for column in given.values()]
@@ -186,8 +181,8 @@ def cells_of(table: object) -> Cells:
     else:
         raise FormatError(
             _MEMORY,
-            f"is a {type(table).__name__}: must be a path, a pandas.DataFrame, a pyarrow.Table, "
-            "a dict of columns, or a list of dicts",
+            f"is {with_article(type(table).__name__)}: must be a path, a pandas.DataFrame, a pyarrow.Table, a dict "
+            "of columns, or a list of dicts",
         )
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
     if len(set(map(len, columns))) > 1:
@@ -204,21 +199,37 @@ def _is_column(given: object) -> bool:
 
 
 def _to_plain(cell: Any) -> object:
-    """Return a cell without the array library it came from: `numpy.int64(3)` is 3."""
+    """Return a cell as a value of Python itself: `numpy.int64(3)` becomes 3."""
     return cell.item() if hasattr(cell, "item") and getattr(cell, "ndim", 0) == 0 else cell
 
 
+def _read_delimited(text: str, delimiter: str, name: str) -> Cells:
+    lines = split_rows(text, delimiter)
+    _, columns = next(lines, (0, list[str]()))
+    table = Cells(columns=columns, rows=[], splits_at_commas=delimiter == ",", name=name)
+    for line, cells in lines:
+        if not any(cells):
+            table.dropped.append((line, "the row is empty"))
+        elif cells == columns:
+            table.dropped.append((line, "the row repeats the header"))
+        else:
+            if any(cells[len(columns) :]):
+                table.problems.append(f"row {line} has {len(cells)} cells: must have {len(columns)}")
+            table.rows.append((line, dict(zip(columns, cells, strict=False))))
+    return table
+
+
 class _RepeatedKeys(dict[str, object]):
-    """A JSON object in which some keys came twice."""
+    """A JSON object that has some key twice."""
 
 
 def _join_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    seen = dict(pairs)
-    return seen if len(seen) == len(pairs) else _RepeatedKeys(seen)
+    record = dict(pairs)
+    return record if len(record) == len(pairs) else _RepeatedKeys(record)
 
 
 def _parse_json_float(text: str) -> object:
-    """Return a float, or the text of a finite number that no float holds: 1e400 is not infinity."""
+    """Return a float, or the text of a finite number that is too large for a float: 1e400 is not infinity."""
     number = float(text)
     return text if math.isinf(number) else number
 
@@ -235,7 +246,7 @@ def _read_jsonl(text: str, name: str) -> Cells:
             problems.append(f"row {line} is not JSON: {error}")
             continue
         if not isinstance(record, dict):
-            problems.append(f"row {line} is a {type(record).__name__}: must be an object")
+            problems.append(f"row {line} is {with_article(type(record).__name__)}: must be an object")
             continue
         if isinstance(record, _RepeatedKeys):
             problems.append(f"row {line} has a key twice: remove one")
@@ -249,12 +260,13 @@ def _read_parquet(path: Path, data: bytes, is_wanted: Callable[[str], bool] | No
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(io.BytesIO(data)) as file:  # not `read_table`, which loads pandas
+        with pq.ParquetFile(io.BytesIO(data)) as file:  # `read_table` would load pandas
             names = list(file.schema_arrow.names)
             table = file.read(columns=None if is_wanted is None else list(filter(is_wanted, names)))
     except (pa.ArrowException, OverflowError, OSError) as error:
         raise FormatError(path, f"is not a Parquet file: {error}") from error
-    values = [column.to_pylist() for column in table.columns]  # by place: Arrow's records refuse a name twice
+    values = [column.to_pylist() for column in table.columns]  # by position: `to_pylist` refuses a repeated name
+
     rows = [
         (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))
     ]

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 from main_run import decision_of, spec_of, write_corpus
-from tiny_study import ask, forerun, write_plan
+from tiny_study import COMMAND, ask, ended, forerun, plan_with, write_plan
 
 from launcher.base.reference import MODELS
-from launcher.calibration.study_cost import num_workers
-from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, machine_of
+from launcher.calibration.study_cost import COMMAND_SECONDS, Speeds, num_workers, stages_of, wall_hours
+from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, exactly, machine_of
 from launcher.estimates.main_run import MainRun, estimate_main, main_body, memory_per_rank
 from launcher.estimates.utilization import PROGRESS
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
-from launcher.study.study_folder import plan_study
+from launcher.study.study_folder import open_ledger, plan_study
 from proxies.core.checks import SpecError
 from proxies.core.shape import Shape
 
@@ -119,7 +119,7 @@ def test_a_layout_that_does_not_divide_or_fit_is_a_warning(plan):
     assert not any("layout" in said for said in laid_out(plan)["warnings"])
     full = dataclasses.replace(EIGHT, layout=dataclasses.replace(EIGHT.layout, activation_checkpointing="full"))
     large, small = (main_body(estimate_main(run, MachineOptions(num_gpus=8)))["warnings"] for run in (EIGHT, full))
-    assert "GB a rank, 72.0 GB are free" in large[0]
+    assert "GB a rank, 72 GB are free" in large[0]
     assert small == []
 
 
@@ -185,3 +185,24 @@ def test_muon_keeps_one_moment_of_matrices_and_its_products_take_time():
     assert held[1].optimizer_bytes < held[0].optimizer_bytes
     measured = dataclasses.replace(options, tokens_per_gpu_second=10_000.0)
     assert estimate_main(adamw, measured).gpu_hours == estimate_main(muon, measured).gpu_hours
+
+
+def test_the_start_of_a_command_is_in_the_estimate_and_measured_once_it_ran(tmp_path):
+    """A trainer that takes no time itself, in a process that takes 100 s: as assumed, then as its runs took."""
+    (tmp_path / "trainer.py").touch()
+    plan = plan_with(tmp_path, COMMAND % "python3")
+    code, assumed = ask("estimate", plan)
+    runs = assumed["total"]["num_runs"]
+    own = COMMAND_SECONDS
+    study, trained = plan_study(plan, tmp_path / "study"), assumed["total"]["hours"]
+    assert code == 0 and own.source in assumed["wall_hours"]["source"]
+    plain = wall_hours(stages_of(study, Speeds()), 1, exactly(0.0))
+    assert assumed["wall_hours"]["value"] == pytest.approx(plain.value + own.value * runs[0] / 3600)
+    assert assumed["wall_hours"]["interval"][1] == pytest.approx(plain.high + own.high * runs[1] / 3600)
+    spec = study.trial(study.space.lowest)
+    with open_ledger(study) as ledger:
+        ledger.commit(spec, dataclasses.replace(ended(spec, 2.0), seconds=100.0))
+    code, measured = ask("estimate", plan)
+    assert code == 0 and measured["total"]["hours"] == trained
+    assert measured["wall_hours"]["value"] == pytest.approx(plain.value + 100 * runs[0] / 3600, rel=1e-3)
+    assert "measured" in measured["wall_hours"]["source"]

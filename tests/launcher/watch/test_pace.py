@@ -114,8 +114,8 @@ def test_a_stop_on_purpose_is_no_lost_pace_and_a_crash_is(tmp_path):
     begun = BEGAN.timestamp()
     columns = run(100, noise=0.0, events=(started(), started(step=60, after_seconds=3600.0)), newest_at=begun + 3650.0)
     assert pace.goodput(columns, 3590.0) == pytest.approx(50 / 60)
-    found = pace.projection(columns, 300, 2, 3590.0)
-    assert found.remaining_seconds == pytest.approx((100.0, 100.0, 120.0))
+    projection = pace.projection(columns, 300, 2, 3590.0)
+    assert projection.remaining_seconds == pytest.approx((100.0, 100.0, 120.0))
     for event, expected in (("stopped", 3590.0), ("interrupted", 3590.0), ("failed", 0.0)):
         folder = tmp_path / event
         for kind, seconds in (("launched", 0), ("ended", 10), ("launched", 3600)):
@@ -126,6 +126,33 @@ def test_a_stop_on_purpose_is_no_lost_pace_and_a_crash_is(tmp_path):
             at = (BEGAN + datetime.timedelta(seconds=seconds)).isoformat()
             path.write_text("\n".join([*lines, json.dumps({**json.loads(newest), "at": at})]) + "\n")
         assert pace.liveness_of(folder, DIGEST).paused_seconds == expected
+
+
+def test_a_launch_of_the_finished_run_is_no_attempt_and_no_lost_time(tmp_path):
+    folder, num_steps = tmp_path / "run", DECISION.learning_rate.schedule.num_steps
+    times = (("launched", 0), ("ended", 10), ("launched", 3600), ("ended", 3630))
+    for kind, seconds in times:
+        data = {"event": "finished"} if kind == "ended" else {}
+        chronicle.record(folder, kind, kind, digest=DIGEST, data=data)
+        path = folder / chronicle.CHRONICLE_FILE
+        *lines, newest = path.read_text().splitlines()
+        at = (BEGAN + datetime.timedelta(seconds=seconds)).isoformat()
+        path.write_text("\n".join([*lines, json.dumps({**json.loads(newest), "at": at})]) + "\n")
+    assert pace.liveness_of(folder, DIGEST).paused_seconds == 3620, "all that came after the first end"
+    again = started(step=num_steps, after_seconds=3600.0)
+    figures = judge(DECISION, run(100, events=(started(), again))).figures
+    assert figures["num_attempts"] == 1
+
+
+def test_the_rate_shown_is_that_of_the_projected_end():
+    rng = np.random.default_rng(0)
+    seconds = np.where(rng.random(400) < 0.2, 5.0, 0.5)  # one step in five waits: the median step does not
+    columns = run(seconds=seconds, tokens_per_second=TOKENS / seconds, mfu=0.2 / seconds)
+    figures = judge(DECISION, columns).figures
+    left = DECISION.learning_rate.schedule.num_steps - 400
+    shown = left * TOKENS / figures["tokens_per_second"]
+    assert shown == pytest.approx(figures["projection"]["remaining_seconds"][0])
+    assert figures["mfu"] / figures["tokens_per_second"] == pytest.approx(0.2 / TOKENS)
 
 
 def test_launch_and_watch_tell_one_time_left_in_spite_of_slow_first_steps(tmp_path):

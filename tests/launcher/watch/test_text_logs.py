@@ -1,4 +1,4 @@
-"""Logs of text, CSV and trainer_state.json as trainers write them, and files that are no logs."""
+"""Logs of text, CSV and trainer_state.json as trainers write them, and files that are not logs."""
 
 import gzip
 import json
@@ -59,12 +59,19 @@ def table(delimiter):
     return "\r\n".join(map(delimiter.join, rows))
 
 
+def llama_factory():
+    rows = [{"current_steps": s, "total_steps": NUM_STEPS, "loss": loss_at(s), "grad_norm": 1.25} for s in STEPS]
+    return "\ufeff" + "".join(json.dumps(row) + "\n" for row in rows)
+
+
 LOGS = {
     "llm.c": ("main.log", llm_c, FINAL),
     "modded-nanogpt": ("4f2e.txt", modded_nanogpt, FINAL),
     "nanotron": ("train.log", nanotron, None),
     "Megatron-LM": ("out.txt", megatron, FINAL),
     "trainer_state.json": ("trainer_state.json", trainer_state, FINAL),
+    "Megatron-LM under torchrun": ("out.txt", lambda: "[W1128 09:00:00] warning\n" + megatron(), FINAL),
+    "LLaMA-Factory": ("trainer_log.jsonl", llama_factory, None),
     "CSV": ("metrics.csv", lambda: table(","), FINAL),
     "TSV": ("metrics.tsv", lambda: table("\t"), FINAL),
     "semicolons": ("metrics.csv", lambda: table(";"), FINAL),
@@ -81,7 +88,7 @@ def test_a_trainers_log_is_read(tmp_path, trainer):
     assert columns.train_loss_nats == pytest.approx([loss_at(s) for s in STEPS], abs=1e-4)
     assert trainer == "modded-nanogpt" or set(columns.grad_norm.tolist()) == {1.25}
     assert columns.validation_loss_nats.tolist()[-1:] == ([] if final is None else [pytest.approx(final, abs=1e-4)])
-    if trainer in ("nanotron", "Megatron-LM"):
+    if trainer == "nanotron" or trainer.startswith("Megatron-LM"):
         assert set(columns.seconds.tolist()) == {0.25}
 
 
@@ -100,8 +107,8 @@ def test_a_folder_with_the_log_and_a_half_written_end(frozen, tmp_path, trainer)
         (folder / name).write_text(text if name.endswith("json") else text[: int(size * len(text))])
     code, body = ask("watch", frozen, "--once", "--metrics", tmp_path / "out")
     assert (code, body["figures"]["step"]) == (0, NUM_STEPS), body
-    whole = tmp_path / "out" / ("checkpoint-400" if name.endswith("json") else "") / name
-    (tmp_path / name).write_text(whole.read_text()[:-7])
+    complete = tmp_path / "out" / ("checkpoint-400" if name.endswith("json") else "") / name
+    (tmp_path / name).write_text(complete.read_text()[:-7])
     torn = ask("watch", frozen, "--once", "--metrics", tmp_path / name)[1]
     assert torn["figures"]["step"] in (0, NUM_STEPS) and torn["notes"]
 
@@ -116,11 +123,11 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("what", UNKNOWN)
-def test_what_is_no_log_is_called_so_with_its_first_line(frozen, tmp_path, what):
-    name, content, said = UNKNOWN[what]
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_file_that_is_not_a_log_is_refused_with_its_first_line(frozen, tmp_path, kind):
+    name, content, message = UNKNOWN[kind]
     (tmp_path / name).write_bytes(content)
     code, body = ask("watch", frozen, "--once", "--metrics", tmp_path / name)
-    assert code == 4 and said in body["why"], body["why"]
+    assert code == 4 and message in body["why"], body["why"]
     text = forerun("watch", frozen, "--once", "--metrics", tmp_path / name)[1]
     assert "nothing is logged yet" not in text and "\x01" not in text

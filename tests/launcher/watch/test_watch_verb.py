@@ -95,18 +95,18 @@ def test_a_run_is_followed_while_it_is_written(decision, frozen, watching):
     lines = err.splitlines()
     assert lines[0] == f"log: there is no log at {frozen / 'run'} yet"
     assert lines[1] == "CANNOT TELL at step 0 of 400: nothing is logged yet"
-    assert any(said.startswith("ON THE BAND at step 200 of 400") for said in lines)
+    assert any(line.startswith("ON THE BAND at step 200 of 400") for line in lines)
     for name in names(body):
-        assert sum(said.startswith(("ALARM", "NOTICE")) and f" {name}, from step" in said for said in lines) == 1, name
+        assert sum(line.startswith(("ALARM", "NOTICE")) and f" {name}, from step" in line for line in lines) == 1, name
     assert {entry.data["name"] for entry in chronicle.entries(frozen / "run")} >= set(names(body))
 
 
 def test_a_log_of_another_run_is_waited_out_and_ctrl_c_leaves_the_last_standing(decision, frozen, watching):
     path = write_run(frozen / "run", 50, digest="cd" * 32)
-    assert any(said.startswith("not judged") for said in iter(watching.stderr.readline, ""))
+    assert any(line.startswith("not judged") for line in iter(watching.stderr.readline, ""))
     path.unlink()
     run_of(decision, frozen, 300)
-    assert any(said.startswith("ON THE BAND at step 300") for said in iter(watching.stderr.readline, ""))
+    assert any(line.startswith("ON THE BAND at step 300") for line in iter(watching.stderr.readline, ""))
     watching.send_signal(signal.SIGINT)
     out, _ = watching.communicate(timeout=60)
     assert watching.returncode == 130

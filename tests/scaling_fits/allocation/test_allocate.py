@@ -59,7 +59,7 @@ def test_warnings_say_how_far(noisy):
     largest = noisy.span.six_nd[1]
     assert not any("beyond" in warning for warning in allocate(noisy, 20 * largest).warnings)
     far = allocate(noisy, 1000 * largest)
-    assert any("FLOPs lie 1e+03 times beyond" in warning for warning in far.warnings)
+    assert any("FLOPs lie 1,000 times beyond" in warning for warning in far.warnings)
 
 
 def test_no_number_without_a_law(exact):

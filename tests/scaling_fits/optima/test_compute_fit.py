@@ -22,7 +22,7 @@ def test_questions_without_an_answer():
     fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=50)
     with pytest.raises(LawError, match="flops = -1"):
         predict_at(fit, -1.0)
-    with pytest.raises(CannotTellError, match="1 of 1 budgets"):
+    with pytest.raises(CannotTellError, match="1 of 1 budget "):
         predict_at(fit_isoflop(isoflop_runs(BUDGETS[:1]), bootstrap=50), 1e20)
     assert any("times the largest run's" in text for text in predict_at(fit, 1e22).warnings)
 

@@ -55,7 +55,7 @@ def test_what_has_no_optimum_is_refused_and_says_what_to_run():
     assert [at.status for at in fit.optima] == ["too_few", "too_few", "edge", "ok"]
     assert (fit.status, fit.params_law) == ("unidentified", None)
     assert "4 of the 5 sizes needed: add 1 more" in fit.optima[0].reason
-    assert any("1 of 4 budgets have an optimum: there must be at least 3" in warning for warning in fit.warnings)
+    assert any("1 of 4 budgets with an optimum: there must be at least 3" in warning for warning in fit.warnings)
 
 
 def test_budgets_are_flops_within_a_few_percent_or_the_column():
