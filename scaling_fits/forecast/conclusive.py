@@ -72,7 +72,8 @@ def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
     findings = [
         (
             f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted with at most "
-            f"{format_percent(backtest.largest_error)} error from runs {format_factor(backtest.extrapolation)} times smaller"
+            f"{format_percent(backtest.largest_error)} error from runs {format_factor(backtest.extrapolation)} times "
+            "smaller"
         )
     ]
     if num_covered is None:

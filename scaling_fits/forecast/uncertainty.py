@@ -277,13 +277,13 @@ def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, .
         growth = float(slope * np.ptp(column))
         if growth > max(3 * posterior.noise_sd, _MIN_GROWTH):
             warnings.append(
-                f"losses grow with {name} (by {format_percent(math.expm1(growth))} over the table): a law of loss falls; check the "
-                "columns, and whether every run was tuned and ended its schedule"
+                f"losses grow with {name} (by {format_percent(math.expm1(growth))} over the table): a law of loss "
+                "falls; check the columns, and whether every run was tuned and ended its schedule"
             )
     if posterior.noise_sd > MAX_NOISE:
         warnings.append(
-            f"runs scatter about the law by {format_percent(posterior.noise_sd)} of the loss: no law describes these values; check "
-            "that the column is a loss in nats per token"
+            f"runs scatter about the law by {format_percent(posterior.noise_sd)} of the loss: no law describes these "
+            "values; check that the column is a loss in nats per token"
         )
     return tuple(warnings)
 
@@ -298,8 +298,8 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     names = listed([table.name(place) for place in places])
     text = (
         f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise explains (the "
-        f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): the fit gives these runs little weight, and "
-        "intervals use the noise of the others; check that they were trained like the others"
+        f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): the fit gives these "
+        "runs little weight, and intervals use the noise of the others; check that they were trained like the others"
     )
     return (text,)
 
