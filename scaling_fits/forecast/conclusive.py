@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from proxies.core.canon import Json
 from proxies.core.checks import Checks
-from proxies.core.notation import format_factor, format_percent
+from proxies.core.notation import format_factor, format_loss, format_percent
 
 if TYPE_CHECKING:
     from scaling_fits.forecast.backtest import Backtest
@@ -89,7 +89,7 @@ def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapo
     doubts = list(distance_doubts(extrapolation))
     if loss_nats > MAX_LOSS_NATS:
         doubts.append(
-            f"the predicted loss of {loss_nats:.4g} nats is above {MAX_LOSS_NATS:g}, the loss of a uniform guess among "
+            f"the predicted loss of {format_loss(loss_nats)} nats is above {MAX_LOSS_NATS:g}, the loss of a uniform guess among "
             "163,000 tokens: the run is too far from the fitted ones"
         )
     if interval is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.notation import format_count, format_significant
 from scaling_fits.laws import solver
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import RunTable
@@ -49,11 +50,11 @@ class LadderPath:
         """Return what the runs have in common."""
         along_n, along_d = self.direction
         if abs(along_n) < 0.1:
-            return f"all runs have about {math.exp(self.log_params):.3g} parameters"
+            return f"all runs have about {format_count(math.exp(self.log_params))} parameters"
         if abs(along_d) < 0.1:
-            return f"all runs have about {math.exp(self.log_tokens):.3g} tokens"
+            return f"all runs have about {format_count(math.exp(self.log_tokens))} tokens"
         if abs(along_n - along_d) < 0.1:
-            return f"all runs have about {math.exp(self.log_tokens - self.log_params):.3g} tokens per parameter"
+            return f"all runs have about {format_significant(math.exp(self.log_tokens - self.log_params))} tokens per parameter"
         return "sizes and tokens of all runs lie on one line"
 
     def parameters(self, theta_SP: Floats) -> dict[str, Floats]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from proxies.core.notation import counted
 from scaling_fits.forecast.population import PUBLIC
 from scaling_fits.forecast.posterior import LawPosterior, merge_runs
 from scaling_fits.laws import law, search
@@ -45,7 +46,9 @@ def refit_posterior(table: RunTable, form: Form, num_draws: int, seed: int) -> t
     unconverged = int((~refits.converged).sum())
     warnings = fit.warnings
     if unconverged > _UNSETTLED * num_draws:
-        warnings += (f"{form}: {unconverged} of {num_draws} bootstrap refits stopped before they converged",)
+        warnings += (
+            f"{form}: {unconverged} of the bootstrap's {counted(num_draws, 'refit')} stopped before they converged",
+        )
     fit = dataclasses.replace(fit, draws=refits.theta, num_unconverged=unconverged, warnings=warnings)
     # Residuals are smaller than the noise by sqrt((n - p) / n), since the fit went after it (MacKinnon and White 1985).
     widening = math.sqrt(fit.num_effective_runs / fit.degrees_of_freedom)

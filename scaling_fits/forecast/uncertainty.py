@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.notation import format_factor, format_percent
+from proxies.core.notation import format_count, format_factor, format_percent
 from scaling_fits.compute.isoflop import fit_isoflop
 from scaling_fits.compute.optima import ComputeFit, OptimaError
 from scaling_fits.forecast.backtest import Backtest, nearest_backtest, run_backtests
@@ -194,29 +194,13 @@ def fit_runs(
     table = table.distinct()
     on_step("fitting", 0.0)
     path = find_path(table)
-    reasons = law.why_no_forecast(table)
-    if form == "compute" and path is None and not reasons:
-        reasons = (
-            "form compute is for runs along one line in log N and log D, but these spread over an area: use auto",
-        )
-
-    def fit_part(part: RunTable, num_draws: int) -> tuple[LawFit, LawPosterior | None]:
-        if form not in ("auto", "compute"):
-            return refit_posterior(part, form, num_draws, seed)
-        if law.why_no_forecast(part):
-            return law.unidentified(part, "coupled", law.why_no_forecast(part)), None
-        posterior = fit_posterior(part, num_draws=num_draws, seed=seed)
-        return _law_of(part, posterior), posterior
-
-    if reasons and form in ("auto", "compute"):
-        fit, posterior = law.unidentified(table, "coupled", reasons), None
-    else:
-        fit, posterior = fit_part(table, max(bootstrap, MIN_DRAWS))
+    fit, posterior = _fit_part(table, form, max(bootstrap, MIN_DRAWS), seed)
     backtests: tuple[Backtest, ...] = ()
     warnings = table.warnings + fit.warnings
     if posterior is not None:
         backtests = run_backtests(
-            table, lambda part: fit_part(part, _BACKTEST_DRAWS)[1], level=level, has_intervals=bootstrap > 0,
+            table, lambda part: _fit_part(part, form, _BACKTEST_DRAWS, seed)[1], level=level,
+            has_intervals=bootstrap > 0,
             on_step=lambda name, share: on_step(name, 0.3 + 0.7 * share),
         )  # fmt: skip
         warnings += _describe_outliers(table, fit)
@@ -236,6 +220,19 @@ def fit_runs(
         dropped=table.dropped,
         warnings=warnings,
     )
+
+
+def _fit_part(table: RunTable, form: FormChoice, num_draws: int, seed: int) -> tuple[LawFit, LawPosterior | None]:
+    """Fit all runs of a study, or those below a cut; without a posterior where they identify no law."""
+    if form not in ("auto", "compute"):
+        return refit_posterior(table, form, num_draws, seed)
+    reasons = law.why_no_forecast(table)
+    if form == "compute" and not reasons and find_path(table) is None:
+        reasons = ("form compute is for runs along one line of log N and log D, and these spread over an area",)
+    if reasons:
+        return law.unidentified(table, "coupled", reasons), None
+    posterior = fit_posterior(table, num_draws=num_draws, seed=seed)
+    return _law_of(table, posterior), posterior
 
 
 def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> ComputeFit | None:
@@ -376,7 +373,7 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
         return
     off, most = (math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF))
     reason = (
-        f"{path.describe()}, and a run of {params:.4g} parameters on {tokens:.4g} tokens lies off that line by a "
+        f"{path.describe()}, and a run of {format_count(params)} parameters on {format_count(tokens)} tokens lies off that line by a "
         f"factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per parameter"
     )
     raise CannotTellError((reason,))

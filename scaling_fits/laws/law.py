@@ -189,7 +189,9 @@ def why_no_forecast(table: RunTable) -> tuple[str, ...]:
     reasons: list[str] = []
     num_points = len(np.unique(np.stack([table.params, table.tokens]), axis=1).T)
     if num_points < MIN_POINTS:
-        reasons.append(f"{num_points} different pairs of size and tokens: there must be at least {MIN_POINTS}")
+        reasons.append(
+            f"{counted(num_points, 'different pair')} of size and tokens: there must be at least {MIN_POINTS}"
+        )
     if np.ptp(np.log(table.loss)) < _SAME_LOSS:
         reasons.append("all losses are the same: there is nothing to fit")
     one_budget = table.budget is not None and len(np.unique(table.budget)) == 1
