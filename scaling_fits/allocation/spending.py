@@ -23,9 +23,6 @@ LEAST_FLOPS, MOST_FLOPS = 1e6, 1e40  # a run of one parameter and of a galaxy: b
 MOST_TOKENS = 1e30
 _REACH = 100.0  # log N searched on each side of 6 N D's own optimum
 _HALVINGS = 64
-_CURVATURE_STEP = 0.7  # in log N
-_LEAST_STEP = 1e-2
-_LEAST_CURVATURE = 1e-3  # a valley flatter than this chooses nothing
 _FAR = 20.0  # log N searched on each side of the best
 
 
@@ -130,15 +127,6 @@ def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
     training = Spending(flops=spending.flops)
     moved = best - float(np.median(log_best_params(fitted.require_area().theta, training)))
     return math.log(predict_at(fitted.optima, spending.flops).params) + moved
-
-
-def curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:
-    """Second derivative of log loss in log N along the budget, as the flat range meets it."""
-    step = min(_CURVATURE_STEP, spending.ceiling - best)
-    if step < _LEAST_STEP:  # held at the end of what the budget allows: nothing moves it
-        return math.inf
-    ends = sum(expected_along(fitted, spending, best + side * step) for side in (-1, 1))
-    return max((ends - 2 * expected_along(fitted, spending, best)) / step**2, _LEAST_CURVATURE)
 
 
 def range_within(fitted: FittedRuns, spending: Spending, best: float, excess: float) -> tuple[float, float]:

@@ -89,8 +89,8 @@ def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapo
     doubts = list(distance_doubts(extrapolation))
     if loss_nats > MAX_LOSS_NATS:
         doubts.append(
-            f"the predicted loss of {format_loss(loss_nats)} nats is above {MAX_LOSS_NATS:g}, the loss of a uniform guess among "
-            "163,000 tokens: the run is too far from the fitted ones"
+            f"the predicted loss of {format_loss(loss_nats)} nats is above {MAX_LOSS_NATS:g}, the loss of a uniform "
+            "guess among 163,000 tokens: the run is too far from the fitted ones"
         )
     if interval is not None:
         half = (interval[1] - interval[0]) / 2 / loss_nats

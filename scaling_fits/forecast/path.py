@@ -54,7 +54,8 @@ class LadderPath:
         if abs(along_d) < 0.1:
             return f"all runs have about {format_count(math.exp(self.log_tokens))} tokens"
         if abs(along_n - along_d) < 0.1:
-            return f"all runs have about {format_significant(math.exp(self.log_tokens - self.log_params))} tokens per parameter"
+            ratio = math.exp(self.log_tokens - self.log_params)
+            return f"all runs have about {format_significant(ratio)} tokens per parameter"
         return "sizes and tokens of all runs lie on one line"
 
     def parameters(self, theta_SP: Floats) -> dict[str, Floats]:

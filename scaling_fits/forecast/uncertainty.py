@@ -373,8 +373,8 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
         return
     off, most = (math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF))
     reason = (
-        f"{path.describe()}, and a run of {format_count(params)} parameters on {format_count(tokens)} tokens lies off that line by a "
-        f"factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per parameter"
+        f"{path.describe()}, and a run of {format_count(params)} parameters on {format_count(tokens)} tokens lies off "
+        f"that line by a factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per parameter"
     )
     raise CannotTellError((reason,))
 

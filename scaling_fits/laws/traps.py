@@ -194,9 +194,10 @@ def _evenly_spaced(columns: Mapping[str, Floats], records: Sequence[Record]) -> 
     if not is_along_schedules(n, d):
         return None
     return (
-        f"the rows look like points along {counted(len(np.unique(n)), 'loss curve')}: their tokens are evenly spaced, or the same "
-        "for every size. A loss along a schedule is not that of a run that ends there, unless the rate was constant or "
-        "decayed for that point; keep the last point of each run, or ignore this if every row is a run of its own"
+        f"the rows look like points along {counted(len(np.unique(n)), 'loss curve')}: their tokens are evenly spaced, "
+        "or the same for every size. A loss along a schedule is not that of a run that ends there, unless the rate "
+        "was constant or decayed for that point; keep the last point of each run, or ignore this if every row is a run "
+        "of its own"
     )
 
 
