@@ -200,7 +200,7 @@ def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
 def _intervals(
     fitted: FittedRuns, spending: Spending, best: float
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """Return the intervals of N and D: of the runs' own minima, or of each draw's optimum and how laws of sizes bend."""
+    """Return the intervals of N and D: of the runs' own minima, or of the draws' optima and how sizes' laws bend."""
     if not fitted.has_intervals:
         return None, None
     if fitted.optima is not None:
