@@ -54,7 +54,7 @@ SAME_BUDGET, GOOD_RUN = 1.25, 1.02
 MIN_RUNS, MIN_SIZES, MAX_RUNS = 4, 3, 250
 NUM_FOLDS = 4
 NUM_DRAWS = 200
-LEARNING_DRAWS, NUM_STEPS, TASKS_OF_A_KIND = 50, 250, 4
+LEARNING_DRAWS, NUM_STEPS, TASKS_OF_A_KIND = 50, 180, 4
 PENALTY = 0.01
 """Quantile loss, in percent, that a departure from `START` by three steps of one number must gain."""
 SCALES = np.round(np.arange(0.7, 2.51, 0.05), 2)

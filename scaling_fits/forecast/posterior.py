@@ -42,6 +42,8 @@ _OUTLIER_SDS = 3.0
 """Standardized residual beyond which a run's noise variance grows with its square."""
 _NOISE_FREEDOM = 2.0
 _PROPOSAL_FREEDOM = 6.0
+_PRIOR_FREEDOM = 4.0
+"""Degrees of freedom of the population, a multivariate t: a study unlike the others is believed if its runs say so."""
 _SHARED_BY_TRUNK = 0.5
 """Share of the noise variance that decay branches of one trunk have in common."""
 _SMALLEST_CELL = 0.02
@@ -84,8 +86,8 @@ class LawPosterior:
     """Variances (S,) of the departure from the law over that of the noise."""
     mode: Floats
     """The most probable law (P,)."""
-    standardized: Floats
-    """Residual of each cell in standard deviations, predicted from the other cells (R,); empty for a chosen form."""
+    left_out: Floats
+    """Log loss of each cell less what the other cells predict for it (R,); empty for a chosen form."""
 
     @property
     def noise_sd(self) -> float:
@@ -169,7 +171,7 @@ def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Pop
         noise_sds=np.sqrt(noise_S),
         departures=np.repeat(DEPARTURES, num_draws)[chosen],
         mode=to_theta(heaviest.coordinates[None, :], cells.reference)[0],
-        standardized=heaviest.standardized,
+        left_out=heaviest.left_out,
     )
 
 
@@ -221,7 +223,7 @@ class _Mode:
     """Inverse of the relative covariance of the runs (R, R)."""
     variance: Floats
     """Relative noise variances, those of outliers enlarged (R,)."""
-    standardized: Floats
+    left_out: Floats
 
 
 class _Problem:
@@ -263,22 +265,25 @@ class _Problem:
             noise = (self.scale + residual @ pull / 2) / self.shape
             standardized = pull / np.sqrt(np.diag(precision) * noise)
             used = variance
-            standardized = standardized * np.sqrt(used / self.cells.variance)
             variance = self.cells.variance * np.maximum(1.0, (standardized / _OUTLIER_SDS) ** 2)
             points_SP = points_SP[np.argsort(objective_S, kind="stable")[:2]]
         hessian = hessian_SPP[best]
         evidence = float(np.log(np.diag(whiten)).sum() - objective_S[best] - np.linalg.slogdet(hessian)[1] / 2)
         return _Mode(
             coordinates=point, hessian=hessian, log_evidence=evidence, precision=precision, variance=used,
-            standardized=standardized,
+            left_out=pull / np.diag(precision),
         )  # fmt: skip
 
     def _objective(self, points_SP: Floats, squares_S: Floats) -> Floats:
         """Return the negative log posterior from whitened sums of squares (S,)."""
-        off = points_SP - self.mean
-        return np.asarray(
-            self.shape * np.log(self.scale + squares_S / 2) + np.einsum("sp,pq,sq->s", off, self.prior, off) / 2
-        )
+        distance_S = self._distance(points_SP)
+        prior_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PRIOR_FREEDOM)
+        return np.asarray(self.shape * np.log(self.scale + squares_S / 2) + prior_S)
+
+    def _distance(self, points_SP: Floats) -> Floats:
+        """Return the squared distance from the population's mean, in its standard deviations (S,)."""
+        off_SP = points_SP - self.mean
+        return np.asarray(np.einsum("sp,pq,sq->s", off_SP, self.prior, off_SP))
 
     def _squares(self, points_SP: Floats, whiten: Floats) -> Floats:
         """Return the sum of squares of whitened residuals (S,)."""
@@ -322,7 +327,9 @@ class _Problem:
         noise_S = (self.scale + squares_S / 2) / self.shape
         gradient_SP = np.einsum("srp,sr->sp", slope_SRP, residual_SR) / noise_S[:, None]
         hessian_SPP = slope_SRP.transpose(0, 2, 1) @ slope_SRP / noise_S[:, None, None]
-        return gradient_SP - (points_SP - self.mean) @ self.prior, hessian_SPP + self.prior
+        pull_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / (_PRIOR_FREEDOM + self._distance(points_SP))
+        gradient_SP -= pull_S[:, None] * ((points_SP - self.mean) @ self.prior)
+        return gradient_SP, hessian_SPP + pull_S[:, None, None] * self.prior
 
     def draw(self, mode: _Mode, num_draws: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
         """Draw laws about a mode: coordinates (S, P), noise variances (S,), and importance weights (S,)."""

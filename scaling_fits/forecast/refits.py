@@ -60,7 +60,7 @@ def refit_posterior(table: RunTable, form: Form, num_draws: int, seed: int) -> t
         noise_sds=(fit.residual_sd or 0.0) * np.sqrt(fit.degrees_of_freedom / squares_S),
         departures=np.zeros(num_draws),
         mode=fit.theta,
-        standardized=np.zeros(0),
+        left_out=np.zeros(0),
     )
 
 

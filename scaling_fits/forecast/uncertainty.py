@@ -34,17 +34,17 @@ from scaling_fits.laws.law import (
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import DroppedRow, RunTable
 from scaling_fits.laws.traps import listed
+from scaling_fits.laws.weights import outliers
 
 FORM_CHOICES = ("auto", "compute", *SHAPES)
 MIN_DRAWS = 200
 """Draws behind a forecast where no interval is asked for."""
 FAR = 100.0
 """Times what was fitted; beyond, no back-test says how good intervals are."""
-OUTLIER_SDS = 5.0
-"""Standard deviations off the prediction from all other runs at which a run is named."""
 MAX_NOISE = 0.1
 """Scatter of log loss about a law beyond which the law explains nothing."""
 _BACKTEST_DRAWS = 100
+_NUM_LAW_PARAMETERS = 6
 _MIN_GROWTH = 0.01
 """Growth of log loss over a table that is worth a word."""
 
@@ -248,7 +248,7 @@ def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
     """Return the most probable law, with what a reader must know of it."""
     residual = np.log(table.loss) - law.log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
     warnings = _describe_nonsense(table, posterior)
-    off = np.abs(posterior.standardized) > OUTLIER_SDS
+    off = outliers(posterior.left_out, _NUM_LAW_PARAMETERS, table.num_runs - _NUM_LAW_PARAMETERS)
     return LawFit(
         form="coupled",
         status="degenerate" if warnings else "converged",

@@ -56,6 +56,8 @@ def outliers(residuals: Floats, num_parameters: int, freedom: float) -> NDArray[
     smallest residuals say nothing of noise and are left out of the robust sd. That is no smaller than what the
     objective takes for noise: runs that fit a law exactly have no outliers.
     """
+    if len(residuals) < 2 * num_parameters:
+        return np.zeros(len(residuals), dtype=np.bool_)
     telling = np.sort(np.abs(residuals))[num_parameters:]
     sd = max(_NORMAL_MAD * float(np.median(telling)), HUBER_DELTA)
     found = np.abs(residuals / sd) > outlier_limit(len(residuals), freedom)
