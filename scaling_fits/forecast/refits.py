@@ -25,9 +25,9 @@ from scaling_fits.laws.table import TRUNK, RunTable
 OnStep = Callable[[str, float], None]
 """Called with the name of each step of long work, and the share of the work before it."""
 
-SINGLE_LAW = {"error_sd": 0.02, "reach_power": 0.6, "scale": 1.0}
-"""Error of a single law beyond its runs: Chinchilla's law by Huber loss is off by 1.6, 3.1, 3.9, and 5.6 % at 3, 10, 30,
-and 100 times the FLOPs of public studies (`benchmarks/forecasts.py`)."""
+SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, reach_power=0.6, scale=1.0)
+"""Error of a single law beyond its runs: Chinchilla's law by Huber loss is off by 1.6, 3.1, 3.9, and 5.6 % at 3, 10,
+30, and 100 times the FLOPs of public studies (`benchmarks/forecasts.py`)."""
 _MIN_EXPONENT = 1e-3
 """Smallest alpha, beta, and k of a widened draw: loss falls in every law."""
 _UNSETTLED = 0.05
@@ -59,7 +59,7 @@ def refit_posterior(table: RunTable, form: Form, num_draws: int, seed: int) -> t
     theta_SP[:, 3:] = np.maximum(theta_SP[:, 3:], _MIN_EXPONENT)
     squares_S = rng.chisquare(fit.degrees_of_freedom, size=num_draws)
     return fit, LawPosterior(
-        population=dataclasses.replace(PUBLIC, **SINGLE_LAW),
+        population=SINGLE_LAW,
         cells=merge_runs(table),
         theta=theta_SP,
         noise_sds=(fit.residual_sd or 0.0) * np.sqrt(fit.degrees_of_freedom / squares_S),

@@ -92,7 +92,7 @@ def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, 
         (
             fit_of(),
             "passed",
-            "largest runs held out (3) predicted with at most 1.23\u00a0% error from runs 4 times smaller, 3 of 3 inside",
+            "largest runs held out (3) predicted with at most 1.23\u00a0% error from runs 4 times smaller",
         ),
         (fit_of(num_covered=0, num_held_out=1), "passed", "largest run held out (1)"),  # chance alone allows it
         (fit_of(num_covered=1), "failed", "largest runs held out (3)"),
