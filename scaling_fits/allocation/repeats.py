@@ -49,10 +49,10 @@ def counted(log_value: Floats, unique: float | None, half: float) -> tuple[Float
 def fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
     """U_N: the size that `unique_tokens` fill; the larger of the fit's own and of the paper's U / 19.5.
 
-    The fit's own is the size for which they are compute-optimal, the median over the draws of the law: below it no size
-    may count for less, or data seen once would. The paper's goes with its 5.31. On the paper's public runs of 1 to 5 and
-    5 to 15 epochs the median error of the loss is 1.4 and 2.3 %; it is 0.6 and 2.3 % when repeated tokens count as fresh,
-    so up to 5 epochs the discount is on the safe side.
+    The fit's own is the size for which they are compute-optimal, the median over the draws of the law: below it no
+    size may count for less, or data seen once would. The paper's goes with its 5.31. On the paper's public runs of 1 to
+    5 and 5 to 15 epochs the median error of the loss is 1.4 and 2.3 %; it is 0.6 and 2.3 % when repeated tokens count
+    as fresh, so up to 5 epochs the discount is on the safe side.
     """
     _, a, b, alpha, beta, _ = fitted.require_area().theta.T
     logs = float(np.median((np.log(alpha / beta) + a - b + beta * math.log(unique_tokens)) / alpha))
