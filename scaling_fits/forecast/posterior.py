@@ -50,6 +50,8 @@ _SMALLEST_CELL = 0.02
 _DIFFERENCE = 1e-5
 _BISECTIONS = 45
 _TINY = 1e-300
+_MAX_LOG = 300.0
+"""Largest log of a term of a law: a draw beyond is as wrong, and its square is still a number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,10 +67,15 @@ class Cells:
     """Number of the trunk that a decay branch shares; different for all other runs."""
 
     @property
+    def largest(self) -> NDArray[np.intp]:
+        """Places of the largest fifth of the runs; of runs of one budget the larger models count as larger."""
+        order = np.lexsort((self.log_loss, self.log_params, np.round(self.log_params + self.log_tokens, 9)))
+        return np.asarray(order[-max(1, len(order) // 5) :])
+
+    @property
     def reference(self) -> tuple[float, float]:
         """Mean log N and log D of the largest fifth of the runs, about which a law's coordinates are taken."""
-        order = np.argsort(self.log_params + self.log_tokens, kind="stable")
-        largest = order[-max(1, len(order) // 5) :]
+        largest = self.largest
         return float(self.log_params[largest].mean()), float(self.log_tokens[largest].mean())
 
 
@@ -196,8 +203,9 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
     weight = 1.0 / variance
     total = np.bincount(boxes, weight, num_boxes)
     n, d, y = (np.bincount(boxes, weight * column, num_boxes) / total for column in columns)
-    first = np.unique(boxes, return_index=True)[1]
-    return Cells(log_params=n, log_tokens=d, log_loss=y, variance=1.0 / total, trunk=trunk[first])
+    trunk_of_box = np.full(num_boxes, -np.inf)
+    np.maximum.at(trunk_of_box, boxes, trunk)
+    return Cells(log_params=n, log_tokens=d, log_loss=y, variance=1.0 / total, trunk=trunk_of_box)
 
 
 def to_theta(coordinates_SP: Floats, reference: tuple[float, float]) -> Floats:
@@ -233,8 +241,7 @@ class _Problem:
         self.cells = cells
         reference = cells.reference
         self.n, self.d = cells.log_params - reference[0], cells.log_tokens - reference[1]
-        largest = np.argsort(self.n + self.d, kind="stable")[-max(1, len(self.n) // 5) :]
-        self.mean = np.array([np.median(cells.log_loss[largest]), *population.mean])
+        self.mean = np.array([np.median(cells.log_loss[cells.largest]), *population.mean])
         self.prior = np.zeros((_NUM_COORDINATES, _NUM_COORDINATES))
         self.prior[0, 0] = 1e-4  # nothing is known of the level of the loss
         self.prior[1:, 1:] = np.linalg.inv(population.covariance)
@@ -352,9 +359,12 @@ def _log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
     log_level, logit_e, logit_w, log_a, log_b, log_k = (points_SP[:, index, None] for index in range(_NUM_COORDINATES))
     k = np.exp(log_k)
     share = 1.0 / (1.0 + np.exp(-logit_w))
-    inner = share * np.exp(-np.exp(log_a) / k * n) + (1.0 - share) * np.exp(-np.exp(log_b) / k * d)
+    in_params = np.minimum(-np.exp(np.minimum(log_a - log_k, _MAX_LOG)) * n, _MAX_LOG)
+    in_tokens = np.minimum(-np.exp(np.minimum(log_b - log_k, _MAX_LOG)) * d, _MAX_LOG)
+    inner = share * np.exp(in_params) + (1.0 - share) * np.exp(in_tokens)
     floor = 1.0 / (1.0 + np.exp(-logit_e))
-    return np.asarray(log_level + np.log(floor + (1.0 - floor) * np.exp(k * np.log(np.maximum(inner, _TINY)))))
+    log_rest = np.minimum(k * np.log(np.maximum(inner, _TINY)), _MAX_LOG)
+    return np.asarray(log_level + np.log(floor + (1.0 - floor) * np.exp(log_rest)))
 
 
 def _places(cells: Cells) -> Floats:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.notation import format_count, format_factor, format_percent
+from proxies.core.notation import format_count, format_factor, format_percent, format_significant
 from scaling_fits.compute.isoflop import fit_isoflop
 from scaling_fits.compute.optima import ComputeFit, OptimaError
 from scaling_fits.forecast.backtest import Backtest, nearest_backtest, run_backtests
-from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
+from scaling_fits.forecast.conclusive import MAX_LOSS_NATS, fit_doubts, reach_doubts
 from scaling_fits.forecast.path import MAX_OFF, LadderPath, find_path
 from scaling_fits.forecast.posterior import LawPosterior, fit_posterior
 from scaling_fits.forecast.refits import OnStep, refit_posterior, skip_step
@@ -265,6 +265,15 @@ def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
 
 def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, ...]:
     """Return why these losses are none that a law describes; empty where they are."""
+    high = table.loss[table.loss > MAX_LOSS_NATS]
+    if 2 * len(high) > table.num_runs:
+        ends = " to ".join(format_significant(end) for end in (float(table.loss.min()), float(table.loss.max())))
+        reason = (
+            f"values of {ends} are no losses in nats per token: most are above {MAX_LOSS_NATS:g}, the loss of a "
+            "uniform guess among 163,000 tokens; check the column: it may be an accuracy, a percentage, or a "
+            "perplexity (take its log)"
+        )
+        return (reason,)
     warnings = []
     n, d = np.log(table.params), np.log(table.tokens)
     columns = {"6 N D": n + d} if find_path(table) else {"parameters": n, "tokens": d}

@@ -25,9 +25,6 @@ from scaling_fits.laws import traps
 
 Floats = NDArray[np.float64]
 
-SAME_LOSS = 3e-5
-"""Relative difference of losses below which two rows of one size and length are one run."""
-
 _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
 
@@ -107,17 +104,19 @@ class RunTable:
         return f"the run of {format_count(self.params[place])} params and {format_count(self.tokens[place])} tokens"
 
     def distinct(self) -> RunTable:
-        """Return each run once, in its first place: rows alike in every column are one run entered again.
+        """Return each run once, by its lowest loss: rows alike in every column are one run entered again.
 
-        Losses within `SAME_LOSS` of each other are alike: no two seeds agree so closely.
+        Losses within `traps.SAME_LOSS` of each other are alike: no two seeds agree so closely.
         """
         columns = [getattr(self, name) for name in (*_WANTED, *_OPTIONAL) if name != "loss"]
         cells = np.stack([column for column in (*columns, *self.extra.values()) if column is not None])
         _, group = np.unique(cells, axis=1, return_inverse=True)
         log_loss, places = np.log(self.loss), np.arange(self.num_runs)
         order = np.lexsort((places, log_loss, group))
-        is_new = (np.diff(group[order], prepend=-1) != 0) | (np.diff(log_loss[order], prepend=-np.inf) > SAME_LOSS)
-        first = np.minimum.reduceat(places[order], np.flatnonzero(is_new))
+        is_new = (np.diff(group[order], prepend=-1) != 0) | (
+            np.diff(log_loss[order], prepend=-np.inf) > traps.SAME_LOSS
+        )
+        first = order[is_new]  # the lowest loss of each run, whatever the order of rows
         if len(first) == self.num_runs:
             return self
         kept = np.isin(np.arange(self.num_runs), first)

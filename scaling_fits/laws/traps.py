@@ -22,6 +22,9 @@ Record = Mapping[str, object]
 RUN_COLUMNS = ("run", "run_id", "run_name")
 """Columns that tell runs apart; the first one there with a repeated entry is looked at."""
 
+SAME_LOSS = 3e-5
+"""Relative difference of losses below which two rows of one size and length are one run."""
+
 _WORST_LOSS = 12.0  # nats: guessing evenly among 163,000 tokens
 _FLOPS_APART = 1.3  # attention and embeddings make up for less at the sizes runs are fitted at
 _STEADY = 1.1  # largest over smallest of ratios that are one factor
@@ -203,16 +206,21 @@ def _evenly_spaced(columns: Mapping[str, Floats], records: Sequence[Record]) -> 
 
 def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str | None:
     keys: dict[tuple[float, ...], list[int]] = {}
-    told_apart = [columns[name] for name in ("params", "tokens", "loss", "seed") if name in columns]
-    for line, key in zip(lines, zip(*(column.tolist() for column in told_apart), strict=True), strict=True):
-        keys.setdefault(key, []).append(line)
-    twice = [rows for rows in keys.values() if len(rows) > 1]
+    told_apart = [columns[name] for name in ("params", "tokens", "seed") if name in columns]
+    log_loss, before = np.log(columns["loss"]), -math.inf
+    group = 0
+    for place in np.lexsort((log_loss, *told_apart)).tolist():
+        group += bool(log_loss[place] - before > SAME_LOSS)  # other sizes between them: the key differs
+        before = float(log_loss[place])
+        key = (group, *(float(column[place]) for column in told_apart))
+        keys.setdefault(key, []).append(lines[place])
+    twice = sorted(sorted(rows) for rows in keys.values() if len(rows) > 1)
     if not twice:
         return None
     rest = f" (as do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
     return (
         f"{rows_text(twice[0])} have the same params, tokens and loss{rest}: they are taken for one run entered "
-        "twice, and count once; add a seed column if they are different runs"
+        f"{'twice' if len(twice[0]) == 2 else 'again'}, and count once; add a seed column if they are different runs"
     )
 
 
