@@ -83,17 +83,17 @@ NEXT_RUNG = 1.25
 """A new run is one step away even where nothing is extrapolated."""
 
 PUBLIC = Population(
-    mean=(0.197, -0.322, -1.485, -1.485, -0.768),
-    sd=(0.476, 0.476, 0.302, 0.302, 0.261),
-    correlation_e_slope=0.665,
-    correlation_slope_k=-0.281,
-    correlation_e_k=0.037,
-    correlation_slopes=0.760,
-    noise_sd=0.00414,
-    length=2.519,
-    decay=-0.279,
-    near=0.01174,
-    error_sd=0.00311,
-    reach_power=1.16,
+    mean=(0.2761, 0.0250, -1.1087, -1.1087, -0.4761),
+    sd=(0.2530, 0.7000, 0.3437, 0.3437, 0.2853),
+    correlation_e_slope=0.4977,
+    correlation_slope_k=0.5235,
+    correlation_e_k=0.4294,
+    correlation_slopes=0.7253,
+    noise_sd=0.003022,
+    length=2.3887,
+    decay=-0.4295,
+    near=0.03286,
+    error_sd=0.003582,
+    reach_power=0.8831,
 )
 """The population of the published studies in docs/public-data.md."""

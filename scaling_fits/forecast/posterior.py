@@ -30,7 +30,7 @@ from scaling_fits.laws.weights import excess
 
 DEPARTURES = (1.0, 4.0, 16.0, 64.0)
 """Variances of the departure from the law over that of the noise."""
-MAX_CELLS = 160
+MAX_CELLS = 96
 """Runs that are fitted one by one; of more, neighbors in log N and log D are averaged first."""
 
 _NUM_COORDINATES = 6

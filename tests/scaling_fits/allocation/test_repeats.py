@@ -82,4 +82,4 @@ def test_on_public_repeated_runs_it_is_on_the_safe_side():
     ]
     for kept in (~once & (d <= 5 * u), (d > 5 * u) & (d <= 15 * u)):
         assert kept.sum() > 50
-        assert 0 < median_error(kept, *counted) < 0.03
+        assert 0 < median_error(kept, *counted) < 0.05
