@@ -84,9 +84,10 @@ pictures: $(VENV)/.installed
 test-trainers: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m slow -rs $$(grep -l trainer_venv tests/launcher/test_*.py)
 
-# Public scaling runs for the back-tests, into benchmarks/data; says what could not be reached.
+# Public scaling runs for the back-tests, into benchmarks/data; says what could not be had. `make data FROM=DIR` takes the
+# same files from a folder, by digest, instead of the network.
 data: $(VENV)/.installed
-	$(BIN)/python benchmarks/datasets.py
+	$(BIN)/python benchmarks/datasets.py $(if $(FROM),--from "$(FROM)")
 
 # Other people's trainers, each with the versions of trainers/NAME.txt in .venv-trainers/NAME: what `forerun verify` asks
 # for proof and the tests of exports run. One alone: make trainers TRAINERS=torchtitan

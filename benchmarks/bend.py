@@ -159,7 +159,7 @@ def _records(name: str) -> list[dict[str, str]]:
     if not is_here(origin):
         print(f"{name} is not here: `make data` fetches it", file=sys.stderr)
         return []
-    with origin.files(FOLDER)[0].open(encoding="utf-8-sig", newline="") as file:
+    with origin.list_files(FOLDER)[0][1].open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -4,8 +4,8 @@
 
 The truth is the minimum over log N of a parabola through the runs of the largest budget within a factor 3.7 of its
 best; budgets whose minimum lies at an edge are left out. Fits see the runs up to that budget / r. Errors are in log N:
-0.1 is 10 %, and 0.6 costs about 0.3 % of the loss. Beside `auto`: single laws with even weights, as most people do, and
-those that `auto` weighs. One process takes about 5 minutes.
+0.1 is 10 %, and 0.6 costs about 0.3 % of the loss. Beside `auto`: single laws, as most people fit them, and the law of
+optima of `--form isoflop`. Intervals have level 0.9. One process takes about 3 minutes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from datasets import families
 
 from scaling_fits.allocation.allocate import allocate
 from scaling_fits.allocation.spending import Spending, log_best_params
+from scaling_fits.compute import isoflop
+from scaling_fits.compute.optima import OptimaError, predict_at
 from scaling_fits.forecast.uncertainty import fit_runs
 from scaling_fits.laws import law
 from scaling_fits.laws.forms import Form
+from scaling_fits.laws.law import CannotTellError, LawError
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import RunTable
-from scaling_fits.laws.weights import near_frontier
 
 RATIOS = (3, 10, 30)
 SAME_BUDGET, NEAR, LEAST_RUNS = 1.15, 1.3, 12
@@ -57,13 +59,25 @@ def errors(table: RunTable, six_nd: float, truth: float) -> dict[str, float] | N
     choice = allocate(fitted, six_nd)
     assert choice.params_interval is not None
     low, high = np.log(choice.params_interval)
-    found = {"auto": float(np.log(choice.params)) - truth, "covered": float(low <= truth <= high), "width": high - low}
-    for name, rows in (("even", table), ("near frontier", near_frontier(table))):
-        for form in FORMS:
-            fit = law.fit_law(rows, form)
-            if fit.identified:
-                optimum: Floats = log_best_params(fit.theta[None, :], Spending(flops=six_nd))
-                found[f"{form}, {name}"] = float(optimum[0]) - truth
+    found = {
+        "auto": float(np.log(choice.params)) - truth,
+        "auto covered": float(low <= truth <= high),
+        "auto width": float(high - low),
+    }
+    for form in FORMS:
+        fit = law.fit_law(table, form)
+        if fit.identified:
+            optimum: Floats = log_best_params(fit.theta[None, :], Spending(flops=six_nd))
+            found[form] = float(optimum[0]) - truth
+    try:
+        curves = isoflop.fit_isoflop(table, bootstrap=100, flops_from="6nd" if table.budget is None else None)
+        there = predict_at(curves, six_nd)
+    except (CannotTellError, LawError, OptimaError):
+        return found
+    assert there.params_interval is not None
+    low, high = np.log(there.params_interval)
+    found |= {"isoflop": float(np.log(there.params)) - truth, "isoflop covered": float(low <= truth <= high),
+              "isoflop width": float(high - low)}  # fmt: skip
     return found
 
 
@@ -81,23 +95,27 @@ def main() -> None:
             found = errors(family.table.rows(below), best[1], best[0]) if below.sum() >= LEAST_RUNS and best else None
             if found:
                 rows.append({"family": family.name, "group": family.group, "ratio": ratio, **found})
-    names = [name for name in rows[0] if name not in ("family", "group", "ratio", "covered", "width")]
-    print(f"{len(rows)} tasks\n{'log N*':28s} {'rms':>6s} {'median |error|':>15s} {'median':>7s}")
-    means = {}
-    for name in names:
-        each = np.array([row[name] for row in rows if name in row])
-        means[name] = {"rms": float(np.sqrt((each**2).mean())), "median_abs": float(np.median(np.abs(each)))}
-        print(f"{name:28s} {means[name]['rms']:6.2f} {means[name]['median_abs']:15.2f} {np.median(each):+7.2f}")
-    covered, width = (
-        float(middle([row[k] for row in rows])) for middle, k in ((np.mean, "covered"), (np.median, "width"))
-    )
-    print(f"90 % intervals of auto: cover {covered:.2f}, median width {width:.2f} in log N")
+    means: dict[str, Any] = {}
+    print(f"{len(rows)} tasks\nlog N*       tasks    rms  median |error|  covered  width")
+    for name in ("auto", "isoflop", *FORMS):
+        kept = [row for row in rows if name in row]
+        each = np.array([row[name] for row in kept])
+        means[name] = {"num_tasks": len(kept), "rms": float(np.sqrt((each**2).mean())),
+                       "median_abs": float(np.median(np.abs(each)))}  # fmt: skip
+        text = f"{name:12s} {len(kept):5d} {means[name]['rms']:6.2f} {means[name]['median_abs']:15.2f}"
+        if f"{name} width" in kept[0]:
+            covered = float(np.mean([row[f"{name} covered"] for row in kept]))
+            width = float(np.median([row[f"{name} width"] for row in kept]))
+            means[name] |= {"covered": covered, "median_width": width}
+            text += f" {covered:8.2f} {width:6.2f}"
+        print(text)
+    both = [row for row in rows if "isoflop" in row]
+    widths = [float(np.median([row[f"{name} width"] for row in both])) for name in ("auto", "isoflop")]
+    print(f"on the {len(both)} tasks of both: auto {widths[0]:.2f} wide, isoflop {widths[1]:.2f}")
     if options.json:
         body = {
             "machine": platform.platform(),
             "means": means,
-            "covered": covered,
-            "median_width": width,
             "tasks": rows,
         }
         options.json.write_text(json.dumps(body, indent=1) + "\n")

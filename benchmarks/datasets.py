@@ -1,6 +1,7 @@
 """Public families of scaling runs, read into tables; `make data` fetches those that are not at hand.
 
     python benchmarks/datasets.py            # fetch what is missing, then list every family that can be read
+    python benchmarks/datasets.py --from DIR # take the same files from a folder, by digest, instead of the network
     python benchmarks/datasets.py --list     # list only
 
 A family is one set of runs a law may be fitted to. Families of one study have the same `group`: they share runs (the
@@ -12,14 +13,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
+import lzma
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from downloads import FOLDER, SOURCES, download, is_here, source
+from downloads import FOLDER, SOURCES, download, index_folder, is_here, read_url, source
+from inert_pickle import read_array, read_frame, read_pickled
 from numpy.typing import NDArray
 
 from scaling_fits.laws.table import RunTable, read_runs
@@ -44,6 +49,36 @@ _LOSS_TO_LOSS = {  # training set: its own validation loss
     "starcoder": "starcoder_val",
 }
 _OLMO_PARAMS = {"190M": 190354176, "370M": 371262464, "760M": 758220288, "1B": 1279395840, "3B": 3169537280}
+_ROUTED = (("Dense", 1), ("Hash", 64), ("RL-R", 64), ("S-Base", 8), ("S-Base", 64), ("S-Base", 512))
+"""Routers and numbers of experts that are read as families; their source has 28, which are alike."""
+_ROUTED_STEPS, _ROUTED_BATCH = 250_000, 256 * 2048
+_QUEST = {  # name: quantizers of weights and activations, bits of both
+    "bf16": ("NoQuantizer", "NoQuantizer", 16),
+    "trust_w4a4": ("TrustQuantizer", "TrustQuantizer", 4),
+    "hadamard_trust_w4a4": ("HadamardTrustQuantizer", "HadamardTrustQuantizer", 4),
+    "hadamard_clip_w1a1": ("HadamardClipQuantizer", "HadamardClipQuantizer", 1),
+    "half_hadamard_w4a4": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 4),
+    "half_hadamard_w3a3": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 3),
+    "half_hadamard_w2a2": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 2),
+}
+XLSTM_FILES = {  # file: largest loss of a run that did not diverge, as its source has it
+    "llama_ctx2048": 4.5,
+    "llama_ctx8192": 3.5,
+    "llama_ctx8192_flops_chinchilla": 4.5,
+    "llama_ctx16384": 4.5,
+    "mlstm_ctx16384": 4.5,
+}
+_XLSTM_BATCH = 2**20
+"""Tokens a step of the runs that are read: one early round had half of it."""
+_COLLAPSE = {  # file: name, tokens a step
+    "chess": ("chess_linear", 512 * 128),
+    "chess_const": ("chess_constant", 512 * 128),
+    "c5m": ("cifar5m_linear", 256 * 3072),
+}
+_OPT_PARAMS = {"125m": 1.25e8, "1.3b": 1.3e9, "6.7b": 6.7e9, "13b": 1.3e10, "30b": 3e10, "175b": 1.75e11}
+_MIXES = ("0", "202", "209")
+"""Numbers of the mixtures that are read, of 20 that are alike."""
+_MIX_PARAMS = {"70M": 7e7, "160M": 1.6e8, "305M": 3.05e8, "410M": 4.1e8}
 _OLMO_LOSSES = {"c4": "c4_en-validation", "common_crawl": "dolma_common-crawl-validation", "pile": "pile-validation"}
 
 
@@ -69,11 +104,7 @@ def families(shared: Path = SHARED, downloaded: Path = FOLDER) -> list[Family]:
         ((shared / "porian_refinedweb").is_dir(), _refined_web, shared / "porian_refinedweb"),
         ((shared / "datablations").is_dir(), _datablations, shared / "datablations"),
     ]
-    fetched = {
-        "chinchilla": _chinchilla, "steplaw": _steplaw, "loss_to_loss": _loss_to_loss, "misfitting": _misfitting,
-        "isoflops": _isoflops, "olmo_ladder": _olmo_ladder, "open_lm": _open_lm,
-    }  # fmt: skip
-    readers += [(is_here(source(name), downloaded), read, downloaded / name) for name, read in fetched.items()]
+    readers += [(is_here(source(name), downloaded), read, downloaded / name) for name, read in FETCHED_READERS.items()]
     return [family for there, read, folder in readers if there for family in read(folder)]
 
 
@@ -251,6 +282,175 @@ def _open_lm(folder: Path) -> Iterator[Family]:
         yield _fetched(f"open_lm_{data.split('_')[0]}_on_c4", "open_lm", points, "final, decayed; N with embeddings")
 
 
+def _routing(folder: Path) -> Iterator[Family]:
+    with gzip.open(folder / "curves.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        records = [
+            each
+            for each in csv.DictReader(file)
+            if _cell(each, "routing_frequency") == 0.5 and _cell(each, "k") == 1 and _cell(each, "flop_increase") == 1
+        ]
+    for router, experts in _ROUTED:
+        curves: dict[str, list[Record]] = {}
+        for record in records:
+            if record["router_type"] == router and _cell(record, "num_experts") == experts:
+                curves.setdefault(record["hyper_id"], []).append(record)
+        lasts = [max(curve, key=lambda each: _cell(each, "step")) for curve in curves.values()]
+        name = "routing_dense" if experts == 1 else f"routing_{router.lower().replace('-', '_')}_{experts}"
+        yield _fetched(
+            name,
+            "routing",
+            [
+                (
+                    _cell(each, "dense_parameter_count"),
+                    _ROUTED_STEPS * _ROUTED_BATCH,
+                    _cell(each, "loss_validation"),
+                    None,
+                )
+                for each in lasts
+            ],
+            "fixed duration, decayed; N of the parameters that a token uses",
+        )
+        if experts == 1:
+            points: list[Point] = [
+                (
+                    _cell(each, "dense_parameter_count"),
+                    _cell(each, "step") * _ROUTED_BATCH,
+                    _cell(each, "loss_validation"),
+                    None,
+                )
+                for curve in curves.values()
+                for each in curve
+                if _cell(each, "step") >= 20_000
+            ]
+            yield _fetched(f"{name}_curve", "routing", points, "points along one cosine schedule of 250,000 steps")
+
+
+def _quest(folder: Path) -> Iterator[Family]:
+    runs = json.loads((folder / "runs_for_scaling.json").read_bytes())
+    for name, (weights, activations, bits) in _QUEST.items():
+        points: list[Point] = [
+            (float(run["non_embedding_parameters"]), float(run["tokens"]), float(run["loss"]), None)
+            for run in runs
+            if (run["w_quant"], run["a_quant"]) == (weights, activations) and run["w_bits"] == run["a_bits"] == bits
+        ]
+        note = (
+            "two ratios of tokens to parameters" if name.startswith("half") else "fixed ratio of tokens to parameters"
+        )
+        yield _fetched(f"quest_{name}", "quest", points, f"{note}; final, decayed; N without embeddings")
+
+
+def _xlstm(folder: Path) -> Iterator[Family]:
+    for name, max_loss in XLSTM_FILES.items():
+        rounds = read_pickled((folder / f"isoflop_{name}_wandb_data.inert").read_bytes())
+        context = int(name.split("ctx")[1].split("_")[0])
+        points: list[Point] = []
+        for runs in rounds.values():  # the runs of one budget
+            ends: set[tuple[float, float, float]] = set()
+            for summary in (run.state["summary"] for run in runs):
+                data, loss = summary.get("dataset/", {}), summary.get("val/", {}).get("dclm_loss")
+                batch = data.get("global_batch_size", 0) * context
+                has_ended = batch == _XLSTM_BATCH and summary["_step"] == data["num_train_steps"]
+                if has_ended and isinstance(loss, float) and loss < max_loss:
+                    ends.add((float(summary["model/"]["num_params"]), float(batch * summary["_step"]), loss))
+            if ends:
+                budget = float(np.median([6.0 * n * d for n, d, _ in ends]))
+                points += [(*end, budget) for end in sorted(ends)]
+        note = "finished runs of isoFLOP ladders, one rate a size; N with embeddings; a budget is its median 6ND"
+        yield _fetched(f"xlstm_{name}", "xlstm", points, note)
+
+
+def _supercollapse(folder: Path) -> Iterator[Family]:
+    for stem, (name, batch) in _COLLAPSE.items():
+        runs = read_frame(read_pickled((folder / f"{stem}.inert").read_bytes()))
+        histories = [read_frame(history) for history in runs["history"]]
+        ends = [(history["step"][-1] * batch, history["test_loss"][-1]) for history in histories]
+        points: list[Point] = [
+            (float(n), float(d), float(loss), None) for n, (d, loss) in zip(runs["P"], ends, strict=True)
+        ]
+        note = "not text; fixed duration at a constant rate; five seeds a size"
+        if stem != "chess_const":
+            note = "not text; durations grow with size by one rule; decayed; five seeds a size"
+        yield _fetched(f"collapse_{name}", "supercollapse", points, note)
+    runs = read_frame(read_pickled((folder / "c5m_schedules.inert").read_bytes()))
+    for schedule in ("linear", "multicosine"):
+        points = []
+        for i, history in enumerate(read_frame(each) for each in runs["history"]):
+            if runs["schedule"][i] == schedule and runs["decay_frac"][i] == 1.0:
+                loss = float(history["test_loss"][-1])
+                points.append((float(runs["num_params"][i]), float(history["tokens"][-1]), loss, None))
+        yield _fetched(
+            f"collapse_cifar5m_cross_{schedule}",
+            "supercollapse",
+            points,
+            "not text; five sizes at one duration and one size at four; decayed",
+        )
+
+
+def _openwebtext2(folder: Path) -> Iterator[Family]:
+    setups = read_frame(read_pickled(lzma.decompress((folder / "summary_df_owt2.inert").read_bytes())))
+    for i, data in enumerate(setups["data"]):
+        setup = "_".join(setups[key][i] for key in ("hparams", "warmup", "decay", "param_count", "val"))
+        budgets = read_frame(data)
+        points: list[Point] = []
+        for j, flops in enumerate(budgets["flops"]):
+            columns: list[Any] = [budgets[key][j] for key in ("orig_n", "orig_t", "orig_loss")]
+            if not isinstance(columns[0], float):  # NaN: a budget without runs
+                arrays = [read_array(column) for column in columns]
+                points += [(float(n), float(d), float(loss), float(flops)) for n, d, loss in zip(*arrays, strict=True)]
+        yield _fetched(
+            f"openwebtext2_{setup}",
+            "openwebtext2",
+            points,
+            "one point a size and budget, read along runs; the schedule is in the name",
+            group="refined_web",
+        )
+
+
+def _opt(folder: Path) -> Iterator[Family]:
+    points: list[Point] = [
+        (_OPT_PARAMS[each["model_size"]], 10.0 ** _cell(each, "num_token"), math.log(_cell(each, "ppl")), None)
+        for each in _records(folder / "opt_trajectories.csv")
+    ]
+    yield _fetched("opt_curve", "colpret", points, "points along one schedule a size; N as it is called", group="opt")
+
+
+def _mixing_laws(folder: Path) -> Iterator[Family]:
+    curves: dict[str, list[Point]] = {mix: [] for mix in _MIXES}
+    for size, num_params in _MIX_PARAMS.items():
+        for line in (folder / f"{size}.txt").read_text(encoding="utf-8").splitlines():
+            checkpoint, validation_set, loss = line.split("\t")
+            run, step = checkpoint.split("/")[-2:]
+            mix = run.split("_RP_")[1].split("-")[0]
+            if mix in curves and validation_set.endswith(".Pile-CC.bin"):
+                curves[mix].append((num_params, float(step) * 2**20, float(loss), None))
+    for mix, points in curves.items():
+        yield _fetched(
+            f"mixing_laws_red_pajama_{mix}_curve",
+            "mixing_laws",
+            points,
+            "points along one schedule a size; loss on Pile-CC; N as it is called, 2^20 tokens a step",
+        )
+
+
+FETCHED_READERS: Mapping[str, Callable[[Path], Iterator[Family]]] = {
+    "chinchilla": _chinchilla,
+    "steplaw": _steplaw,
+    "loss_to_loss": _loss_to_loss,
+    "misfitting": _misfitting,
+    "isoflops": _isoflops,
+    "olmo_ladder": _olmo_ladder,
+    "open_lm": _open_lm,
+    "routing": _routing,
+    "quest": _quest,
+    "xlstm": _xlstm,
+    "supercollapse": _supercollapse,
+    "openwebtext2": _openwebtext2,
+    "colpret": _opt,
+    "mixing_laws": _mixing_laws,
+}
+"""Readers of fetched sources, by the source's name; each takes the folder of its files."""
+
+
 def listing(found: list[Family]) -> str:
     """Families with their runs, reach, source and licence, one a line."""
 
@@ -268,10 +468,17 @@ def listing(found: list[Family]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fetch and list public families of scaling runs.")
     parser.add_argument("--list", action="store_true", help="fetch nothing")
+    parser.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="folder to take files from, by digest")
     options = parser.parse_args()
+    read = read_url
+    if options.folder is not None:
+        try:
+            read = index_folder(options.folder)
+        except OSError as error:
+            parser.error(f"--from {options.folder} cannot be read: {error}")
     failures = []
     for each in () if options.list else SOURCES:
-        problem = download(each)
+        problem = download(each, read=read)
         print(f"{each.name} ({each.stated}, licence {each.licence}): {problem or 'here, as expected'}")
         failures += [each.name] if problem else []
     print(listing(families()))

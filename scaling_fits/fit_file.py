@@ -19,13 +19,14 @@ from proxies.core.plain_files import read_plain
 from scaling_fits.allocation.shapes import Template
 from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
 from scaling_fits.compute.optima import ComputeFit
-from scaling_fits.forecast.cloud import Cloud
+from scaling_fits.forecast.population import Population
+from scaling_fits.forecast.posterior import Cells, LawPosterior
 from scaling_fits.forecast.uncertainty import FittedRuns
 from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import NUM_COORDINATES, Floats
 
 FILE_KIND = "forerun.fit_file/1"
-_LAW_KIND = "forerun.fit/4"
+_LAW_KIND = "forerun.fit/5"
 _KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
     "forerun.compute_fit/2": ComputeFit,
     "forerun.hyperparameter_fit/1": HyperparameterFit,
@@ -142,11 +143,18 @@ def with_template(data: Json) -> tuple[Fit, Template | None]:
 
 
 def _law_fit(body: dict[str, Json]) -> FittedRuns:
-    members = [_fields(LawFit, member) for member in typing.cast("list[Json]", body["members"])]
-    draws = _fields(Cloud, body["cloud"])
-    draws["weight_draws"] = draws["weight_draws"].reshape(-1, len(members))
-    laws = tuple(LawFit(**member | {"draws": member["draws"].reshape(-1, NUM_COORDINATES)}) for member in members)
-    return FittedRuns(members=laws, cloud=Cloud(**draws), **_fields(FittedRuns, body, besides=("members", "cloud")))
+    fit = _fields(LawFit, body["fit"])
+    fit["draws"] = fit["draws"].reshape(-1, NUM_COORDINATES)
+    posterior = None
+    if isinstance(body["posterior"], dict):
+        values = _fields(LawPosterior, body["posterior"], besides=("cells", "population"))
+        values["theta"] = values["theta"].reshape(-1, NUM_COORDINATES)
+        cells = Cells(**_fields(Cells, body["posterior"]["cells"]))
+        population = canon.decode(Population, body["posterior"]["population"])
+        posterior = LawPosterior(**values, cells=cells, population=population)
+    optima = canon.decode(ComputeFit, body["optima"]) if isinstance(body["optima"], dict) else None
+    rest = _fields(FittedRuns, body, besides=("fit", "posterior", "optima"))
+    return FittedRuns(fit=LawFit(**fit), posterior=posterior, optima=optima, **rest)
 
 
 def _fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-
-import numpy as np
-from scipy.special import ndtri
 
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -14,29 +10,25 @@ from scaling_fits.allocation.allocate import Allocation, ExactRun
 from scaling_fits.allocation.budgets import Assumption, BudgetMachine, ComputeBudget
 from scaling_fits.allocation.repeats import SOURCE, DataLimit
 from scaling_fits.allocation.shapes import ShapeChoice
-from scaling_fits.forecast import hindcast, pooling
+from scaling_fits.forecast import path as paths
+from scaling_fits.forecast.backtest import Backtest
 from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
 from scaling_fits.forecast.uncertainty import FittedRuns, Prediction, draw_intervals, exponents
-from scaling_fits.laws.law import LawFit
-from scaling_fits.laws.solver import Floats
 
 
 def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
-    """What `fit --json` prints. What is not identified is null, never a number."""
-    heaviest = fitted.heaviest
-    intervals = draw_intervals(fitted)
-    growth = exponents(fitted) if heaviest.identified else None
+    """Return what `fit --json` prints. What is not identified is null, never a number."""
+    parameters, intervals = _parameters(fitted), draw_intervals(fitted) or {}
+    growth = exponents(fitted) if fitted.posterior is not None and fitted.path is None else None
     empty: dict[str, Json] = {"value": None, "interval": None}
     doubts = fit_doubts(fitted) if fitted.status == "converged" else (f"the fit is {fitted.status}",)
+    form = "compute" if fitted.path is not None else fitted.fit.form
     return {
         "form": fitted.form,
         "status": fitted.status,
-        "parameters": _parameters(heaviest),
-        "members": [
-            {"form": fit.form, "weight": weight, "status": fit.status, "parameters": _parameters(fit)}
-            for fit, weight in zip(fitted.members, fitted.weights, strict=True)
-        ],
-        "intervals": {name: canon.to_json((intervals or {}).get(name)) for name in _parameters(heaviest)},
+        "parameters": parameters,
+        "members": [{"form": form, "weight": 1.0, "status": fitted.status, "parameters": parameters}],
+        "intervals": {name: canon.to_json(intervals.get(name)) for name in parameters},
         "level": fitted.level,
         "exponents": {
             "params_vs_flops": canon.to_json(growth[0]) if growth else empty,
@@ -45,19 +37,12 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
         "num_runs": fitted.span.num_runs,
         "dropped": [{"row": row.row, "reason": row.reason} for row in fitted.dropped],
         "backtest": _backtest(fitted.backtest),
+        "backtests": [_distance(each) for each in fitted.backtests],
         "warnings": [*inconclusive(doubts), *fitted.warnings],
-        "objective": heaviest.objective,
-        "residual_sd": heaviest.residual_sd,
-        "weighting": fitted.weighting,
-        "misfit_sd": _median(fitted.cloud.misfit_draws),
-        "drift": _drift(fitted),
-        "trend": _trend(fitted),
-        "interval_inflation": fitted.inflation,
+        "objective": fitted.fit.objective,
+        "residual_sd": fitted.fit.residual_sd,
         "record_scale": fitted.record_scale,
-        "bootstrap": {
-            "draws": fitted.bootstrap,
-            "unconverged": {fit.form: fit.num_unconverged for fit in fitted.members},
-        },
+        "bootstrap": {"draws": fitted.bootstrap, "unconverged": fitted.fit.num_unconverged},
         "flops_from": "table" if fitted.span.flops_given else "6ND",
     }
 
@@ -101,55 +86,33 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
     }
 
 
-def _parameters(fit: LawFit) -> dict[str, Json]:
-    """By name, null where unidentified; a law without an irreducible loss has E = 0 for readers who ask for it."""
-    values = fit.parameters
-    named: dict[str, Json] = {name: values.get(name) for name in fit.names}
+def _parameters(fitted: FittedRuns) -> dict[str, Json]:
+    """Return parameters by name, null where they are not identified; a law without an irreducible loss has E = 0."""
+    fit = fitted.fit
+    if fitted.path is not None:
+        values = fitted.path.parameters(fit.theta[None, :]) if fit.identified else {}
+        along: dict[str, Json] = {name: float(values[name][0]) if values else None for name in paths.NAMES}
+        return {**along, **dict.fromkeys(paths.UNIDENTIFIED_NAMES)}
+    named: dict[str, Json] = {name: fit.parameters.get(name) for name in fit.names}
     return {"E": 0.0, **named} if not fit.has_floor else named
 
 
-def _median(draws: Floats) -> float | None:
-    """The median sd of the laws' common error in log loss at reach 1; None without a bootstrap."""
-    return float(np.median(draws)) if len(draws) else None
-
-
-def _drift(fitted: FittedRuns) -> Json:
-    """By how much predictions of larger runs are too high (below 0: too low), in log loss at ten times the FLOPs."""
-    if fitted.drift is None:
-        return None
-    at_ten = float(pooling.beyond(np.array(10.0)))
-    value, sd = fitted.drift.mean * at_ten, fitted.drift.sd * at_ten
-    return {
-        "value": value,
-        "interval": _normal(value, sd, fitted.level),
-        "subtracted": fitted.drift.applied * at_ten,
-        "at": 10.0,
-    }
-
-
-def _trend(fitted: FittedRuns) -> Json:
-    """How the largest runs lie off the law, in log loss per tenfold FLOPs, and what is believed of it."""
-    found = fitted.trend
-    if found is None:
-        return None
-    ten = math.log(10.0)
-    return {
-        "value": found.slope * ten,
-        "interval": _normal(found.slope * ten, found.sd * ten, fitted.level),
-        "believed": math.copysign(found.size, found.slope) * ten,
-        "from_flops": found.from_flops,
-    }
-
-
-def _normal(value: float, sd: float, level: float) -> Json:
-    arm = float(ndtri((1 + level) / 2)) * sd
-    return [value - arm, value + arm]
-
-
-def _backtest(backtest: hindcast.Backtest | None) -> Json:
-    """Null when the runs below the largest rung are too few; a warning of the fit says so."""
+def _backtest(backtest: Backtest | None) -> Json:
+    """Return the back-test of the largest rung; null when the runs below it are too few, and a warning says so."""
     if backtest is None:
         return None
+    return {
+        **_distance(backtest),
+        "runs": [
+            {name.removesuffix("_nats"): canon.to_json(value) for name, value in dataclasses.asdict(run).items()}
+            | {"covered": run.covered}
+            for run in backtest.runs
+        ],
+    }
+
+
+def _distance(backtest: Backtest) -> dict[str, Json]:
+    """Return one back-test without its runs."""
     return {
         "num_fitted": backtest.num_fitted,
         "num_held_out": len(backtest.runs),
@@ -157,11 +120,6 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
         "mean_error": backtest.mean_error,
         "largest_error": backtest.largest_error,
         "num_covered": backtest.num_covered,
-        "runs": [
-            {name.removesuffix("_nats"): canon.to_json(value) for name, value in dataclasses.asdict(run).items()}
-            | {"covered": run.covered}
-            for run in backtest.runs
-        ],
     }
 
 

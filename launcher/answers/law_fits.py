@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from proxies.core.spec import RunSpec
     from scaling_fits.allocation.shapes import Template
     from scaling_fits.compute.optima import FlopsSource
-    from scaling_fits.forecast.hindcast import OnStep
+    from scaling_fits.forecast.refits import OnStep
     from scaling_fits.forecast.uncertainty import FittedRuns
     from scaling_fits.laws.table import RunTable
     from sweeps.store.ledger import Ledger
@@ -64,7 +64,7 @@ def fit_of(
     from launcher.study.history import ConcludedRun, concluded, scaled
     from scaling_fits.compute import hyperparameter_laws, isoflop, optima
     from scaling_fits.fit_file import to_file
-    from scaling_fits.forecast.hindcast import skip_step
+    from scaling_fits.forecast.refits import skip_step
     from scaling_fits.forecast.uncertainty import fit_runs
     from scaling_fits.laws.law import CannotTellError
     from scaling_fits.laws.table import read_runs

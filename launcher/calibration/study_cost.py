@@ -24,7 +24,7 @@ from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.muon import optimizer_flops
 from proxies.core.noise_scale import look_passes
-from proxies.core.notation import counted
+from proxies.core.notation import counted, format_significant
 from proxies.core.shape import Shape
 from proxies.core.spec import Run, RunSpec
 from sweeps.run.pool import num_cores
@@ -233,7 +233,7 @@ def own_seconds(study: Study, runs: Iterable[Run] = (), speeds: Speeds | None = 
         max(0.0, median(map(operator.sub, seconds, ends)))
         for ends in zip(*((span.high, span.value, span.low) for span in trained), strict=True)
     )
-    source = f"measured, the start of your trainer's process: over {len(finished)} runs, their training taken off"
+    source = f"measured, the start of your trainer's process: over {counted(len(finished), 'run')}, less their training"
     return Span(value=value, low=low, high=high, source=source)
 
 
@@ -257,7 +257,7 @@ def wall_hours(stages: Iterable[StageCost], num_workers: int, run_seconds: Span 
     return Span(
         value=total.value, low=total.low, high=total.high,
         source=f"the hours of the runs on {counted(num_workers, 'worker')}, those of checks on one, and "
-        f"{run_seconds.value:.3g} s a run ({run_seconds.source}), "
+        f"{format_significant(run_seconds.value)} s a run ({run_seconds.source}), "
         f"{START_SECONDS.value:g} s for Ray's start, {AFTER_SECONDS.value:g} s for fits "
         "and the report; the upper end: all extensions, on a machine that does other work too",
     )  # fmt: skip

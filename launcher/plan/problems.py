@@ -432,7 +432,7 @@ def _pruner_problems(plan: Plan) -> Iterator[str]:
 
 def num_law_parameters(plan: Plan) -> int:
     """Return the number of parameters of the law that must be fitted; where several are pooled, of the first."""
-    return next(shape.dim for form, shape in SHAPES.items() if plan.ladder.form in ("auto", form))
+    return next(shape.dim for form, shape in SHAPES.items() if plan.ladder.form in ("auto", "compute", form))
 
 
 def _ladder_problems(plan: Plan) -> Iterator[str]:

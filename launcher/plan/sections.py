@@ -299,7 +299,9 @@ class LadderSection(Section):
     )
     seed: Seed = Field(100, description="Seed of every rung; further seeds count up from it.")
     num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs per rung; each is a point of the fit.")
-    form: FormChoice = Field("auto", description="Scaling law; auto pools several by back-test.")
+    form: FormChoice = Field(
+        "auto", description="Scaling law; auto: those that the rungs and published studies leave possible."
+    )
     bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Bootstrap resamples for every interval.")
     check_offsets_octaves: Annotated[tuple[float, ...], ONCE, must(_around_zero, _AROUND)] = Field(
         (-1.0, 1.0),

@@ -47,6 +47,7 @@ from proxies.data.tokens import MANIFEST, Manifest, advise_corpus, read_manifest
 from proxies.external.command import CommandError, find_program
 from scaling_fits.allocation.shapes import published_layers
 from scaling_fits.forecast.conclusive import FARTHEST_REACH
+from scaling_fits.laws.forms import MIN_POINTS
 
 # Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise.
 #
@@ -119,10 +120,6 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     return notes
 
 
-_MIN_FREEDOM = 2
-"""Runs beyond the law's parameters that a back-test needs below the largest rung (`scaling_fits.forecast.hindcast`)."""
-
-
 def _undecidable(study: Study) -> list[str]:
     """Return which gates cannot pass whatever the runs find, as far as the plan alone tells."""
     return [*_unpassable_model_gates(study), *_unpassable_ladder_gates(study), *_refused_layout(study)]
@@ -149,7 +146,7 @@ def _unpassable_ladder_gates(study: Study) -> Iterator[str]:
     shapes = [study.shape(width).at_depth(depth) for width in ladder.widths for depth in plan.ladder_depths(width)]
     tokens = [plan.num_tokens(steps, ladder.batch_tokens or plan.proxy.batch_tokens) for steps in ladder.num_steps]
     num_rungs = len(shapes) * len(tokens)
-    needed = num_law_parameters(plan) + _MIN_FREEDOM
+    needed = MIN_POINTS if ladder.form in ("auto", "compute") else num_law_parameters(plan) + 1
     if (num_rungs - 1) * ladder.num_seeds < needed:
         yield (
             f"gate fit: with {counted(num_rungs, 'rung')} the largest one cannot be held out, so the gate will say "

@@ -15,7 +15,7 @@ from launcher.frozen.launch_file import CheckOutcome
 from proxies.core import canon
 from proxies.core.notation import counted, format_count, format_factor, format_percent
 from proxies.core.spec import RunResult
-from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
+from scaling_fits.forecast.conclusive import fit_doubts, inconclusive, judge_backtest, reach_doubts
 
 if TYPE_CHECKING:
     from launcher.experiments.transferred_values import Verdicts
@@ -194,7 +194,7 @@ def _fit_gate(study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequenc
     if fit.status != "converged" or fit.backtest is None:
         reasons = filter(None, [*fit_doubts(fit), narrower])
         return Gate(name="fit", outcome="cannot_tell", reason="; ".join(reasons))
-    notes, wrong = backtested(fit.backtest, fit.level)
+    notes, wrong = judge_backtest(fit.backtest, fit.level)
     prediction, doubts = choice.prediction, list(choice.allocation.warnings)
     doubts += [narrower] if narrower else []
     excess = prediction.loss_nats / choice.allocation.loss_nats - 1

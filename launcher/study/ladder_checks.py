@@ -34,7 +34,7 @@ def ladder_checks(
     noise = noise_of(verdicts)
     found = []
     for one in needed:
-        loss, sd = results[one.rung.id].loss_nats, fit.heaviest.residual_sd
+        loss, sd = results[one.rung.id].loss_nats, fit.fit.residual_sd
         own = noise if noise is not None or loss is None or sd is None else sd * loss
         judged = check(one, results, own, margin_nats=transfer.margin_nats, level=transfer.level)
         found += [judged] if judged is not None else []

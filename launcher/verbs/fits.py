@@ -29,17 +29,16 @@ Body = Mapping[str, Any]
 @click.argument("runs", type=click.Path(path_type=Path))
 @click.option(
     "--form",
-    type=click.Choice(["auto", *SHAPES, "isoflop", *HYPERPARAMETER_FORMS]),
+    type=click.Choice(["auto", "compute", *SHAPES, "isoflop", *HYPERPARAMETER_FORMS]),
     default="auto",
     show_default=True,
-    help="auto pools the laws of loss against N and D, weighted by back-test; isoflop: the best N and D "
-    "against compute; learning_rate and batch: the best one against N and D.",
+    help="auto: the laws of loss against N and D that the runs and published studies leave possible; compute: the "
+    "same for runs along one line; isoflop: the best N and D against compute; learning_rate and batch: the best one "
+    "against N and D.",
 )
-@click.option(
-    "--bootstrap", type=int, default=400, show_default=True, help="Bootstrap refits for the intervals; 0: none."
-)
+@click.option("--bootstrap", type=int, default=400, show_default=True, help="Draws for the intervals; 0: none.")
 @click.option("--level", type=float, default=0.9, show_default=True, help="Level of the intervals.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
 @click.option("--params-column", default="", metavar="THEIRS", help="The same as --column params=THEIRS.")
 @column_option
 @click.option(
@@ -114,25 +113,14 @@ def fit_text(body: Body) -> str:
     head = f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}"
     first, rest = first_and_rest(body["warnings"])
     parts = [head, *first, _parameter_table(body)]
-    rows = [(m["form"], format_percent(m["weight"]), m["status"]) for m in body["members"]]
-    if len(rows) > 1:
-        parts.append(table(("law", "weight", "status"), rows))
-    if backtest := body["backtest"]:
+    for backtest in body["backtests"]:
         num_covered = backtest["num_covered"]
-        covered = "coverage unknown without refits" if num_covered is None else f"covered {num_covered}"
+        covered = "coverage unknown without draws" if num_covered is None else f"covered {num_covered}"
         parts.append(
             f"back-test: {counted(backtest['num_held_out'], 'run')} held out at "
             f"{format_factor(backtest['extrapolation'])}x, mean error "
             f"{format_percent(backtest['mean_error'], is_signed=True)}, largest "
             f"{format_percent(backtest['largest_error'])}, {covered}"
-        )
-    drift = body["drift"]
-    if drift and drift["interval"]:
-        low, high = drift["interval"]
-        parts.append(
-            f"drift: at ten times the FLOPs predictions are high by {format_percent(drift['value'], is_signed=True)} "
-            f"[{format_percent(low, is_signed=True)}, {format_percent(high, is_signed=True)}], of which "
-            f"{format_percent(drift['subtracted'])} is subtracted"
         )
     if "aspect" in body:
         parts.append(term_text(body["aspect"]))

@@ -123,6 +123,7 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
     from scaling_fits.compute.optima import predict_at
+    from scaling_fits.forecast.conclusive import distance_doubts, inconclusive
 
     times = flops / found.largest_flops
     if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
@@ -132,6 +133,8 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
         )
     predicted = predict_at(found, flops)
     body = {name: canon.to_json(value) for name, value in dataclasses.asdict(predicted).items()}
+    doubts = inconclusive(distance_doubts(times))
+    body["warnings"] = [*doubts, *found.warnings]
     rows = [
         ("params", number(body["params"]), span_text(body["params_interval"])),
         ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),

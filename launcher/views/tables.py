@@ -33,7 +33,6 @@ from transfer.question import at_size, from_log2, written
 
 if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
-    from scaling_fits.laws.law import LawFit
 
 # What the report says of a fit beside the fit itself: each law alone.
 #
@@ -58,22 +57,19 @@ def fit_body(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
     from scaling_fits.summary import fit_summary
 
     body = fit_summary(fit)
-    summaries = body["members"]
-    assert isinstance(summaries, list)
-    members: list[Json] = []
-    for law, summary in zip(fit.members, summaries, strict=True):
-        assert isinstance(summary, dict)
-        members.append({**summary, **_alone(law, at)})
-    return {**body, "members": members}
+    members = body["members"]
+    assert isinstance(members, list)
+    return {**body, "members": [{**member, **_of_law(fit, at)} for member in members if isinstance(member, dict)]}
 
 
-def _alone(law: LawFit, at: Prediction | None) -> dict[str, Json]:
-    """What one law says by itself."""
+def _of_law(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
+    """Return the exponents of the law itself, and the loss it gives the chosen run."""
     import numpy as np
 
     from scaling_fits.laws.law import exp_finite, log_loss
 
-    if not law.identified:
+    law = fit.fit
+    if not law.identified or fit.path is not None:
         return {"params_vs_flops": None, "tokens_vs_flops": None, "loss_at_choice_nats": None}
     alpha, beta = (float(value) for value in law.theta[3:5])
     return {

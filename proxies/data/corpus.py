@@ -139,7 +139,9 @@ def describe_not_read(kinds: Sequence[NotRead]) -> str:
     left = [kind for kind in kinds if kind not in shown]
     words = [*map(_describe, shown)]
     if left:
-        words.append(f"{sum(kind.num_files for kind in left)} files of {len(left)} other kinds (--json names all)")
+        words.append(
+            f"{sum(kind.num_files for kind in left)} files of {counted(len(left), 'other kind')} (--json names all)"
+        )
     return "; ".join(words)
 
 

@@ -4,10 +4,9 @@ With C = 6 N D and a law of inner terms A N^-alpha + B D^-beta the optimum is (a
 
     N* = G (C / 6)^(beta / (alpha + beta)),   D* = C / (6 N*),   G = (alpha A / (beta B))^(1 / (alpha + beta)),
 
-with or without an outer exponent, which does not move it. Pooled laws have no closed form, nor have budgets that
-pay for serving or repeat their data; but the log loss of each is convex in log N along C, and so is their weighted
-mean. What the law without a floor adds is the same for all sizes of a budget; where FLOPs of training vary along it
-(serving, repeats) a single minimum is what all families tried have shown.
+with or without an outer exponent, which does not move it. The best size is the median of the optima of all draws of
+the law. Budgets that pay for serving or repeat their data have no closed form; but the log loss of a law is convex in
+log N along C, so its optimum is the one root of its derivative.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from scaling_fits.allocation.shapes import ShapeOption
 from scaling_fits.allocation.spending import (
     Spending,
     best_log_params,
-    curvature,
+    expected_along,
     log_best_params,
-    pooled_along,
     range_within,
     tokens_at,
 )
-from scaling_fits.forecast import cloud
-from scaling_fits.forecast.uncertainty import FittedRuns, predict, reach_of
+from scaling_fits.compute.optima import NEXT_RUNG, predict_at
+from scaling_fits.forecast.posterior import mixture_quantile
+from scaling_fits.forecast.uncertainty import FittedRuns, predict
 from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
@@ -41,7 +40,9 @@ WIDEST_SIZE = 1e3
 USUAL_TOKENS_PER_PARAM = (1.0, 1e4)
 """Compute-optimal tokens per parameter that published runs ask for are 1.7 (arXiv 2001.08361) to some hundreds; models
 trained to be served reach 2,000, and tiny ones 1e4."""
-_LEAN = 2.0
+LAW_BEND_SD = 0.15
+"""Standard deviation of log N* for each factor e of FLOPs beyond the runs, of a law of loss without isoFLOP minima: how
+far laws were off over 91 tasks of public families (`benchmarks/best_sizes.py`)."""
 
 
 _NO_SIZE = (
@@ -114,7 +115,7 @@ def allocate(
         CannotTellError: the runs identify no law.
     """
     spending = Spending(flops=float(flops), inference_tokens=float(inference_tokens), unique_tokens=unique_tokens)
-    fitted.require()
+    fitted.require_area()
     if unique_tokens is not None:
         spending = dataclasses.replace(spending, unique_params=repeats.fitting_params(fitted, unique_tokens))
     try:
@@ -129,9 +130,7 @@ def allocate(
 
 def no_number(fitted: FittedRuns, what: str) -> CannotTellError:
     """The refusal of a question that a fit has no finite answer to."""
-    return CannotTellError(
-        (f"the fit is {fitted.status} and has no finite number for {what}", *fitted.heaviest.warnings)
-    )
+    return CannotTellError((f"the fit is {fitted.status} and has no finite number for {what}", *fitted.fit.warnings))
 
 
 def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: float) -> None:
@@ -141,9 +140,8 @@ def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: fl
         f"a budget of {format_flops(spending.flops)} FLOPs pays for {format_significant(params)} parameters on "
         f"{format_significant(tokens)} tokens"
     )
-    chooser = fitted.chooser
-    if chooser.status != "converged":
-        reasons = f"{run}, by a fit that is {chooser.status} and determines no size", *chooser.warnings
+    if fitted.status != "converged":
+        reasons = f"{run}, by a fit that is {fitted.status} and determines no size", *fitted.fit.warnings
         raise CannotTellError(reasons)
     raise NoRunError(f"{run}: both must be from 1 to {LARGEST:g}")
 
@@ -153,7 +151,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
     params = exp_finite(best)
     tokens = tokens_at(spending, best)
     _check_run(fitted, spending, params, tokens)
-    if not math.isfinite(pooled_along(fitted, spending, best)):
+    if not math.isfinite(expected_along(fitted, spending, best)):
         raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
     counted = tuple(math.exp(float(x[0])) for x in spending.counted(np.array([best])))
     at = predict(fitted, counted[0], counted[1])
@@ -165,7 +163,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         )  # fmt: skip
     flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
-    warnings = _ratio_warnings(tokens / params) + at.warnings
+    warnings = at.warnings
     found = Allocation(
         flops=spending.flops,
         params=params,
@@ -178,7 +176,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         flat_tokens=(tokens_at(spending, flat[1]), tokens_at(spending, flat[0])),
         level=fitted.level,
         extrapolation=extrapolation,
-        doubts=at.doubts,
+        doubts=at.doubts + _ratio_doubts(tokens / params),
         warnings=warnings if limit is None else warnings + repeats.limit_warnings(limit),
         spending=spending,
         data_limit=limit,
@@ -186,8 +184,8 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
     return found if found.size_determined else dataclasses.replace(found, warnings=(_NO_SIZE, *found.warnings))
 
 
-def _ratio_warnings(tokens_per_param: float) -> tuple[str, ...]:
-    """Return a warning of a best run that nobody would build."""
+def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
+    """Return the doubt about a best run that nobody would build."""
     least, most = USUAL_TOKENS_PER_PARAM
     if least <= tokens_per_param <= most:
         return ()
@@ -202,33 +200,25 @@ def _ratio_warnings(tokens_per_param: float) -> tuple[str, ...]:
 def _intervals(
     fitted: FittedRuns, spending: Spending, best: float
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """The intervals of N and D: every refit's own optimum, and how far the laws' shared error moves the optimum.
-
-    Where that error leans by so much for a factor e in N, the optimum moves by that over the loss's curvature; how much
-    it leans, twice kappa * reach, is what public isoFLOP families ask for (`benchmarks/best_sizes.py`).
-    """
-    if not fitted.has_draws:
+    """Return the intervals of N and D: of the runs' own minima, or of the draws' optima and how sizes' laws bend."""
+    if not fitted.has_intervals:
         return None, None
-    weights, middle_S = np.array(fitted.size_weights), np.zeros(fitted.bootstrap)
-    used = [(fit, weight) for fit, weight in zip(fitted.members, weights, strict=True) if weight > 0]
-    shares_SM = fitted.cloud.weight_draws[:, weights > 0]
-    total_S1 = shares_SM.sum(axis=1, keepdims=True)
-    shares_SM = np.where(total_S1 > 0, shares_SM / np.maximum(total_S1, 1e-12), weights[weights > 0])
-    for (fit, _), share_S in zip(used, shares_SM.T, strict=True):
-        middle_S += share_S * log_best_params(fit.draws, spending)
-    n = np.array([math.exp(best)])
-    moved_S = _LEAN * fitted.cloud.misfit_draws * reach_of(fitted, n, np.array([tokens_at(spending, best)]))
-    sd_S = moved_S / curvature(fitted, spending, best)
+    if fitted.optima is not None:
+        there = predict_at(fitted.optima, spending.flops)
+        assert there.params_interval is not None
+        low, high = (best + math.log(end / there.params) for end in there.params_interval)
+        low, high = min(low, spending.ceiling), min(high, spending.ceiling)
+        return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
+    posterior = fitted.require_area()
+    middle_S = log_best_params(posterior.theta, spending)
+    reach = math.log(NEXT_RUNG * max(spending.flops / fitted.span.six_nd[1], 1.0))
+    sd_S = np.full(len(middle_S), LAW_BEND_SD * reach)
     tail = (1 - fitted.level) / 2
     low, high = (
-        float(np.clip(cloud.mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling))
+        float(np.clip(mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling))
         for share in (tail, 1 - tail)
     )
-    # A size that the laws put further above the best than the loss itself is in doubt is not the best.
-    at = predict(fitted, float(n[0]), tokens_at(spending, best))
-    assert at.high is not None
-    ends = range_within(fitted, spending, best, math.log(at.high / at.loss_nats) if at.high > at.loss_nats else FLAT)
-    low, high = min(max(low, ends[0]), best), max(min(high, ends[1]), best)
+    low, high = min(low, best), max(high, best)
     return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
 
 

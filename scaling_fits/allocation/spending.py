@@ -13,6 +13,7 @@ import numpy as np
 
 from proxies.core.checks import Checks
 from scaling_fits.allocation import repeats
+from scaling_fits.compute.optima import predict_at
 from scaling_fits.forecast.uncertainty import FittedRuns, expected_log_loss
 from scaling_fits.laws import law
 from scaling_fits.laws.law import exp_finite
@@ -22,10 +23,6 @@ LEAST_FLOPS, MOST_FLOPS = 1e6, 1e40  # a run of one parameter and of a galaxy: b
 MOST_TOKENS = 1e30
 _REACH = 100.0  # log N searched on each side of 6 N D's own optimum
 _HALVINGS = 64
-_CURVATURE_STEP = 0.7  # in log N
-_LEAST_STEP = 1e-2
-_LEAST_CURVATURE = 1e-3  # a valley flatter than this chooses nothing
-_BEYOND = 1.5  # log N searched beyond the members' own optima where the pool has a term of its own
 _FAR = 20.0  # log N searched on each side of the best
 
 
@@ -113,50 +110,33 @@ def tokens_at(spending: Spending, log_params: float) -> float:
     return exp_finite(float(spending.log_tokens(np.array([log_params]))[0]))
 
 
-def pooled_along(fitted: FittedRuns, spending: Spending, log_params: float) -> float:
-    """Pooled log loss of the run of this size that the budget pays for."""
+def expected_along(fitted: FittedRuns, spending: Spending, log_params: float) -> float:
+    """Return the expected log loss of the run of this size that the budget pays for."""
     n, d = spending.counted(np.array([log_params]))
     return float(expected_log_loss(fitted, np.exp(n), np.exp(d))[0])
 
 
 def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
-    """Log N*: the one law's, else the minimum of the pooled log loss between the members' own optima."""
-    used = [fit for fit, weight in zip(fitted.members, fitted.size_weights, strict=True) if weight > 0]
-    optima = log_best_params(np.stack([fit.theta for fit in used]), spending)
-    low, high = float(optima.min()), float(optima.max())
-    if high - low < 1e-9 and len(used) == sum(weight > 0 for weight in fitted.weights):
-        return low
-    most = math.log(spending.flops / 6) + 1.0  # a degenerate law's optimum may lie anywhere: beyond, there is no run
-    low, high = (min(max(end, -1.0), most) for end in (low, high))
-    if spending.inference_tokens or spending.unique_tokens:  # FLOPs of training vary, and the falling law with them
-        low, high = low - _BEYOND, min(high + _BEYOND, spending.ceiling - 1e-9)
-    if high - low < 1e-9:
-        return min(low, high)
-    from scipy.optimize import minimize_scalar  # here: it takes 0.3 s, and `fit` does without
+    """Return log N*: that of the runs' own isoFLOP minima, or else the median over the draws of the law.
 
-    found = minimize_scalar(
-        lambda x: pooled_along(fitted, spending, x), bounds=(low, high), method="bounded", options={"xatol": 1e-9}
-    )
-    return float(found.x)
-
-
-def curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:
-    """Second derivative of log loss in log N along the budget, as the flat range meets it."""
-    step = min(_CURVATURE_STEP, spending.ceiling - best)
-    if step < _LEAST_STEP:  # held at the end of what the budget allows: nothing moves it
-        return math.inf
-    ends = sum(pooled_along(fitted, spending, best + side * step) for side in (-1, 1))
-    return max((ends - 2 * pooled_along(fitted, spending, best)) / step**2, _LEAST_CURVATURE)
+    Where a budget pays for serving, or repeats data, the law says how far that moves the optimum.
+    """
+    best = float(np.median(log_best_params(fitted.require_area().theta, spending)))
+    if fitted.optima is None:
+        return best
+    training = Spending(flops=spending.flops)
+    moved = best - float(np.median(log_best_params(fitted.require_area().theta, training)))
+    return math.log(predict_at(fitted.optima, spending.flops).params) + moved
 
 
 def range_within(fitted: FittedRuns, spending: Spending, best: float, excess: float) -> tuple[float, float]:
     """Log N between which log loss is within `excess` of the best, no further than the budget allows."""
     from scipy.optimize import brentq
 
-    limit = pooled_along(fitted, spending, best) + excess
+    limit = expected_along(fitted, spending, best) + excess
 
     def above(log_params: float) -> float:
-        return pooled_along(fitted, spending, log_params) - limit
+        return expected_along(fitted, spending, log_params) - limit
 
     reach = (best - _FAR, min(best + _FAR, spending.ceiling - 1e-9))
     ends = [float(brentq(above, best, far)) if above(far) > 0 else far for far in reach]

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from scipy.special import ndtri
+
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.notation import format_factor
 from scaling_fits.compute.power_laws import Pair, PowerLaw, told
 from scaling_fits.laws.law import CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow
@@ -27,7 +28,11 @@ ComputeStatus = Literal["converged", "unidentified"]
 FlopsSource = Literal["flops", "budget", "6nd"]
 """Source of a run's FLOPs: the column `flops`, the column `budget`, or 6 * N * D."""
 
-_FAR = 30.0  # times the largest budget
+NEXT_RUNG = 1.25
+"""A new budget is one step away even where nothing is extrapolated."""
+BEND_SD = 0.035
+"""Standard deviation of log N* for each factor e of FLOPs beyond the runs: how much laws of optima bend, over 68 tasks
+of public isoFLOP families (`benchmarks/best_sizes.py`)."""
 
 
 class OptimaError(ValueError):
@@ -140,10 +145,6 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
         raise CannotTellError(fit.warnings)
     extrapolation = flops / fit.largest_flops
     warnings = list(fit.warnings)
-    if extrapolation > _FAR:
-        warnings.append(
-            f"the budget is {format_factor(extrapolation)} times the largest run's: add budgets nearer to it"
-        )
     params, params_ends = _size_at(fit, fit.params_law, flops, fit.inflation.params)
     tokens, tokens_ends = _size_at(fit, fit.tokens_law, flops, fit.inflation.tokens)
     return ComputePrediction(
@@ -157,8 +158,11 @@ def _size_at(fit: ComputeFit, law: PowerLaw, flops: float, inflation: float) -> 
     value = law.at(flops)
     if not fit.bootstrap:
         return value, None
-    low, high = law.interval_at(flops, level=fit.level)
-    return value, (value * (low / value) ** inflation, value * (high / value) ** inflation)
+    ends = law.interval_at(flops, level=fit.level)
+    reach = math.log(NEXT_RUNG * max(flops / fit.largest_flops, 1.0))
+    bend = float(ndtri((1 + fit.level) / 2)) * BEND_SD * reach
+    low, high = (math.hypot(inflation * math.log(end / value), bend) for end in ends)
+    return value, (value * math.exp(-low), value * math.exp(high))
 
 
 def fit_body(fit: ComputeFit) -> dict[str, Json]:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from proxies.core.canon import Json
 from proxies.core.checks import Checks
-from proxies.core.notation import format_factor, format_percent
+from proxies.core.notation import format_factor, format_loss, format_percent
 
 if TYPE_CHECKING:
-    from scaling_fits.forecast.hindcast import Backtest
+    from scaling_fits.forecast.backtest import Backtest
     from scaling_fits.forecast.uncertainty import FittedRuns
 
 INCONCLUSIVE = "the forecast is inconclusive"
@@ -38,50 +38,74 @@ FARTHEST_REACH = 100.0
 LARGEST_ERROR = 0.05
 """Of a held-out rung's loss: twice the median that public ladders show at 10 times the compute."""
 
-WIDEST_HALF = 0.25
+WIDEST_HALF = 0.1
 """Half the predicted loss's interval over the loss: a wider one predicts nothing."""
+
+MAX_LOSS_NATS = 12.0
+"""Loss of a uniform guess among 163,000 tokens: no forecast above it is one."""
 
 PRIOR_RUNS = 8
 """Concluded runs that the back-test behind an interval counts for: one miss of 3 widens the next by half."""
 
 
-def fit_doubts(fit: FittedRuns) -> tuple[str, ...]:
-    """Why no forecast by this fit is conclusive; empty where its law converged and predicted the largest runs."""
+def fit_doubts(fit: FittedRuns, backtest: Backtest | None = None) -> tuple[str, ...]:
+    """Return why no forecast by this fit is conclusive; empty where its law converged and predicted the largest runs.
+
+    Args:
+        fit: The fit.
+        backtest: The back-test at the distance that is asked; None: that of the largest rung.
+    """
     if fit.status != "converged":
         return (f"{fit.status}: {'; '.join(fit.warnings)}",)
-    if fit.backtest is None:
+    backtest = backtest or fit.backtest
+    if backtest is None:
         return ("too few rungs to hold out the largest one",)
-    findings, wrong = backtested(fit.backtest, fit.level)
-    return (", ".join(findings),) if wrong else ()
+    findings, is_wrong = judge_backtest(backtest, fit.level)
+    return (", ".join(findings),) if is_wrong else ()
 
 
-def backtested(backtest: Backtest, level: float) -> tuple[list[str], bool]:
-    """What the held-out rungs show, and whether it speaks against the fit: too far off, or too few inside."""
+def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
+    """Return what the held-out runs show, and whether it speaks against the fit: too far off, or too few inside."""
     from scipy.special import bdtr
 
-    num_runs, covered = len(backtest.runs), backtest.num_covered or 0
-    # As few as chance would allow once in twenty times, if the intervals were right.
-    least = next((least for least in range(1, num_runs + 1) if bdtr(least, num_runs, level) >= 0.05), 1)
+    num_runs, num_covered = len(backtest.runs), backtest.num_covered
     findings = [
-        f"largest rungs held out ({num_runs}) predicted with at most {format_percent(backtest.largest_error)} error",
-        f"{covered} of {num_runs} inside the {format_percent(level)} interval"
-        + ("" if backtest.num_covered is not None else " (there is none without refits)"),
+        (
+            f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted with at most "
+            f"{format_percent(backtest.largest_error)} error from runs {format_factor(backtest.extrapolation)} times "
+            "smaller"
+        )
     ]
-    return findings, covered < least or backtest.largest_error > LARGEST_ERROR
+    if num_covered is None:
+        return findings, backtest.largest_error > LARGEST_ERROR
+    findings.append(f"{num_covered} of {num_runs} inside the {format_percent(level)} interval")
+    # The fewest that chance allows in one fit of twenty whose intervals are right; of one run, none at all.
+    fewest = next(count for count in range(num_runs + 1) if bdtr(count, num_runs, level) >= 0.05)
+    return findings, num_covered < fewest or backtest.largest_error > LARGEST_ERROR
 
 
 def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapolation: float) -> tuple[str, ...]:
     """Why a conclusive fit may say little about a run so far out, or one whose loss has so wide an interval."""
-    doubts = []
-    if extrapolation > FARTHEST_REACH:
-        reach = f"target at {format_factor(extrapolation)} times the largest rung's FLOPs"
-        doubts.append(f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs")
+    doubts = list(distance_doubts(extrapolation))
+    if loss_nats > MAX_LOSS_NATS:
+        doubts.append(
+            f"the predicted loss of {format_loss(loss_nats)} nats is above {MAX_LOSS_NATS:g}, the loss of a uniform "
+            "guess among 163,000 tokens: the run is too far from the fitted ones"
+        )
     if interval is not None:
         half = (interval[1] - interval[0]) / 2 / loss_nats
         if half > WIDEST_HALF:
             known = f"known to {format_percent(half)} only" if half < 1 else "not determined"
             doubts.append(f"the predicted loss is {known}: add rungs")
     return tuple(doubts)
+
+
+def distance_doubts(extrapolation: float) -> tuple[str, ...]:
+    """Return the doubt about a run farther out than any back-test."""
+    if extrapolation <= FARTHEST_REACH:
+        return ()
+    reach = f"target at {format_factor(extrapolation)} times the largest rung's FLOPs"
+    return (f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs",)
 
 
 def inconclusive(doubts: tuple[str, ...]) -> tuple[str, ...]:

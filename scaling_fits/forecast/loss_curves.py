@@ -15,7 +15,7 @@ The band has three parts, added in squares:
 
 - Scatter: how far the means of the ladder's runs lie from the law, relative to their own ends.
 - Drift: the law is fitted again without the longest runs, and predicts them. Its misses grow with the extrapolation as
-  those of the scaling laws do (`pooling.reach`).
+  a power of its logarithm does (`_reach`).
 - The interval of the final loss.
 
 Scatter and drift are pooled over shares of the run that lie within a factor of two of each other. Training loss at a
@@ -37,7 +37,6 @@ from scipy.special import stdtrit
 
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.spec import Curve
-from scaling_fits.forecast.pooling import reach
 from scaling_fits.laws.solver import Floats
 
 SHARES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -54,6 +53,11 @@ _NUM_IN_WINDOW = 5  # points of the law whose mean stands for a window's
 _NUM_GRID_STEPS = 4096  # a longer schedule is summed over so many of its steps
 _SCATTER_LINES = 100.0  # the mean of so many lines has as much batch noise as the law has error
 _PRIOR_WEIGHT = 0.003  # keeps coefficients near their start where the runs do not determine them
+
+_NEXT_RUNG = 1.25
+"""A new run is one step away even where nothing is extrapolated."""
+_REACH_POWER = 0.75
+"""Power by which departures of curves grow with the log of the extrapolation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +112,11 @@ def expected_curve(
     departures_RS = law.departures(runs)
     scatter_S = _pool(departures_RS) * np.sqrt(len(runs) / (len(runs) - _NUM_COEFFICIENTS))
     ratio = min(run.tokens for run in longest) / max(run.tokens for run in shorter)
-    drift_S = _pool(_fit_law(shorter, target).departures(longest)) / reach(np.array([ratio]))
+    drift_S = _pool(_fit_law(shorter, target).departures(longest)) / _reach(ratio)
     extrapolation = max(tokens / max(run.tokens for run in runs), params / max(run.params for run in runs))
     # Both are measured on few runs.
     student = float(stdtrit(len(runs) - _NUM_COEFFICIENTS, (1 + level) / 2))
-    own_S = student * np.hypot(scatter_S, drift_S * reach(np.array([extrapolation])))
+    own_S = student * np.hypot(scatter_S, drift_S * _reach(extrapolation))
     is_known_S = looks.is_past_warmup & np.isfinite(departures_RS).any(axis=0) & np.isfinite(own_S)
     ends = np.log(np.array(final_nats[1:]) / final_nats[0])
     points = []
@@ -305,3 +309,8 @@ def _pool(departures_RS: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         pooled: Floats = np.sqrt((near_SS @ squares_S) / (near_SS @ num_S))
     return pooled
+
+
+def _reach(ratio: float) -> float:
+    """Return how far an extrapolation by the factor `ratio` goes; below 1 it counts as 1."""
+    return float(np.log(_NEXT_RUNG * max(ratio, 1.0)) ** _REACH_POWER)

@@ -1,28 +1,27 @@
-"""A fit that knows what it does not know: laws pooled, refitted, weighed by hindcast, and wrong by what it says.
+"""A fit of a study's runs, the forecast of a new run, and the intervals of everything that follows from the fit.
 
-An interval is for one new run. It mixes the bootstrap refits of every law by weight (as uncertain as held-out
-budgets leave them), and adds the error that all laws share, which grows with the extrapolation, and the noise of a
-run. Where residuals show that no law fits everywhere, runs count by their nearness to the frontier (`laws.weights`).
-What follows from a fit beside losses (parameters, exponents, sizes, costs) has its intervals here too.
+`auto` draws laws from the posterior of `forecast.posterior`: the runs, with published studies as the prior. A form that
+a user chooses is fitted as it was published, with bootstrap refits as its draws. Either way the interval of a loss is
+for one new run: it holds the draws, the law's error beyond its runs, and the noise of a run.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from proxies.core.notation import format_factor, format_percent
-from scaling_fits.forecast import cloud, pooling
-from scaling_fits.forecast.cloud import Cloud
-from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
-from scaling_fits.forecast.hindcast import Backtest, OnStep, hindcast, skip_step
-from scaling_fits.forecast.pooling import Drift
-from scaling_fits.laws import law
-from scaling_fits.laws.forms import SHAPES, Form, FormChoice
-from scaling_fits.laws.lack_of_fit import Trend, p_value
+from proxies.core.notation import format_count, format_factor, format_percent, format_significant
+from scaling_fits.compute.isoflop import fit_isoflop
+from scaling_fits.compute.optima import ComputeFit, OptimaError
+from scaling_fits.forecast.backtest import Backtest, nearest_backtest, run_backtests
+from scaling_fits.forecast.conclusive import MAX_LOSS_NATS, fit_doubts, reach_doubts
+from scaling_fits.forecast.path import MAX_OFF, LadderPath, find_path
+from scaling_fits.forecast.posterior import LawPosterior, fit_posterior
+from scaling_fits.forecast.refits import OnStep, refit_posterior, skip_step
+from scaling_fits.laws import law, solver
+from scaling_fits.laws.forms import SHAPES, FormChoice
 from scaling_fits.laws.law import (
     CannotTellError,
     FitStatus,
@@ -35,14 +34,19 @@ from scaling_fits.laws.law import (
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import DroppedRow, RunTable
 from scaling_fits.laws.traps import listed
-from scaling_fits.laws.weights import near_frontier
+from scaling_fits.laws.weights import outliers
 
-FORM_CHOICES = ("auto", *SHAPES)
-Weighting = Literal["even", "near_frontier"]
-FAR = 30.0  # times what was fitted; beyond, no back-test says how good intervals are
-_FITTED, _REFITTED = 0.2, 0.45
-"""Shares of the time that fitting takes, and fitting with refits; hold-outs take the rest (profile of 5,000 runs)."""
-_NO_MISFIT = 0.1  # chance of residuals so smooth under a true law, above which all runs count alike
+FORM_CHOICES = ("auto", "compute", *SHAPES)
+MIN_DRAWS = 200
+"""Draws behind a forecast where no interval is asked for."""
+FAR = 100.0
+"""Times what was fitted; beyond, no back-test says how good intervals are."""
+MAX_NOISE = 0.1
+"""Scatter of log loss about a law beyond which the law explains nothing."""
+_BACKTEST_DRAWS = 100
+_NUM_LAW_PARAMETERS = 6
+_MIN_GROWTH = 0.01
+"""Growth of log loss over a table that is worth a word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,74 +67,78 @@ class FittedRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FittedRuns:
-    """Everything `predict` and `allocate` need; the runs themselves stay behind."""
+    """Everything that `predict` and `allocate` need."""
 
     form: FormChoice
-    members: tuple[LawFit, ...]
-    """One fit per law, with its draws."""
-    weights: tuple[float, ...]
-    """Of the members, adding up to 1; all 0 when nothing is identified."""
-    cloud: Cloud
-    """Draws beside those of the members: weights, the laws' common error, the noise of a run."""
-    inflation: float
-    """Factor on both arms of an interval of something else than a loss, from hindcasts."""
-    weighting: Weighting
-    """How the runs were weighed, beside their own weights; even also where too few runs were left to weigh any less."""
+    fit: LawFit
+    """The law: the most probable one of `auto`, or the fit of the chosen form."""
+    posterior: LawPosterior | None
+    """None where the runs identify no law."""
+    path: LadderPath | None
+    """The line that all runs lie on; None where they spread over an area."""
+    optima: ComputeFit | None
+    """Best sizes of the runs' own budgets and their law; None where the runs hold no four isoFLOP minima."""
     bootstrap: int
-    """Refits per member."""
+    """Draws behind the intervals; 0: no intervals."""
     level: float
     seed: int
     span: FittedRange
-    backtest: Backtest | None
+    backtests: tuple[Backtest, ...]
+    """By distance, the nearest first."""
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
-    drift: Drift | None = None
-    """The error of larger runs that goes one way; None where nothing is identified."""
-    trend: Trend | None = None
-    """Among the largest runs; None where they are too few to tell."""
     record_scale: float = 1.0
     """Factor on both arms of the interval of a loss, in logs, from what became of earlier forecasts
     (`scaling_fits.forecast.conclusive`)."""
 
     @property
-    def heaviest(self) -> LawFit:
-        """The member of the largest weight, the first of equals."""
-        return self.members[int(np.argmax(self.weights))]
-
-    @property
-    def size_weights(self) -> tuple[float, ...]:
-        """Weights of the laws that choose a size. One without an irreducible loss lays it far off: beside others, none.
-
-        On public isoFLOP families the best size at 3 to 30 times the fitted FLOPs is missed by 0.1 to 0.3 in log N by
-        laws with a floor, and by 1.3 by the one without (medians; `benchmarks/best_sizes.py`).
-        """
-        floored = [weight * fit.has_floor for fit, weight in zip(self.members, self.weights, strict=True)]
-        total = sum(floored)
-        return tuple(weight / total for weight in floored) if total > 0 else self.weights
-
-    @property
-    def chooser(self) -> LawFit:
-        """The heaviest of the laws that choose a size."""
-        return self.members[int(np.argmax(self.size_weights))]
-
-    @property
     def status(self) -> FitStatus:
-        """The heaviest member's."""
-        return self.heaviest.status
+        """The law's status."""
+        return self.fit.status
 
     @property
-    def has_draws(self) -> bool:
+    def has_intervals(self) -> bool:
         """Whether intervals can be given."""
-        return any(len(fit.draws) for fit, weight in zip(self.members, self.weights, strict=True) if weight > 0)
+        return self.bootstrap > 0 and self.posterior is not None
 
-    def require(self) -> None:
-        """Refuse to continue without an identified law.
+    @property
+    def laws(self) -> Floats:
+        """Draws of the law in the coordinates of `laws.solver` (S, P).
 
         Raises:
-            CannotTellError: with the reasons.
+            CannotTellError: The runs identify no law.
         """
-        if self.status == "unidentified":
+        return self.require().theta
+
+    @property
+    def backtest(self) -> Backtest | None:
+        """The back-test of the largest rung; None where too few runs are left without it."""
+        return self.backtests[0] if self.backtests else None
+
+    def require(self) -> LawPosterior:
+        """Return the posterior of the law.
+
+        Raises:
+            CannotTellError: The runs identify no law.
+        """
+        if self.posterior is None:
             raise CannotTellError(self.warnings)
+        return self.posterior
+
+    def require_area(self) -> LawPosterior:
+        """Return the posterior of the law of N and D.
+
+        Raises:
+            CannotTellError: The runs identify no law, or one along their own line only.
+        """
+        posterior = self.require()
+        if self.path is not None:
+            reason = (
+                f"{self.path.describe()}: they tell how loss falls along that line, not which size is best; add runs "
+                "of other sizes at the same FLOPs"
+            )
+            raise CannotTellError((reason,))
+        return posterior
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,98 +174,138 @@ def fit_runs(
     seed: int = 0,
     on_step: OnStep = skip_step,
 ) -> FittedRuns:
-    """Fit, refit, weigh and stretch. `auto` pools every form the runs can carry.
+    """Fit a law to the runs of one study and test it on held-out budgets.
 
     Args:
         table: The runs.
-        form: A law, or `auto`.
-        bootstrap: Refits behind the intervals; 0: none.
+        form: A law; `auto`: the posterior of a law with published studies as the prior; `compute`: the same, for
+            runs along one line.
+        bootstrap: Draws behind the intervals; 0: no intervals.
         level: Level of the intervals.
-        seed: Seed of the refits.
+        seed: Seed of the draws.
         on_step: Called with the name of each step, and the share of all work before it.
 
     Raises:
-        LawError: an unknown form, a negative number of refits or seed, or a level outside (0, 1).
+        LawError: an unknown form, a negative number of draws or seed, or a level outside (0, 1).
     """
     problems = [] if form in FORM_CHOICES else [f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}"]
     if problems := problems + option_problems(bootstrap, level, seed):
         raise LawError("; ".join(problems))
     table = table.distinct()
-    forms: tuple[Form, ...] = tuple(SHAPES) if form == "auto" else (form,)
     on_step("fitting", 0.0)
-    members = tuple(law.fit_law(table, each) for each in forms)
-    near = form == "auto" and _misfit(table, members)
-    weighed = table
-    if near:
-        weighed = near_frontier(table)
-        near = bool((weighed.weight != table.weight).any())
-        members = tuple(law.fit_law(weighed, each) for each in forms)
-    on_step("refitting", _FITTED)
-    if members[0].identified:
-        members = tuple(cloud.with_draws(weighed, fit, bootstrap, seed) for fit in members)
-
-    def on_cut(name: str, share: float) -> None:
-        on_step(name, _REFITTED + (1 - _REFITTED) * share)
-
-    return _pooled(table, form, members, near=near, bootstrap=bootstrap, level=level, seed=seed, on_step=on_cut)
-
-
-def _misfit(table: RunTable, members: tuple[LawFit, ...]) -> bool:
-    """Whether the residuals of every law with an irreducible loss are too smooth to be noise."""
-    bounded = [fit for fit in members if fit.identified and fit.has_floor]
-    return bool(bounded) and max(p_value(table, fit) for fit in bounded) < _NO_MISFIT
-
-
-def _pooled(
-    table: RunTable, form: FormChoice, members: tuple[LawFit, ...], *, near: bool, bootstrap: int, level: float,
-    seed: int, on_step: OnStep,
-) -> FittedRuns:  # fmt: skip
-    """The members with what hindcasts say of them. Without the first law there are no numbers at all."""
-    known = [index for index, fit in enumerate(members) if fit.identified and members[0].identified]
-    weights = np.zeros(len(members))
-    weights_SM = np.zeros((bootstrap if known else 0, len(members)))
-    misfit_S = noise_S = np.zeros(0)
-    drift, trend, drift_S = None, None, np.zeros(0)
-    inflation, backtest, warnings = 1.0, None, table.warnings + tuple(w for fit in members for w in fit.warnings)
-    if known:
-        fits = tuple(members[index] for index in known)
-        learned = hindcast(table, fits, near=near, num_draws=bootstrap, level=level, seed=seed, on_step=on_step)
-        weights[known], weights_SM[:, known] = learned.pool.weights, learned.pool.weight_draws
-        misfit_S, noise_S = learned.pool.misfit_draws, cloud.noise_draws(fits, bootstrap, seed)
-        drift, trend, drift_S = learned.pool.drift, learned.trend, learned.pool.drift_draws
-        inflation, backtest, warnings = learned.inflation, learned.backtest, warnings + learned.warnings
-        warnings += _outliers_said(table, members[int(np.argmax(weights))])
+    path = find_path(table)
+    fit, posterior = _fit_part(table, form, max(bootstrap, MIN_DRAWS), seed)
+    backtests: tuple[Backtest, ...] = ()
+    warnings = table.warnings + fit.warnings
+    if posterior is not None:
+        backtests = run_backtests(
+            table, lambda part: _fit_part(part, form, _BACKTEST_DRAWS, seed)[1], level=level,
+            has_intervals=bootstrap > 0,
+            on_step=lambda name, share: on_step(name, 0.3 + 0.7 * share),
+        )  # fmt: skip
+        warnings += _describe_outliers(table, fit)
+        if not backtests:
+            warnings += ("no back-test: without the largest rung too few runs are left",)
     return FittedRuns(
         form=form,
-        members=members,
-        weights=tuple(weights.tolist()),
-        cloud=Cloud(weight_draws=weights_SM, misfit_draws=misfit_S, noise_draws=noise_S, drift_draws=drift_S),
-        inflation=inflation,
-        weighting="near_frontier" if near else "even",
+        fit=fit,
+        posterior=posterior,
+        path=path if form in ("auto", "compute") else None,
+        optima=_fit_optima(table, bootstrap, level, seed) if form == "auto" and path is None else None,
         bootstrap=bootstrap,
         level=level,
         seed=seed,
         span=_span(table),
-        backtest=backtest,
+        backtests=backtests,
         dropped=table.dropped,
         warnings=warnings,
-        drift=drift,
-        trend=trend,
     )
 
 
-def _outliers_said(table: RunTable, fit: LawFit) -> tuple[str, ...]:
-    """The runs that are off the heaviest law by more than noise, by name."""
+def _fit_part(table: RunTable, form: FormChoice, num_draws: int, seed: int) -> tuple[LawFit, LawPosterior | None]:
+    """Fit all runs of a study, or those below a cut; without a posterior where they identify no law."""
+    if form not in ("auto", "compute"):
+        return refit_posterior(table, form, num_draws, seed)
+    reasons = law.why_no_forecast(table)
+    if form == "compute" and not reasons and find_path(table) is None:
+        reasons = ("form compute is for runs along one line of log N and log D, and these spread over an area",)
+    if reasons:
+        return law.unidentified(table, "coupled", reasons), None
+    posterior = fit_posterior(table, num_draws=num_draws, seed=seed)
+    return _law_of(table, posterior), posterior
+
+
+def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> ComputeFit | None:
+    """Return the law of the best sizes of isoFLOP budgets, counted as 6 N D; None where the runs hold none."""
+    try:
+        optima = fit_isoflop(table, bootstrap=bootstrap, level=level, seed=seed, flops_from="6nd")
+    except OptimaError:
+        return None
+    return optima if optima.status == "converged" else None
+
+
+def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
+    """Return the most probable law, with what a reader must know of it."""
+    residual = np.log(table.loss) - law.log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
+    warnings = _describe_nonsense(table, posterior)
+    off = outliers(posterior.left_out, _NUM_LAW_PARAMETERS, table.num_runs - _NUM_LAW_PARAMETERS)
+    return LawFit(
+        form="coupled",
+        status="degenerate" if warnings else "converged",
+        theta=posterior.mode,
+        objective=float((table.weight * solver.huber(residual[None, :])[0]).sum()),
+        residual_sd=posterior.noise_sd,
+        num_runs=table.num_runs,
+        num_effective_runs=law.effective_runs(table.weight),
+        warnings=warnings,
+        outliers=tuple(np.flatnonzero(off).tolist()) if len(off) == table.num_runs else (),
+        draws=posterior.theta,
+    )
+
+
+def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, ...]:
+    """Return why these losses are none that a law describes; empty where they are."""
+    high = table.loss[table.loss > MAX_LOSS_NATS]
+    if 2 * len(high) > table.num_runs:
+        ends = " to ".join(format_significant(end) for end in (float(table.loss.min()), float(table.loss.max())))
+        reason = (
+            f"values of {ends} are no losses in nats per token: most are above {MAX_LOSS_NATS:g}, the loss of a "
+            "uniform guess among 163,000 tokens; check the column: it may be an accuracy, a percentage, or a "
+            "perplexity (take its log)"
+        )
+        return (reason,)
+    warnings = []
+    n, d = np.log(table.params), np.log(table.tokens)
+    columns = {"6 N D": n + d} if find_path(table) else {"parameters": n, "tokens": d}
+    logs = np.stack([np.ones(table.num_runs), *columns.values()], axis=1)
+    slopes = np.linalg.lstsq(logs, np.log(table.loss), rcond=None)[0][1:]
+    for (name, column), slope in zip(columns.items(), slopes, strict=True):
+        growth = float(slope * np.ptp(column))
+        if growth > max(3 * posterior.noise_sd, _MIN_GROWTH):
+            warnings.append(
+                f"losses grow with {name} (by {format_percent(math.expm1(growth))} over the table): a law of loss "
+                "falls; check the columns, and whether every run was tuned and ended its schedule"
+            )
+    if posterior.noise_sd > MAX_NOISE:
+        warnings.append(
+            f"runs scatter about the law by {format_percent(posterior.noise_sd)} of the loss: no law describes these "
+            "values; check that the column is a loss in nats per token"
+        )
+    return tuple(warnings)
+
+
+def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
+    """Return a warning that names the runs off the law by more than noise."""
     if not fit.outliers:
         return ()
     places = np.array(fit.outliers)
     missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
     places = places[np.argsort(-np.abs(missed[places]))]
-    named = listed([table.name(place) for place in places])
+    names = listed([table.name(place) for place in places])
     text = (
-        f"{named} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise explains (the "
+        f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise explains (the "
         f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): the fit gives these "
-        "runs little weight, intervals use the noise of the others; check that they were trained like the others"
+        "runs little weight, and intervals use the noise of the others; check that they were trained like the others"
     )
     return (text,)
 
@@ -279,76 +327,73 @@ def _span(table: RunTable) -> FittedRange:
 
 
 def expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
-    """The pool's log loss at each (N, D), less the drift that larger runs showed (R,)."""
-    pooled = cloud.pooled_log_loss(fitted.members, fitted.weights, params, tokens)
-    if fitted.drift is None:
-        return pooled
-    return pooled - fitted.drift.applied * pooling.beyond(_flops_beyond(fitted.span, params, tokens))
+    """Return the mean over draws of the law's log loss at each (N, D), shape (T,), without the departure from it."""
+    return np.asarray(law.log_loss(fitted.laws, params, tokens).mean(axis=0))
 
 
 def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
-    """Loss of one new run of `params` parameters on `tokens` tokens.
+    """Predict the loss of one new run of `params` parameters on `tokens` tokens.
 
     Raises:
         LawError: what is no size of a run.
-        CannotTellError: the runs identify no law.
+        CannotTellError: the runs identify no law, or none at this ratio of tokens to parameters.
     """
     check_size(params=params, tokens=tokens)
-    fitted.require()
+    posterior = fitted.require()
+    _check_path(fitted, params, tokens)
+    tail = (1 - fitted.level) / 2
     n, d = np.array([float(params)]), np.array([float(tokens)])
-    beyond = _beyond(fitted.span, n, d)
-    centre = float(expected_log_loss(fitted, n, d)[0])
+    middle, *ends = (float(end[0]) for end in posterior.quantiles(n, d, (0.5, tail, 1 - tail)))
     low = high = None
-    if fitted.has_draws:
-        log_best = math.log(fitted.span.best_loss_nats)
-        ends = cloud.new_run_quantiles(
-            fitted.members, fitted.cloud, n, d, np.max(list(beyond.values()), axis=0), log_best, fitted.level,
-            beyond_R=pooling.beyond(beyond["FLOPs"]), doubt_R=_trend_doubt(fitted.trend, n, d),
-        )  # fmt: skip
-        low, high = (exp_finite(centre + fitted.record_scale * (float(end[0]) - centre)) for end in ends)
-    extrapolation = float(beyond["FLOPs"][0])
+    if fitted.has_intervals:
+        low, high = (exp_finite(middle + fitted.record_scale * (end - middle)) for end in ends)
+    beyond = _beyond(fitted.span, float(params), float(tokens))
+    extrapolation = beyond["FLOPs"]
     interval = None if low is None or high is None else (low, high)
+    loss = exp_finite(middle)
+    backtest = nearest_backtest(fitted.backtests, extrapolation)
     return Prediction(
         params=float(params),
         tokens=float(tokens),
         flops=6.0 * float(params) * float(tokens),
-        loss_nats=math.exp(centre),
+        loss_nats=loss,
         low=low,
         high=high,
         level=fitted.level,
         extrapolation=extrapolation,
-        doubts=fit_doubts(fitted) + reach_doubts(math.exp(centre), interval, extrapolation),
+        doubts=fit_doubts(fitted, backtest) + reach_doubts(loss, interval, extrapolation),
         warnings=tuple(
-            f"{name} lie {format_factor(times[0])} times beyond the fitted runs: intervals were back-tested up to "
+            f"{name} lie {format_factor(times)} times beyond the fitted runs: intervals were back-tested up to "
             f"{FAR:g} times"
             for name, times in beyond.items()
-            if times[0] > FAR
+            if times > FAR
         ),
     )
 
 
-def _trend_doubt(found: Trend | None, params: Floats, tokens: Floats) -> Floats | float:
-    """Sd of log loss for larger runs doing worse than the law: the next need not, or may do worse still."""
-    if found is None or found.slope <= 0:
-        return 0.0
-    return found.size * np.log(np.maximum(6.0 * params * tokens / found.from_flops, 1.0))
+def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
+    """Refuse a question off the line that all runs lie on.
+
+    Raises:
+        CannotTellError: saying what the runs have in common.
+    """
+    path = fitted.path
+    if path is None or path.distance(params, tokens) <= MAX_OFF:
+        return
+    off, most = (math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF))
+    reason = (
+        f"{path.describe()}, and a run of {format_count(params)} parameters on {format_count(tokens)} tokens lies off "
+        f"that line by a factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per parameter"
+    )
+    raise CannotTellError((reason,))
 
 
-def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
-    """How far runs lie beyond what was fitted: in FLOPs, or in N or D alone where that is further."""
-    return pooling.reach(np.max(list(_beyond(fitted.span, params, tokens).values()), axis=0))
-
-
-def _flops_beyond(span: FittedRange, params: Floats, tokens: Floats) -> Floats:
-    return 6.0 * params * tokens / span.six_nd[1]
-
-
-def _beyond(span: FittedRange, params: Floats, tokens: Floats) -> dict[str, Floats]:
-    """Factors by which runs lie outside what was fitted, by what they are outside of."""
+def _beyond(span: FittedRange, params: float, tokens: float) -> dict[str, float]:
+    """Return the factors by which a run lies outside what was fitted, by what it is outside of."""
     return {
-        "FLOPs": _flops_beyond(span, params, tokens),
-        "params": np.maximum(params / span.params[1], span.params[0] / params),
-        "tokens": np.maximum(tokens / span.tokens[1], span.tokens[0] / tokens),
+        "FLOPs": 6.0 * params * tokens / span.six_nd[1],
+        "params": max(params / span.params[1], span.params[0] / params),
+        "tokens": max(tokens / span.tokens[1], span.tokens[0] / tokens),
     }
 
 
@@ -361,40 +406,32 @@ class Interval:
 
 
 def exponents(fitted: FittedRuns) -> tuple[Interval, Interval]:
-    """How the optimum grows with compute: the powers of C that N* and D* go as, with intervals.
-
-    Values are those of the heaviest law that chooses sizes, intervals over the refits of all that do, by weight. The
-    arms are lengthened as hindcasts ask, and end at 0 and 1: both terms fall, so N* and D* both grow.
+    """Return how the optimum grows with compute: the powers of C that N* and D* go as, with intervals.
 
     Raises:
-        CannotTellError: the runs identify no law.
+        CannotTellError: the runs identify no law, or one along a line only.
     """
-    fitted.require()
-    alpha, beta = fitted.chooser.theta[3:5]
-    value, ends = float(beta / (alpha + beta)), None
-    weighed = zip(fitted.members, fitted.size_weights, strict=True)
-    if kept := [(fit.draws, weight) for fit, weight in weighed if weight > 0 and len(fit.draws)]:
-        shares = np.concatenate([draws[:, 4] / (draws[:, 3] + draws[:, 4]) for draws, _ in kept])
-        mass = np.concatenate([np.full(len(draws), weight / len(draws)) for draws, weight in kept])
-        tail = (1 - fitted.level) / 2
-        order = np.argsort(shares, kind="stable")
-        below = np.cumsum(mass[order]) / mass.sum()
-        places = (min(int((below < share).sum()), len(shares) - 1) for share in (tail, 1 - tail))
-        low, high = (float(shares[order[place]]) for place in places)
-        arms = (fitted.inflation * max(arm, 0.0) for arm in (value - low, high - value))
-        ends = max(value - next(arms), 0.0), min(value + next(arms), 1.0)
-    tokens = None if ends is None else (1 - ends[1], 1 - ends[0])
-    return Interval(value=value, interval=ends), Interval(value=1 - value, interval=tokens)
+    fitted.require_area()
+    shares_S = fitted.laws[:, 4] / (fitted.laws[:, 3] + fitted.laws[:, 4])
+    alpha, beta = fitted.fit.theta[3:5]
+    params = Interval(value=float(beta / (alpha + beta)), interval=_ends(fitted, shares_S))
+    tokens = Interval(value=1 - params.value, interval=_ends(fitted, 1 - shares_S))
+    return params, tokens
 
 
 def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
-    """Percentile intervals of the heaviest member's parameters over its refits; None without any.
+    """Return intervals of the law's parameters over its draws; None without any."""
+    if not fitted.has_intervals:
+        return None
+    values = fitted.path.parameters(fitted.laws) if fitted.path else fitted.fit.named(fitted.laws)
+    ends = {name: _ends(fitted, draws) for name, draws in values.items()}
+    return {name: interval for name, interval in ends.items() if interval is not None}
 
-    They say how far the runs pin down this law's numbers, and so are not stretched for the law being wrong.
-    """
-    fit = fitted.heaviest
-    if len(fit.draws) == 0:
+
+def _ends(fitted: FittedRuns, values_S: Floats) -> tuple[float, float] | None:
+    """Return the central interval of draws at the fit's level; None without intervals."""
+    if not fitted.has_intervals:
         return None
     tail = (1 - fitted.level) / 2
-    ends = {name: np.quantile(values, [tail, 1 - tail]) for name, values in fit.named(fit.draws).items()}
-    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+    low, high = np.quantile(values_S, [tail, 1 - tail])
+    return float(low), float(high)

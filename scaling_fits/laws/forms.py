@@ -47,8 +47,6 @@ class FormShape:
     """What it calls k * alpha and k * beta, the slopes of log reducible loss."""
     natural: Callable[[Floats], tuple[Floats, ...]]
     """Values of `names`, (M,) each, from rows of theta (M, P)."""
-    prior_mass: float
-    """In the pool of `auto`, before any held-out budget (`forecast.pooling`)."""
     least_k: float = 1.0
     """Lower end of the search for k."""
     shares: tuple[float, ...] = (0.5,)
@@ -110,6 +108,9 @@ def _scales(theta_MP: Floats) -> tuple[Floats, ...]:
     return (*(_exp(theta_MP[:, i]) for i in range(3)), *(theta_MP[:, i] for i in range(3, 6)))
 
 
+MIN_POINTS = 4
+"""Different pairs of size and tokens from which a law with a prior is drawn."""
+
 _FLOORS = (0.01, 0.2, 0.4, 0.6, 0.75, 0.87, 0.95)
 SHAPES: dict[str, FormShape] = {
     "chinchilla": FormShape(
@@ -118,7 +119,6 @@ SHAPES: dict[str, FormShape] = {
         names=("E", "A", "B", "alpha", "beta"),
         slope_names=("alpha", "beta"),
         natural=lambda theta_MP: _scales(theta_MP)[:5],
-        prior_mass=4.0,
         shares=_FLOORS,
         slopes=Geometric(0.03, 6.0, 14),
     ),
@@ -128,7 +128,6 @@ SHAPES: dict[str, FormShape] = {
         names=("E", "A", "B", "alpha", "beta", "k"),
         slope_names=("k * alpha", "k * beta"),
         natural=_scales,
-        prior_mass=5.0,
         least_k=0.2,
         shares=(0.02, 0.3, 0.6, 0.8, 0.92),
         powers=(0.4, 0.7, 1.0, 1.6, 2.6),
@@ -141,7 +140,6 @@ SHAPES: dict[str, FormShape] = {
         names=("A", "B", "alpha", "beta"),
         slope_names=("alpha", "beta"),
         natural=lambda theta_MP: _scales(theta_MP)[1:5],
-        prior_mass=2.5,
         slopes=Geometric(0.01, 3.0, 18),
     ),
 }
@@ -151,5 +149,5 @@ if TYPE_CHECKING:
     FormChoice = str
 else:  # where plans and files are read: exactly the names above
     Form = Literal[tuple(SHAPES)]
-    FormChoice = Literal["auto", *SHAPES]
-"""A key of `SHAPES`; and a form, or those that the runs support, pooled."""
+    FormChoice = Literal["auto", "compute", *SHAPES]
+"""A key of `SHAPES`; and what a user may ask for: a form, `auto`, or `compute`, the law of runs along one line."""

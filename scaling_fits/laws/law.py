@@ -19,10 +19,11 @@ import numpy as np
 
 from proxies.core.notation import counted
 from scaling_fits.laws import search, solver
-from scaling_fits.laws.forms import SHAPES, Form, FormShape
+from scaling_fits.laws.forms import MIN_POINTS, SHAPES, Form, FormShape
 from scaling_fits.laws.solver import Floats, Points
 from scaling_fits.laws.table import RunTable
-from scaling_fits.laws.weights import effective_runs, outliers
+from scaling_fits.laws.weights import effective_runs as effective_runs
+from scaling_fits.laws.weights import outliers
 
 FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
 LARGEST = 1e20  # parameters or tokens
@@ -81,18 +82,6 @@ def option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
     return problems
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Anchor:
-    """Where a law meets the runs it was fitted to: read off the runs, so it stands however loose the law is."""
-
-    median_miss: float
-    """Median over the runs of the absolute residual of log loss."""
-    log_nd: float
-    """Log of their largest N * D."""
-    log_ratio: float
-    """Log of D / N in the middle of their sizes and tokens."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LawFit:
     """One law fitted to one table."""
@@ -108,8 +97,6 @@ class LawFit:
     num_runs: int
     num_effective_runs: float
     """Runs of one weight that would say as much: fewer than `num_runs` where some hardly count."""
-    anchor: Anchor | None
-    """None when unidentified."""
     warnings: tuple[str, ...] = ()
     outliers: tuple[int, ...] = ()
     """Places in the table of runs too far off this law to be noise; they are fitted, and leave the noise alone."""
@@ -164,7 +151,7 @@ def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
     return (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
 
 
-def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
+def whyunidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
     size = SHAPES[form].dim
     reasons: list[str] = []
@@ -197,10 +184,26 @@ def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def why_no_forecast(table: RunTable) -> tuple[str, ...]:
+    """Return what keeps these runs from any forecast, even with published studies as the prior; empty if nothing."""
+    reasons: list[str] = []
+    num_points = len(np.unique(np.stack([table.params, table.tokens]), axis=1).T)
+    if num_points < MIN_POINTS:
+        reasons.append(
+            f"{counted(num_points, 'different pair')} of size and tokens: there must be at least {MIN_POINTS}"
+        )
+    if np.ptp(np.log(table.loss)) < _SAME_LOSS:
+        reasons.append("all losses are the same: there is nothing to fit")
+    one_budget = table.budget is not None and len(np.unique(table.budget)) == 1
+    if one_budget or table.flops.max() < _ONE_BUDGET * table.flops.min():
+        reasons.append("all runs have one budget: add runs at another")
+    return tuple(reasons)
+
+
 def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawFit:
     """Fit one law, from the best cells of a grid and never from one start; deterministic."""
-    if reasons := why_unidentified(table, form):
-        return _unidentified(table, form, reasons)
+    if reasons := whyunidentified(table, form):
+        return unidentified(table, form, reasons)
     points, centre = centred_points(table)
     shape, shares = SHAPES[form], shares_of(table.weight)
     grid = search.grid_starts(points, shares, shape, _NUM_STARTS)
@@ -213,7 +216,7 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
     sd = float(np.sqrt((shares * missed**2)[~off].mean() * effective / _freedom(effective, form)))
     status, warnings = _judge(theta, points, shape, sd)
     if status == "converged" and search.condition(theta, points, shape) > _LOOSE:
-        return _unidentified(table, form, (_LOOSE_SAID,))
+        return unidentified(table, form, (_LOOSE_SAID,))
     if not solutions.converged[best]:
         status = "degenerate" if status == "converged" else status
         warnings.append("the search stopped before it converged: the optimum lies in a flat region")
@@ -225,13 +228,13 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
         residual_sd=sd,
         num_runs=table.num_runs,
         num_effective_runs=effective,
-        anchor=_anchor(table, missed),
         warnings=tuple(f"{form}: {warning}" for warning in warnings),
         outliers=tuple(np.flatnonzero(off).tolist()),
     )
 
 
-def _unidentified(table: RunTable, form: Form, reasons: tuple[str, ...]) -> LawFit:
+def unidentified(table: RunTable, form: Form, reasons: tuple[str, ...]) -> LawFit:
+    """Return a fit without numbers, with its reasons."""
     return LawFit(
         form=form,
         status="unidentified",
@@ -240,17 +243,7 @@ def _unidentified(table: RunTable, form: Form, reasons: tuple[str, ...]) -> LawF
         residual_sd=None,
         num_runs=table.num_runs,
         num_effective_runs=effective_runs(table.weight),
-        anchor=None,
         warnings=tuple(f"{form}: {reason}" for reason in reasons),
-    )
-
-
-def _anchor(table: RunTable, missed: Floats) -> Anchor:
-    n, d = np.log(table.params), np.log(table.tokens)
-    return Anchor(
-        median_miss=float(np.median(np.abs(missed))),
-        log_nd=float((n + d).max()),
-        log_ratio=float(d.max() + d.min() - n.max() - n.min()) / 2,
     )
 
 

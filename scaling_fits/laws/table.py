@@ -104,10 +104,19 @@ class RunTable:
         return f"the run of {format_count(self.params[place])} params and {format_count(self.tokens[place])} tokens"
 
     def distinct(self) -> RunTable:
-        """Each run once, in its first place: rows that are alike in every column are one run entered again."""
-        columns = [getattr(self, name) for name in (*_WANTED, *_OPTIONAL)]
+        """Return each run once, by its lowest loss: rows alike in every column are one run entered again.
+
+        Losses within `traps.SAME_LOSS` of each other are alike: no two seeds agree so closely.
+        """
+        columns = [getattr(self, name) for name in (*_WANTED, *_OPTIONAL) if name != "loss"]
         cells = np.stack([column for column in (*columns, *self.extra.values()) if column is not None])
-        _, first = np.unique(cells, axis=1, return_index=True)
+        _, group = np.unique(cells, axis=1, return_inverse=True)
+        log_loss, places = np.log(self.loss), np.arange(self.num_runs)
+        order = np.lexsort((places, log_loss, group))
+        is_new = (np.diff(group[order], prepend=-1) != 0) | (
+            np.diff(log_loss[order], prepend=-np.inf) > traps.SAME_LOSS
+        )
+        first = order[is_new]  # the lowest loss of each run, whatever the order of rows
         if len(first) == self.num_runs:
             return self
         kept = np.isin(np.arange(self.num_runs), first)

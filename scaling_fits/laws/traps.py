@@ -22,6 +22,9 @@ Record = Mapping[str, object]
 RUN_COLUMNS = ("run", "run_id", "run_name")
 """Columns that tell runs apart; the first one there with a repeated entry is looked at."""
 
+SAME_LOSS = 3e-5
+"""Relative difference of losses below which two rows of one size and length are one run."""
+
 _WORST_LOSS = 12.0  # nats: guessing evenly among 163,000 tokens
 _FLOPS_APART = 1.3  # attention and embeddings make up for less at the sizes runs are fitted at
 _STEADY = 1.1  # largest over smallest of ratios that are one factor
@@ -33,6 +36,9 @@ _LEAST_PARAMS = 1e3  # no model is smaller
 _EXACT_BELOW = 1e5  # of 100B in millions; larger numbers are also read off figures, and have fractions for that
 _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
 _MOST_NAMED = 5
+_MIN_CURVES, _MIN_POINTS, _MIN_SAME_POINTS = 3, 5, 8
+"""Curves, points of a curve, and points at the same tokens from which a table looks like points along curves."""
+_SHARE_OF_CURVES = 0.6
 
 
 def warnings_of(
@@ -59,6 +65,7 @@ def warnings_of(
         None if is_chosen else _other_sizes(columns["params"], records, params_column),
         _unfinished(records, lines),
         _points_of_a_curve(columns, records, lines),
+        _evenly_spaced(columns, records),
         _entered_twice(columns, lines),
     )
     return tuple(warning for warning in found if warning is not None)
@@ -166,18 +173,54 @@ def _points_of_a_curve(columns: Mapping[str, Floats], records: Sequence[Record],
     return None
 
 
+def is_along_schedules(params: Floats, tokens: Floats) -> bool:
+    """Return whether rows look like points along a few loss curves rather than runs that ended there.
+
+    Runs are planned at lengths that grow by factors; points of a log are evenly spaced, or at the same tokens for
+    every size. Of 74 public families this finds all that are points along curves and name every point, and besides
+    them one table of decay branches, which do share their trunks.
+    """
+    grids = [np.unique(tokens[params == size]) for size in np.unique(params)]
+    long = [grid for grid in grids if len(grid) >= _MIN_POINTS]
+    if len(long) < _MIN_CURVES or len(long) < _SHARE_OF_CURVES * len(grids):
+        return False
+    same = [grid for grid in long if len(grid) >= _MIN_SAME_POINTS and np.array_equal(grid, long[0])]
+    even = [grid for grid in long if np.mean(np.abs(np.diff(grid) / np.median(np.diff(grid)) - 1) < 0.3) > 0.6]
+    return max(len(even), len(same)) >= _SHARE_OF_CURVES * len(long)
+
+
+def _evenly_spaced(columns: Mapping[str, Floats], records: Sequence[Record]) -> str | None:
+    """Return a warning of points along curves that no column of runs gives away."""
+    n, d = columns["params"], columns["tokens"]
+    if any(record.get(name) not in (None, "") for record in records for name in RUN_COLUMNS):
+        return None
+    if not is_along_schedules(n, d):
+        return None
+    return (
+        f"the rows look like points along {counted(len(np.unique(n)), 'loss curve')}: their tokens are evenly spaced, "
+        "or the same for every size. A loss along a schedule is not that of a run that ends there, unless the rate "
+        "was constant or decayed for that point; keep the last point of each run, or ignore this if every row is a run "
+        "of its own"
+    )
+
+
 def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str | None:
     keys: dict[tuple[float, ...], list[int]] = {}
-    told_apart = [columns[name] for name in ("params", "tokens", "loss", "seed") if name in columns]
-    for line, key in zip(lines, zip(*(column.tolist() for column in told_apart), strict=True), strict=True):
-        keys.setdefault(key, []).append(line)
-    twice = [rows for rows in keys.values() if len(rows) > 1]
+    told_apart = [columns[name] for name in ("params", "tokens", "seed") if name in columns]
+    log_loss, before = np.log(columns["loss"]), -math.inf
+    group = 0
+    for place in np.lexsort((log_loss, *told_apart)).tolist():
+        group += bool(log_loss[place] - before > SAME_LOSS)  # other sizes between them: the key differs
+        before = float(log_loss[place])
+        key = (group, *(float(column[place]) for column in told_apart))
+        keys.setdefault(key, []).append(lines[place])
+    twice = sorted(sorted(rows) for rows in keys.values() if len(rows) > 1)
     if not twice:
         return None
     rest = f" (as do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
     return (
         f"{rows_text(twice[0])} have the same params, tokens and loss{rest}: they are taken for one run entered "
-        "twice, and count once; add a seed column if they are different runs"
+        f"{'twice' if len(twice[0]) == 2 else 'again'}, and count once; add a seed column if they are different runs"
     )
 
 

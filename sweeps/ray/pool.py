@@ -495,7 +495,6 @@ def _hear_sigterm() -> None:
 def _quiet() -> Iterator[None]:
     """Ray's own warnings muted."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", ResourceWarning)
+        for category in (FutureWarning, DeprecationWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
         yield

@@ -66,10 +66,10 @@ def test_a_best_run_that_nobody_would_build_has_a_warning(tmp_path):
 
 def test_no_law_no_number(fit):
     one_size = fit.with_name("one.csv")
-    one_size.write_text("params,tokens,loss\n" + "".join(f"1e6,{d},{3 + 1 / d}\n" for d in range(1, 9)))
+    one_size.write_text("params,tokens,loss\n" + "".join(f"1e6,{d},{3 + 1 / d}\n" for d in range(1, 4)))
     assert ask("fit", one_size, "--bootstrap", "0", "--out", fit.with_name("one.json"))[0] == 4
     code, body = ask("allocate", fit.with_name("one.json"), "--flops", "1e20", "--inference-tokens", "1e9", "--shape")
-    assert code == 4 and "one size" in body["message"]
+    assert code == 4 and "3 different pairs" in body["message"]
 
 
 def test_every_way_to_pay(fit):

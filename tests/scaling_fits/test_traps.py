@@ -97,6 +97,9 @@ def test_a_run_entered_twice_is_not_two_seeds(tmp_path):
     columns = {name: [*values, values[3], values[0]] for name, values in RUNS.items()}
     said = read_runs(_csv(tmp_path, columns)).warnings
     assert said[0].startswith("rows 2 and 15 have the same params, tokens and loss (as do 1 more sets")
+    near = columns | {"loss": [*RUNS["loss"], RUNS["loss"][3] + 1e-6, RUNS["loss"][0] - 1e-6]}
+    assert read_runs(_csv(tmp_path, near)).warnings == said
+    assert read_runs(_csv(tmp_path, near)).num_runs == 12
     seeds = columns | {"seed": [0.0] * 12 + [1.0, 1.0]}
     assert read_runs(_csv(tmp_path, seeds)).warnings == ()
 

@@ -44,7 +44,7 @@ def _coverage(count, bootstrap, form):
 def test_new_runs_are_covered_with_more_draws(form):
     covered, width = _coverage(100, 60, form)
     assert 0.82 <= covered <= 0.99
-    assert width < 0.25
+    assert width < 0.4
 
 
 def test_predict_says_how_far_it_reaches(fitted):
@@ -56,28 +56,26 @@ def test_predict_says_how_far_it_reaches(fitted):
     assert math.log(near.high / near.low) < math.log(far.high / far.low)
 
 
-def test_runs_no_law_fits_count_by_nearness_to_the_frontier():
+def test_runs_off_the_frontier_hardly_move_the_forecast():
     """Runs fed far too long are better than any law says: even weights would carry that to the frontier."""
     wide = {"sizes": np.geomspace(1e5, 1e9, 9), "tokens": np.geomspace(1e6, 1e11, 9)}
     clean = ladder(CHINCHILLA, np.random.default_rng(0), 0.002, 81, **wide)
     stretch = np.abs(np.log(clean.tokens / clean.params / 20))
     bent = from_columns(clean.params, clean.tokens, clean.loss * np.exp(-0.002 * stretch**2))
-    assert fit_runs(clean, bootstrap=0).weighting == "even"
-    fit = fit_runs(bent, bootstrap=0)
-    assert fit.weighting == "near_frontier"
     n, d = 1e10, 2e11
-    errors = [abs(predict(each, n, d).loss_nats / law_loss(CHINCHILLA, n, d) - 1)
-              for each in (fit, fit_runs(bent, "chinchilla", bootstrap=0))]  # fmt: skip
+    errors = [abs(predict(fit_runs(bent, form, bootstrap=0), n, d).loss_nats / law_loss(CHINCHILLA, n, d) - 1)
+              for form in ("auto", "chinchilla")]  # fmt: skip
     assert errors[0] < 0.7 * errors[1]
 
 
-def test_the_error_all_laws_share_grows_with_the_extrapolation(fitted):
-    """Without it, far predictions would be as sure as the bootstrap is."""
-    none = dataclasses.replace(fitted.cloud, misfit_draws=np.zeros_like(fitted.cloud.misfit_draws))
+def test_the_error_of_a_law_grows_with_the_extrapolation(fitted):
+    """Without it, far forecasts would be as sure as the draws are."""
+    posterior = fitted.posterior
+    none = dataclasses.replace(posterior, population=dataclasses.replace(posterior.population, error_sd=0.0))
     gains = []
     for ratio in (1, 30):
         n, d = 1e6 * math.sqrt(ratio), 8e5 * math.sqrt(ratio)
-        with_, without = predict(fitted, n, d), predict(dataclasses.replace(fitted, cloud=none), n, d)
+        with_, without = (predict(each, n, d) for each in (fitted, dataclasses.replace(fitted, posterior=none)))
         gains.append((with_.high - with_.low) / (without.high - without.low))
     assert 1 <= gains[0] < gains[1]
 
@@ -100,8 +98,7 @@ def test_without_a_bootstrap_there_are_no_intervals():
 def test_unidentified_runs_predict_nothing():
     fit = fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), bootstrap=20)
     assert fit.status == "unidentified"
-    assert fit.weights == (0.0, 0.0, 0.0)
-    with pytest.raises(law.CannotTellError, match="one size"):
+    with pytest.raises(law.CannotTellError, match="3 different pairs"):
         predict(fit, 1e6, 1e6)
 
 

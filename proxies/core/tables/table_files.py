@@ -214,7 +214,7 @@ def _read_delimited(text: str, delimiter: str, name: str) -> Cells:
             table.dropped.append((line, "the row repeats the header"))
         else:
             if any(cells[len(columns) :]):
-                table.problems.append(f"row {line} has {len(cells)} cells: must have {len(columns)}")
+                table.problems.append(f"row {line} has {counted(len(cells), 'cell')}: must have {len(columns)}")
             table.rows.append((line, dict(zip(columns, cells, strict=False))))
     return table
 

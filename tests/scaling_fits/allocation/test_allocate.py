@@ -9,10 +9,14 @@ from planted_ladders import CHINCHILLA, COUPLED, ladder, law_loss
 
 from proxies.core.checks import SpecError
 from scaling_fits.allocation.allocate import NoRunError, allocate
-from scaling_fits.allocation.spending import pooled_along
-from scaling_fits.forecast.uncertainty import exponents, fit_runs, predict
+from scaling_fits.allocation.spending import expected_along
+from scaling_fits.compute.isoflop import fit_isoflop
+from scaling_fits.compute.optima import predict_at
+from scaling_fits.forecast.uncertainty import exponents, fit_runs
 from scaling_fits.laws.law import CannotTellError
+from scaling_fits.laws.table import from_columns
 
+LARGE = {"E": 1.7, "A": 400.0, "B": 1000.0, "alpha": 0.34, "beta": 0.34}
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 5), "tokens": np.geomspace(1e6, 1e9, 5)}
 
 
@@ -38,21 +42,38 @@ def test_the_optimum_is_the_closed_form(exact):
     assert found.loss_nats == pytest.approx(law_loss(CHINCHILLA, params, flops / 6 / params), rel=1e-6)
 
 
-def test_the_pooled_optimum_is_the_least_of_a_dense_grid():
-    fit = fit_runs(ladder(COUPLED, np.random.default_rng(0), 0.01), bootstrap=0)
-    flops = 1e13
-    found = allocate(fit, flops)
-    grid = found.params * np.geomspace(0.1, 10, 401)
-    losses = [predict(fit, n, flops / 6 / n).loss_nats for n in grid]
-    assert found.loss_nats <= min(losses) * (1 + 1e-9)
+def test_the_best_size_is_the_middle_of_the_draws_own():
+    fit = fit_runs(ladder(COUPLED, np.random.default_rng(0), 0.01), bootstrap=100)
+    found = allocate(fit, 1e13)
+    alpha, beta, flops = COUPLED["alpha"], COUPLED["beta"], 1e13
+    g = (alpha * COUPLED["A"] / (beta * COUPLED["B"])) ** (1 / (alpha + beta))
+    truth = g * (flops / 6) ** (beta / (alpha + beta))
+    assert found.params_interval[0] < truth < found.params_interval[1]
+    assert found.params == pytest.approx(truth, rel=0.5)
+
+
+def test_runs_with_isoflop_minima_have_one_answer_for_the_best_size():
+    """The law of loss and the law of optima are asked the same question."""
+    sizes, budgets = np.geomspace(0.2, 5, 7), np.geomspace(1e16, 1e19, 5)
+    n = np.concatenate([sizes * math.sqrt(budget / 120) for budget in budgets])
+    d = np.repeat(budgets, 7) / 6 / n
+    loss = law_loss(LARGE, n, d) * np.exp(0.002 * np.random.default_rng(1).standard_normal(35))
+    table = from_columns(n, d, loss)
+    fit = fit_runs(table, bootstrap=60)
+    alone = predict_at(fit_isoflop(table, bootstrap=60, flops_from="6nd"), 1e20)
+    found = allocate(fit, 1e20)
+    assert found.params == pytest.approx(alone.params)
+    assert found.params_interval == pytest.approx(alone.params_interval)
 
 
 def test_flat_range_ends_at_three_per_mille(noisy):
     found = allocate(noisy, 1e13)
     low, high = found.flat_params
+    best = math.log(found.params)
     assert low < found.params < high
     for end in (low, high):
-        assert predict(noisy, end, 1e13 / 6 / end).loss_nats == pytest.approx(1.003 * found.loss_nats, rel=1e-7)
+        more = expected_along(noisy, found.spending, math.log(end)) - expected_along(noisy, found.spending, best)
+        assert more == pytest.approx(math.log(1.003), abs=1e-7)
 
 
 def test_warnings_say_how_far(noisy):
@@ -81,43 +102,38 @@ def test_under_any_terms_no_size_the_budget_pays_for_is_better(noisy, terms):
     spending = found.spending
     sizes = found.params * np.geomspace(0.05, 20, 801)
     sizes = sizes[np.log(sizes) < spending.ceiling]
-    losses = [pooled_along(noisy, spending, math.log(n)) for n in sizes]
-    assert math.log(found.loss_nats) <= min(losses) + 1e-9
+    losses = [expected_along(noisy, spending, math.log(n)) for n in sizes]
+    assert expected_along(noisy, spending, math.log(found.params)) <= min(losses) + 2e-3  # the middle of the draws
     paid = found.training_flops + 2 * found.params * terms.get("inference_tokens", 0.0)
     assert paid == pytest.approx(1e13)
     assert found.params_interval[0] <= found.params <= found.params_interval[1]
     assert found.tokens_interval[0] <= found.tokens <= found.tokens_interval[1]
     for end in found.flat_params:
-        assert pooled_along(noisy, spending, math.log(end)) <= math.log(1.003 * found.loss_nats) + 1e-7
+        best = expected_along(noisy, spending, math.log(found.params))
+        assert expected_along(noisy, spending, math.log(end)) <= best + math.log(1.003) + 1e-7
 
 
-def test_the_error_that_laws_share_moves_the_best_size(noisy):
-    """Refits alone are surer of it; and a size far worse by the laws is never within."""
-    still = dataclasses.replace(noisy.cloud, misfit_draws=np.zeros_like(noisy.cloud.misfit_draws))
-    with_, without = (allocate(each, 1e13) for each in (noisy, dataclasses.replace(noisy, cloud=still)))
-    widths = [math.log(each.params_interval[1] / each.params_interval[0]) for each in (with_, without)]
-    assert widths[0] > 1.05 * widths[1]
-    for budget in (1e16, 1e20):
-        far = allocate(noisy, budget)
-        for size in far.params_interval:
-            assert predict(noisy, size, budget / 6 / size).loss_nats <= 1.001 * far.interval[1]
+def test_intervals_of_the_best_size_grow_with_the_reach(noisy):
+    widths = []
+    for budget in (1e13, 1e16, 1e20):
+        low, high = allocate(noisy, budget).params_interval
+        widths.append(math.log(high / low))
+    assert widths[0] < widths[1] < widths[2]
 
 
-def test_a_falling_law_chooses_no_size(noisy):
-    heavy = dataclasses.replace(noisy, weights=(0.05, 0.05, 0.9))
-    assert heavy.size_weights == pytest.approx((0.5, 0.5, 0.0))
-    share = noisy.size_weights[0]
-    assert allocate(heavy, 1e13).params == pytest.approx(
-        allocate(dataclasses.replace(noisy, weights=(0.5, 0.5, 0.0)), 1e13).params, rel=1e-6
-    )
-    assert 0 < share < 1
+def test_a_best_run_that_nobody_would_build_is_doubted(noisy):
+    lopsided = fit_runs(ladder({**CHINCHILLA, "A": 1e6, "alpha": 0.9}, **WIDE), "chinchilla", bootstrap=0)
+    found = allocate(lopsided, 1e15)
+    assert not 1 <= found.tokens_per_param <= 1e4
+    assert any("tokens per parameter" in doubt for doubt in found.doubts)
 
 
 @pytest.mark.parametrize("terms", [{}, {"inference_tokens": 1e9}])
 def test_a_degenerate_law_whose_best_size_is_no_size_tells_none(noisy, terms):
     """Exponents of nothing put the optimum at exp(600000): a refusal by name, not an overflow."""
     theta = np.array([1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0])
-    broken = dataclasses.replace(noisy.members[0], status="degenerate", theta=theta, warnings=("so flat",))
-    fitted = dataclasses.replace(noisy, members=(broken,), weights=(1.0,))
+    broken = dataclasses.replace(noisy.fit, status="degenerate", theta=theta, warnings=("so flat",))
+    posterior = dataclasses.replace(noisy.posterior, theta=np.tile(theta, (len(noisy.laws), 1)))
+    fitted = dataclasses.replace(noisy, fit=broken, posterior=posterior)
     with pytest.raises(CannotTellError, match=r"degenerate.*so flat"):
         allocate(fitted, 1e22, **terms)

@@ -24,7 +24,17 @@ def test_questions_without_an_answer():
         predict_at(fit, -1.0)
     with pytest.raises(CannotTellError, match="1 of 1 budget "):
         predict_at(fit_isoflop(isoflop_runs(BUDGETS[:1]), bootstrap=50), 1e20)
-    assert any("times the largest run's" in text for text in predict_at(fit, 1e22).warnings)
+
+
+def test_intervals_grow_with_the_reach():
+    """A clean law of optima says little of a budget a thousand times the largest: laws of sizes bend."""
+    fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=50)
+    widths = []
+    for times in (1, 30, 1000):
+        low, high = predict_at(fit, times * fit.largest_flops).params_interval
+        widths.append(np.log(high / low))
+    assert widths[0] < widths[1] < widths[2]
+    assert widths[2] > 0.7
 
 
 def test_hindcasts_stretch_intervals_of_a_law_that_turns():

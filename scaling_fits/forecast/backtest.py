@@ -1,0 +1,137 @@
+"""Back-tests: the largest budgets are held out, the rest is fitted, and the held-out runs are predicted.
+
+Each back-test is a fit of its own that never saw the runs it predicts. There is one for every distance that the runs
+allow, from the largest rung alone to all runs within a hundredth of the largest budget, so that a forecast far beyond
+the runs is judged by tests at its own distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_fits.forecast.posterior import LawPosterior
+from scaling_fits.laws.forms import MIN_POINTS
+from scaling_fits.laws.table import RunTable
+
+CUTS = (1.25, 3.0, 10.0, 30.0, 100.0)
+"""The runs above the largest budget over each of these are held out in turn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """One held-out run. Losses in nats per token."""
+
+    params: float
+    tokens: float
+    loss_nats: float
+    predicted_nats: float
+    interval_nats: tuple[float, float] | None
+    """For one new run; None without a bootstrap."""
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the run fell into its interval; None without one."""
+        if self.interval_nats is None:
+            return None
+        low, high = self.interval_nats
+        return low <= self.loss_nats <= high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backtest:
+    """The runs of the largest budget as a fit without the runs above a cut predicts them."""
+
+    runs: tuple[HeldOut, ...]
+    num_fitted: int
+    extrapolation: float
+    """Largest held-out over largest fitted FLOPs."""
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of predicted over measured loss, less one: 0.01 is 1 % too high."""
+        return float(np.mean([run.predicted_nats / run.loss_nats - 1 for run in self.runs]))
+
+    @property
+    def largest_error(self) -> float:
+        """Largest of the absolute relative errors."""
+        return max(abs(run.predicted_nats / run.loss_nats - 1) for run in self.runs)
+
+    @property
+    def num_covered(self) -> int | None:
+        """Number of runs within their intervals; None without a bootstrap."""
+        flags = [run.covered for run in self.runs]
+        return None if None in flags else sum(bool(flag) for flag in flags)
+
+
+def run_backtests(
+    table: RunTable,
+    fit: Callable[[RunTable], LawPosterior | None],
+    *,
+    level: float,
+    has_intervals: bool,
+    on_step: Callable[[str, float], None],
+) -> tuple[Backtest, ...]:
+    """Hold out the largest budgets in turn, each time farther down, and predict the runs of the largest one.
+
+    Args:
+        table: The runs.
+        fit: Fits a part of them; None where the part identifies no law.
+        level: Level of the intervals.
+        has_intervals: Whether runs get intervals.
+        on_step: Called with a name and the share of the work done.
+
+    Returns:
+        One back-test for each distance, the nearest first; none where too few runs are left.
+    """
+    largest = float(table.flops.max())
+    top = table.flops > largest / CUTS[0]
+    backtests: list[Backtest] = []
+    fitted_before = -1
+    for place, cut in enumerate(CUTS):
+        on_step("holding out budgets", place / len(CUTS))
+        below = (table.flops < largest / cut) & ~top
+        num_fitted = int(below.sum())
+        if num_fitted == fitted_before or not _can_fit(table, below):
+            continue
+        fitted_before = num_fitted
+        posterior = fit(table.rows(below))
+        if posterior is not None:
+            ratio = largest / float(table.flops[below].max())
+            backtests.append(_compare(posterior, table.rows(top), num_fitted, ratio, level, has_intervals))
+    return tuple(backtests)
+
+
+def nearest_backtest(backtests: tuple[Backtest, ...], extrapolation: float) -> Backtest | None:
+    """Return the back-test at the distance nearest to the one asked for; None where there is none."""
+    distance = np.log(max(extrapolation, 1.0))
+    return min(backtests, key=lambda each: abs(np.log(each.extrapolation) - distance), default=None)
+
+
+def _can_fit(table: RunTable, keep: NDArray[np.bool_]) -> bool:
+    points = np.unique(np.stack([table.params[keep], table.tokens[keep]]), axis=1)
+    return len(points.T) >= MIN_POINTS
+
+
+def _compare(
+    posterior: LawPosterior, held: RunTable, num_fitted: int, ratio: float, level: float, has_intervals: bool
+) -> Backtest:
+    """Return the held-out runs beside what the fit without them predicts."""
+    tail = (1 - level) / 2
+    middle, low, high = np.exp(posterior.quantiles(held.params, held.tokens, (0.5, tail, 1 - tail)))
+    runs = tuple(
+        HeldOut(
+            params=float(n),
+            tokens=float(d),
+            loss_nats=float(loss),
+            predicted_nats=float(predicted),
+            interval_nats=(float(lower), float(upper)) if has_intervals else None,
+        )
+        for n, d, loss, predicted, lower, upper in zip(
+            held.params, held.tokens, held.loss, middle, low, high, strict=True
+        )
+    )
+    return Backtest(runs=runs, num_fitted=num_fitted, extrapolation=ratio)

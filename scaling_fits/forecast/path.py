@@ -1,0 +1,93 @@
+"""Ladders along one line: runs of one ratio of tokens to parameters, of one duration, or of one size.
+
+Such runs tell how loss falls along their own line and nothing of what lies beside it: the terms of N and D cannot be
+told apart. What they identify is a law of compute, L = E + F * C^-gamma with C = 6 N D, along the line.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from proxies.core.notation import format_count, format_significant
+from scaling_fits.laws import solver
+from scaling_fits.laws.solver import Floats
+from scaling_fits.laws.table import RunTable
+
+MAX_WIDTH = 0.15
+"""Largest distance, in logs, of a run from the line of its ladder: 24 % in tokens per parameter."""
+MAX_OFF = 0.5
+"""Largest distance, in logs, from the line at which a question is answered: a factor 2 in tokens per parameter."""
+_MIN_ELONGATION = 5.0
+"""Length of a ladder over its width, at least."""
+
+NAMES = ("E", "F", "gamma")
+"""Parameters of the law along a line."""
+UNIDENTIFIED_NAMES = ("A", "B", "alpha", "beta")
+"""Parameters that runs along one line do not identify."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LadderPath:
+    """The line of a ladder in log N and log D."""
+
+    log_params: float
+    log_tokens: float
+    """A point of the line: the mean of the runs."""
+    direction: tuple[float, float]
+    """Unit vector along log N and log D."""
+    ends: tuple[float, float]
+    """Positions of the smallest and largest run along the direction, from the point."""
+
+    def distance(self, params: float, tokens: float) -> float:
+        """Return how far a run lies from the line, in logs."""
+        n, d = math.log(params) - self.log_params, math.log(tokens) - self.log_tokens
+        return abs(n * self.direction[1] - d * self.direction[0])
+
+    def describe(self) -> str:
+        """Return what the runs have in common."""
+        along_n, along_d = self.direction
+        if abs(along_n) < 0.1:
+            return f"all runs have about {format_count(math.exp(self.log_params))} parameters"
+        if abs(along_d) < 0.1:
+            return f"all runs have about {format_count(math.exp(self.log_tokens))} tokens"
+        if abs(along_n - along_d) < 0.1:
+            ratio = math.exp(self.log_tokens - self.log_params)
+            return f"all runs have about {format_significant(ratio)} tokens per parameter"
+        return "sizes and tokens of all runs lie on one line"
+
+    def parameters(self, theta_SP: Floats) -> dict[str, Floats]:
+        """Return E and F in nats and gamma (S,), of the law of compute that each law is along the line.
+
+        It is the law through three predictions: at both ends of the ladder, and in the middle of its log FLOPs.
+        """
+        places = np.array([self.ends[0], (self.ends[0] + self.ends[1]) / 2, self.ends[1]])
+        n = self.log_params + places * self.direction[0]
+        d = self.log_tokens + places * self.direction[1]
+        first, middle, last = np.exp(solver.log_loss(theta_SP, n, d)).T
+        log_flops = math.log(6.0) + n + d
+        drop = np.maximum((first - middle) / np.maximum(middle - last, 1e-300), 1.0 + 1e-9)
+        gamma = np.log(drop) / (log_flops[1] - log_flops[0])
+        rest = (first - middle) / -np.expm1(-gamma * (log_flops[1] - log_flops[0]))
+        return {"E": first - rest, "F": rest * np.exp(gamma * log_flops[0]), "gamma": gamma}
+
+
+def find_path(table: RunTable) -> LadderPath | None:
+    """Return the line on which all runs lie; None where they spread over an area."""
+    logs = np.stack([np.log(table.params), np.log(table.tokens)])
+    middle = logs.mean(axis=1)
+    offsets = logs - middle[:, None]
+    along, across = np.linalg.svd(offsets, full_matrices=False)[0].T
+    along = along * (1.0 if along.sum() >= 0 else -1.0)
+    width = np.abs(across @ offsets).max()
+    positions = along @ offsets
+    if width > MAX_WIDTH or np.ptp(positions) < _MIN_ELONGATION * width or along.min() < -0.1:
+        return None
+    return LadderPath(
+        log_params=float(middle[0]),
+        log_tokens=float(middle[1]),
+        direction=(float(along[0]), float(along[1])),
+        ends=(float(positions.min()), float(positions.max())),
+    )

@@ -1,0 +1,393 @@
+"""The posterior of one study's law: what its runs say, with the population of published studies as the prior.
+
+    log loss of a run = law(N, D) + departure(N, D) + noise
+
+The law has the six coordinates of `population`. No law is exact, so a departure is added: a Gaussian process over
+log N and log D, smooth over `Population.length`, whose variance is a multiple of the noise's (`DEPARTURES`). For each
+multiple the mode is found by Levenberg-Marquardt, and draws around it come from a multivariate t with importance
+weights (Gelman et al., Bayesian Data Analysis, third edition, sections 10.4 and 13.3). All draws are pooled by evidence
+and resampled, so that each counts alike. The noise variance has a scaled inverse chi-square prior and is integrated
+out.
+
+Letters: S draws, R runs or cells of runs, T new runs, P the six coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from scaling_fits.forecast.population import PUBLIC, Population
+from scaling_fits.laws import solver
+from scaling_fits.laws.solver import Floats, bisected
+from scaling_fits.laws.table import TRUNK, RunTable
+from scaling_fits.laws.traps import is_along_schedules
+from scaling_fits.laws.weights import excess
+
+DEPARTURES = (1.0, 4.0, 16.0, 64.0)
+"""Variances of the departure from the law over that of the noise."""
+MAX_CELLS = 96
+"""Runs that are fitted one by one; of more, neighbors in log N and log D are averaged first."""
+
+_NUM_COORDINATES = 6
+_NUM_STARTS = 8
+_NUM_STEPS = 25
+_MAX_STEP = 1.5
+_ROBUST_ROUNDS = 3
+_OUTLIER_SDS = 3.0
+"""Standardized residual beyond which a run's noise variance grows with its square."""
+_NOISE_FREEDOM = 2.0
+_PROPOSAL_FREEDOM = 6.0
+_PRIOR_FREEDOM = 4.0
+"""Degrees of freedom of the population, a multivariate t: a study unlike the others is believed if its runs say so."""
+_SHARED_BY_TRUNK = 0.5
+"""Share of the noise variance that decay branches of one trunk have in common."""
+_SMALLEST_CELL = 0.02
+_DIFFERENCE = 1e-5
+_BISECTIONS = 45
+_TINY = 1e-300
+_MAX_LOG = 300.0
+"""Largest log of a term of a law: a draw beyond is as wrong, and its square is still a number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cells:
+    """Runs, or averages of neighboring runs, in logs."""
+
+    log_params: Floats
+    log_tokens: Floats
+    log_loss: Floats
+    variance: Floats
+    """Noise variance relative to that of one run on the frontier."""
+    trunk: Floats
+    """Number of the trunk that a decay branch shares; different for all other runs."""
+
+    @property
+    def largest(self) -> NDArray[np.intp]:
+        """Places of the largest fifth of the runs; of runs of one budget the larger models count as larger."""
+        order = np.lexsort((self.log_loss, self.log_params, np.round(self.log_params + self.log_tokens, 9)))
+        return np.asarray(order[-max(1, len(order) // 5) :])
+
+    @property
+    def reference(self) -> tuple[float, float]:
+        """Mean log N and log D of the largest fifth of the runs, about which a law's coordinates are taken."""
+        largest = self.largest
+        return float(self.log_params[largest].mean()), float(self.log_tokens[largest].mean())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LawPosterior:
+    """Draws of a study's law, its departure, and its noise; each draw counts alike."""
+
+    population: Population
+    cells: Cells
+    theta: Floats
+    """Laws (S, P) in the coordinates of `laws.solver`: log E, log A, log B, alpha, beta, k."""
+    noise_sds: Floats
+    """Standard deviations (S,) of the log loss of one run on the frontier."""
+    departures: Floats
+    """Variances (S,) of the departure from the law over that of the noise."""
+    mode: Floats
+    """The most probable law (P,)."""
+    left_out: Floats
+    """Log loss of each cell less what the other cells predict for it (R,); empty for a chosen form."""
+
+    @property
+    def noise_sd(self) -> float:
+        """Median standard deviation of one run's log loss."""
+        return float(np.median(self.noise_sds))
+
+    def forecast(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
+        """Return the mean and the standard deviation of log loss that each draw gives each new run (S, T).
+
+        The standard deviation holds what the departure may still do there, the law's error beyond its runs, and the
+        noise of one run.
+        """
+        n, d = np.log(params), np.log(tokens)
+        middle_ST = solver.log_loss(self.theta, n, d)
+        residual_SR = self.cells.log_loss - solver.log_loss(self.theta, self.cells.log_params, self.cells.log_tokens)
+        kernel_TR = _kernel(np.stack([n, d], axis=1), _places(self.cells), self.population.length)
+        largest = float((self.cells.log_params + self.cells.log_tokens).max())
+        error_T = self.population.error_sd * self.population.reach(np.exp(n + d - largest))
+        sd_ST = np.empty_like(middle_ST)
+        for departure in np.unique(self.departures):
+            chosen = self.departures == departure
+            if departure == 0:
+                sd_ST[chosen] = np.hypot(self.noise_sds[chosen, None], error_T)
+                continue
+            gain_TR = departure * kernel_TR @ np.linalg.inv(self._covariance(float(departure)))
+            middle_ST[chosen] += residual_SR[chosen] @ gain_TR.T
+            left_T = np.maximum(departure - departure * (gain_TR * kernel_TR).sum(axis=1), 0.0)
+            sd_ST[chosen] = np.sqrt(self.noise_sds[chosen, None] ** 2 * (1.0 + left_T) + error_T**2)
+        return middle_ST, sd_ST
+
+    def _covariance(self, departure: float) -> Floats:
+        return _covariance(self.cells, departure, self.population.length)
+
+    def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
+        """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each share."""
+        middle_ST, sd_ST = self.forecast(params, tokens)
+        median = mixture_quantile(middle_ST, sd_ST, 0.5)
+        ends = [median if share == 0.5 else mixture_quantile(middle_ST, sd_ST, share) for share in shares]
+        return [median + self.population.scale * (end - median) for end in ends]
+
+
+def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
+    """Return where the mean over draws of normal distribution functions reaches `share` (T,)."""
+    low, high = (middle_ST - 8.0 * sd_ST).min(axis=0), (middle_ST + 8.0 * sd_ST).max(axis=0)
+    low, high = bisected(lambda at: ndtr((at - middle_ST) / sd_ST).mean(axis=0) < share, low, high, _BISECTIONS)
+    return np.asarray((low + high) / 2)
+
+
+def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Population | None = None) -> LawPosterior:
+    """Draw laws, departures, and noise from the posterior of one study.
+
+    Args:
+        table: At least four different pairs of N and D.
+        num_draws: Draws, S.
+        seed: Seed of the draws; the mode does not depend on it.
+        population: The prior; None: the one of the published studies.
+    """
+    population = population or PUBLIC
+    cells = merge_runs(table, population)
+    problem = _Problem(cells, population)
+    rng = np.random.default_rng([seed, 1])
+    modes: list[_Mode] = []
+    starts_SP = problem.starts()
+    for departure in DEPARTURES:
+        mode = problem.find_mode(starts_SP, departure)
+        starts_SP = np.stack([mode.coordinates, problem.mean])
+        modes.append(mode)
+    evidence = np.array([mode.log_evidence for mode in modes]) + population.decay * np.arange(len(modes))
+    shares = np.exp(evidence - evidence.max())
+    shares /= shares.sum()
+    drawn = [problem.draw(mode, num_draws, rng) for mode in modes]
+    weights = np.concatenate([share * weight_S for share, (_, _, weight_S) in zip(shares, drawn, strict=True)])
+    chosen = _resample(weights, num_draws, rng)
+    coordinates_SP = np.concatenate([draws for draws, _, _ in drawn])[chosen]
+    noise_S = np.concatenate([noise for _, noise, _ in drawn])[chosen]
+    heaviest = modes[int(shares.argmax())]
+    return LawPosterior(
+        population=population,
+        cells=dataclasses.replace(cells, variance=heaviest.variance),
+        theta=to_theta(coordinates_SP, cells.reference),
+        noise_sds=np.sqrt(noise_S),
+        departures=np.repeat(DEPARTURES, num_draws)[chosen],
+        mode=to_theta(heaviest.coordinates[None, :], cells.reference)[0],
+        left_out=heaviest.left_out,
+    )
+
+
+def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
+    """Return the runs in logs; of more than `MAX_CELLS`, averages over small boxes in log N and log D.
+
+    A run off the frontier says little about the runs that one would launch, so its variance is larger.
+    """
+    variance = (1.0 + (excess(table) / population.near) ** 2) * table.weight.mean() / table.weight
+    own = np.asarray(-1.0 - np.arange(table.num_runs), dtype=np.float64)
+    if is_along_schedules(table.params, table.tokens):  # points of one curve share its noise, as branches do
+        own = np.unique(table.params, return_inverse=True)[1].astype(np.float64)
+    trunk = np.asarray(table.extra.get(TRUNK, own), dtype=np.float64)
+    columns = np.stack([np.log(table.params), np.log(table.tokens), np.log(table.loss)])
+    size = _SMALLEST_CELL
+    boxes = np.arange(table.num_runs)
+    num_boxes = table.num_runs
+    while num_boxes > MAX_CELLS:
+        _, boxes = np.unique(np.floor(columns[:2] / size), axis=1, return_inverse=True)
+        num_boxes = int(boxes.max()) + 1
+        size *= 1.3
+    weight = 1.0 / variance
+    total = np.bincount(boxes, weight, num_boxes)
+    n, d, y = (np.bincount(boxes, weight * column, num_boxes) / total for column in columns)
+    trunk_of_box = np.full(num_boxes, -np.inf)
+    np.maximum.at(trunk_of_box, boxes, trunk)
+    return Cells(log_params=n, log_tokens=d, log_loss=y, variance=1.0 / total, trunk=trunk_of_box)
+
+
+def to_theta(coordinates_SP: Floats, reference: tuple[float, float]) -> Floats:
+    """Return laws in the coordinates of `laws.solver` from those of `population` about a reference point."""
+    log_level, logit_e, logit_w, log_a, log_b, log_k = coordinates_SP.T
+    k = np.exp(log_k)
+    alpha, beta = np.exp(log_a) / k, np.exp(log_b) / k
+    log_rest = (log_level - np.logaddexp(0.0, logit_e)) / k  # log of (1 - e) * L0, to the power 1 / k
+    log_a_term = log_rest - np.logaddexp(0.0, -logit_w) + alpha * reference[0]
+    log_b_term = log_rest - np.logaddexp(0.0, logit_w) + beta * reference[1]
+    return np.stack([log_level - np.logaddexp(0.0, -logit_e), log_a_term, log_b_term, alpha, beta, k], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Mode:
+    """The most probable law under one departure ratio."""
+
+    coordinates: Floats
+    hessian: Floats
+    """Of the negative log posterior (P, P)."""
+    log_evidence: float
+    precision: Floats
+    """Inverse of the relative covariance of the runs (R, R)."""
+    variance: Floats
+    """Relative noise variances, those of outliers enlarged (R,)."""
+    left_out: Floats
+
+
+class _Problem:
+    """One study's runs under one prior."""
+
+    def __init__(self, cells: Cells, population: Population) -> None:
+        self.cells = cells
+        reference = cells.reference
+        self.n, self.d = cells.log_params - reference[0], cells.log_tokens - reference[1]
+        self.mean = np.array([np.median(cells.log_loss[cells.largest]), *population.mean])
+        self.prior = np.zeros((_NUM_COORDINATES, _NUM_COORDINATES))
+        self.prior[0, 0] = 1e-4  # nothing is known of the level of the loss
+        self.prior[1:, 1:] = np.linalg.inv(population.covariance)
+        self.sd = np.array(population.sd)
+        self.length = population.length
+        self.shape = _NOISE_FREEDOM / 2 + len(self.n) / 2
+        self.scale = _NOISE_FREEDOM / 2 * population.noise_sd**2
+
+    def starts(self) -> Floats:
+        """Return starting points: the population's mean, and points about it."""
+        spread = np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, _NUM_COORDINATES - 1)) * self.sd
+        offsets = np.pad(spread, ((1, 0), (1, 0)))
+        return np.asarray(self.mean + offsets)
+
+    def find_mode(self, starts_SP: Floats, departure: float) -> _Mode:
+        """Return the mode; the noise of runs that the others contradict is enlarged in rounds."""
+        variance = self.cells.variance
+        points_SP = starts_SP
+        for _ in range(_ROBUST_ROUNDS):
+            covariance = _covariance(dataclasses.replace(self.cells, variance=variance), departure, self.length)
+            whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+            points_SP, objective_S, hessian_SPP = self._descend(points_SP, whiten)
+            best = int(objective_S.argmin())
+            point = points_SP[best]
+            precision = whiten.T @ whiten
+            residual = self.cells.log_loss - _log_loss(point[None, :], self.n, self.d)[0]
+            pull = precision @ residual
+            noise = (self.scale + residual @ pull / 2) / self.shape
+            standardized = pull / np.sqrt(np.diag(precision) * noise)
+            used = variance
+            variance = self.cells.variance * np.maximum(1.0, (standardized / _OUTLIER_SDS) ** 2)
+            points_SP = points_SP[np.argsort(objective_S, kind="stable")[:2]]
+        hessian = hessian_SPP[best]
+        evidence = float(np.log(np.diag(whiten)).sum() - objective_S[best] - np.linalg.slogdet(hessian)[1] / 2)
+        return _Mode(
+            coordinates=point, hessian=hessian, log_evidence=evidence, precision=precision, variance=used,
+            left_out=pull / np.diag(precision),
+        )  # fmt: skip
+
+    def _objective(self, points_SP: Floats, squares_S: Floats) -> Floats:
+        """Return the negative log posterior from whitened sums of squares (S,)."""
+        distance_S = self._distance(points_SP)
+        prior_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PRIOR_FREEDOM)
+        return np.asarray(self.shape * np.log(self.scale + squares_S / 2) + prior_S)
+
+    def _distance(self, points_SP: Floats) -> Floats:
+        """Return the squared distance from the population's mean, in its standard deviations (S,)."""
+        off_SP = points_SP - self.mean
+        return np.asarray(np.einsum("sp,pq,sq->s", off_SP, self.prior, off_SP))
+
+    def _squares(self, points_SP: Floats, whiten: Floats) -> Floats:
+        """Return the sum of squares of whitened residuals (S,)."""
+        residual_SR = self.cells.log_loss - _log_loss(points_SP, self.n, self.d)
+        return np.asarray(((residual_SR @ whiten.T) ** 2).sum(axis=1))
+
+    def _descend(self, points_SP: Floats, whiten: Floats) -> tuple[Floats, Floats, Floats]:
+        """Minimize the negative log posterior by Levenberg-Marquardt from every point at once."""
+        points_SP = points_SP.copy()
+        squares_S = self._squares(points_SP, whiten)
+        objective_S = self._objective(points_SP, squares_S)
+        damping_S = np.full(len(points_SP), 1e-2)
+        diagonal = np.arange(_NUM_COORDINATES)
+        for _ in range(_NUM_STEPS):
+            gradient_SP, hessian_SPP = self._derivatives(points_SP, squares_S, whiten)
+            hessian_SPP[:, diagonal, diagonal] *= 1.0 + damping_S[:, None]
+            step_SP = np.linalg.solve(hessian_SPP, gradient_SP[:, :, None])[:, :, 0]
+            moved_SP = points_SP + np.clip(step_SP, -_MAX_STEP, _MAX_STEP)
+            moved_squares_S = self._squares(moved_SP, whiten)
+            moved_objective_S = self._objective(moved_SP, moved_squares_S)
+            better = moved_objective_S < objective_S
+            gained = float((objective_S - moved_objective_S)[better].max(initial=0.0))
+            points_SP[better] = moved_SP[better]
+            squares_S = np.where(better, moved_squares_S, squares_S)
+            objective_S = np.where(better, moved_objective_S, objective_S)
+            damping_S = np.clip(np.where(better, damping_S / 4, damping_S * 6), 1e-8, 1e8)
+            if better.any() and gained < 1e-7:
+                break
+        return points_SP, objective_S, self._derivatives(points_SP, squares_S, whiten)[1]
+
+    def _derivatives(self, points_SP: Floats, squares_S: Floats, whiten: Floats) -> tuple[Floats, Floats]:
+        """Return the negative gradient (S, P) and the Gauss-Newton Hessian (S, P, P) of the negative log posterior."""
+        at_SR = _log_loss(points_SP, self.n, self.d)
+        slopes = []
+        for index in range(_NUM_COORDINATES):
+            nudged_SP = points_SP.copy()
+            nudged_SP[:, index] += _DIFFERENCE
+            slopes.append((_log_loss(nudged_SP, self.n, self.d) - at_SR) @ whiten.T / _DIFFERENCE)
+        slope_SRP = np.stack(slopes, axis=2)
+        residual_SR = (self.cells.log_loss - at_SR) @ whiten.T
+        noise_S = (self.scale + squares_S / 2) / self.shape
+        gradient_SP = np.einsum("srp,sr->sp", slope_SRP, residual_SR) / noise_S[:, None]
+        hessian_SPP = slope_SRP.transpose(0, 2, 1) @ slope_SRP / noise_S[:, None, None]
+        pull_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / (_PRIOR_FREEDOM + self._distance(points_SP))
+        gradient_SP -= pull_S[:, None] * ((points_SP - self.mean) @ self.prior)
+        return gradient_SP, hessian_SPP + pull_S[:, None, None] * self.prior
+
+    def draw(self, mode: _Mode, num_draws: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+        """Draw laws about a mode: coordinates (S, P), noise variances (S,), and importance weights (S,)."""
+        factor = np.linalg.cholesky(np.linalg.inv(mode.hessian))
+        normal_SP = rng.standard_normal((num_draws, _NUM_COORDINATES))
+        chi_S = rng.chisquare(_PROPOSAL_FREEDOM, num_draws) / _PROPOSAL_FREEDOM
+        points_SP = mode.coordinates + normal_SP / np.sqrt(chi_S)[:, None] @ factor.T
+        distance_S = (normal_SP**2).sum(axis=1) / chi_S
+        log_proposal_S = -(_PROPOSAL_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PROPOSAL_FREEDOM)
+        residual_SR = self.cells.log_loss - _log_loss(points_SP, self.n, self.d)
+        squares_S = ((residual_SR @ mode.precision) * residual_SR).sum(axis=1)
+        log_weight_S = -self._objective(points_SP, squares_S) - log_proposal_S
+        weight_S = np.exp(log_weight_S - log_weight_S.max())
+        noise_S = (self.scale + squares_S / 2) / rng.gamma(self.shape, size=num_draws)
+        return points_SP, noise_S, weight_S / weight_S.sum()
+
+
+def _log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
+    """Return log loss (S, R) of laws in the coordinates of `population`, at n and d about the reference point."""
+    log_level, logit_e, logit_w, log_a, log_b, log_k = (points_SP[:, index, None] for index in range(_NUM_COORDINATES))
+    k = np.exp(log_k)
+    share = 1.0 / (1.0 + np.exp(-logit_w))
+    in_params = np.minimum(-np.exp(np.minimum(log_a - log_k, _MAX_LOG)) * n, _MAX_LOG)
+    in_tokens = np.minimum(-np.exp(np.minimum(log_b - log_k, _MAX_LOG)) * d, _MAX_LOG)
+    inner = share * np.exp(in_params) + (1.0 - share) * np.exp(in_tokens)
+    floor = 1.0 / (1.0 + np.exp(-logit_e))
+    log_rest = np.minimum(k * np.log(np.maximum(inner, _TINY)), _MAX_LOG)
+    return np.asarray(log_level + np.log(floor + (1.0 - floor) * np.exp(log_rest)))
+
+
+def _places(cells: Cells) -> Floats:
+    return np.stack([cells.log_params, cells.log_tokens], axis=1)
+
+
+def _kernel(first: Floats, second: Floats, length: float) -> Floats:
+    """Return the correlation of departures at two sets of places, (T, 2) and (R, 2)."""
+    distance = ((first[:, None, :] - second[None, :, :]) ** 2).sum(axis=2)
+    return np.asarray(np.exp(-distance / (2 * length**2)))
+
+
+def _covariance(cells: Cells, departure: float, length: float) -> Floats:
+    """Return the covariance of the runs' log losses about the law, relative to the noise variance (R, R)."""
+    same_trunk = cells.trunk[:, None] == cells.trunk[None, :]
+    shared = _SHARED_BY_TRUNK * np.sqrt(np.outer(cells.variance, cells.variance)) * same_trunk
+    np.fill_diagonal(shared, cells.variance)
+    places = _places(cells)
+    return np.asarray(shared + departure * _kernel(places, places, length))
+
+
+def _resample(weights: Floats, num_draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return the places of `num_draws` draws of equal weight, by systematic resampling."""
+    edges = np.cumsum(weights)
+    points = (rng.random() + np.arange(num_draws)) / num_draws * edges[-1]
+    return np.asarray(np.minimum(np.searchsorted(edges, points), len(weights) - 1))
