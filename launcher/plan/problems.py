@@ -431,7 +431,7 @@ def _pruner_problems(plan: Plan) -> Iterator[str]:
 
 
 def num_law_parameters(plan: Plan) -> int:
-    """Return the number of parameters of the law that must be fitted; where several are pooled, of the first."""
+    """Return the number of parameters of the law that must be fitted; for `auto` and `compute`, of the first form."""
     return next(shape.dim for form, shape in SHAPES.items() if plan.ladder.form in ("auto", "compute", form))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from example_report import finished_body
-from test_report import decision, part_of, text_of
+from test_report import part_of, text_of
 
 
 @pytest.fixture
@@ -15,23 +15,19 @@ def ladder(body):
     return text_of(part_of("ladder", body))
 
 
-def test_every_law_has_a_row_with_what_it_says_of_the_main_run(body):
-    told = ladder(body).split("The laws")[1].split("Back-test")[0]
-    for member in body["fit"]["members"]:
-        assert f"{member['form']}: " in told
-        assert f"{100 * member['weight']:.0f} % {member['status']}" in told
-        assert f"{member['params_vs_flops']:.2f} {member['tokens_vs_flops']:.2f}" in told
-        assert f"{member['loss_at_choice_nats']:.3f}" in told
-    assert "All rungs have equal weight" in told
-    body["fit"]["weighting"] = "near_frontier"
-    assert "near the best for their compute" in ladder(body)
+def test_the_law_has_a_row_with_what_it_says_of_the_main_run(body):
+    told = ladder(body).split("The law")[1].split("Back-test")[0]
+    (member,) = body["fit"]["members"]
+    assert f"{member['form']}: " in told
+    assert f"{member['params_vs_flops']:.2f} {member['tokens_vs_flops']:.2f}" in told
+    assert f"{member['loss_at_choice_nats']:.3f}" in told
 
 
-def test_the_laws_disagreement_is_among_what_is_not_known(body):
-    losses = [member["loss_at_choice_nats"] for member in body["fit"]["members"]]
-    assert f"The 3 laws with weight predict {min(losses):.3f} to {max(losses):.3f} nats" in text_of(decision(body))
-    body["fit"]["members"][1]["weight"] = body["fit"]["members"][2]["weight"] = 0.0
-    assert "laws with weight" not in text_of(decision(body))
+def test_every_back_test_is_told_with_its_distance(body):
+    told = ladder(body).split("Back-test")[1]
+    for backtest in body["fit"]["backtests"]:
+        assert f"were predicted from {backtest['num_fitted']} smaller ones" in told
+        assert f"{backtest['num_covered']} inside its interval" in told
 
 
 def test_checked_rungs_show_rates_losses_and_verdict(body):

@@ -1,6 +1,7 @@
 """The verbs on tables of runs and on shapes. Their keys are a contract."""
 
 import math
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,51 @@ def test_the_keys_of_predict(fitted):
     assert body["interval"][0] <= body["loss"] <= body["interval"][1]
     assert body["loss"] == pytest.approx(loss_of(1e6, 2e7), rel=1e-2)
     assert (body["flops"], body["extrapolation"]) == (1.2e14, pytest.approx(1.2e14 / (6 * 8e5 * 9e6)))
+
+
+def test_a_ladder_of_one_ratio_is_fitted_and_asked_along_its_line(tmp_path):
+    sizes, losses = (1.11e8, 2.56e8, 5.9e8, 1.316e9, 2.652e9), (2.608, 2.349, 2.181, 1.997, 1.834)
+    path, out = tmp_path / "runs.csv", tmp_path / "fit.json"
+    rows = [f"{n},{20 * n},{loss}" for n, loss in zip(sizes, losses, strict=True)]
+    path.write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
+    code, text, _ = forerun("fit", path, "--out", out)
+    assert code == 0
+    assert "1 runs" not in text
+    code, body = ask("predict", out, "--params", "12.9e9", "--tokens", "258e9")
+    assert code == 0
+    assert body["interval"][0] < 1.572 < body["interval"][1]
+    assert forerun("predict", out, "--params", "1e9", "--tokens", "1e12")[0] == 4
+    assert forerun("allocate", out, "--flops", "1e21")[0] == 4
+
+
+def test_a_question_without_a_sensible_answer_ends_with_cannot_tell(fitted, tmp_path):
+    assert forerun("predict", fitted, "--params", "10", "--tokens", "10")[0] == 4
+    path, out = tmp_path / "runs.csv", tmp_path / "swapped.json"
+    rows = [f"{n},{d / 1000},{loss_of(n, d)}" for n in (1e6, 2e6, 4e6, 8e6) for d in (1e7, 3e7, 9e7)]
+    path.write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
+    assert forerun("fit", path, "--out", out)[0] == 0
+    code, body = ask("allocate", out, "--flops", "1e13")
+    assert code == 4
+    assert body["tokens_per_param"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_runs", [9, 45, 240, 1000])
+def test_fits_and_forecasts_are_quick(tmp_path, num_runs):
+    """CPU-seconds of each command, start-up included: at most 2 to fit and 1 to ask."""
+    sizes, lengths = {9: (3, 3), 45: (9, 5), 240: (20, 12), 1000: (40, 25)}[num_runs]
+    path, out = tmp_path / "runs.csv", tmp_path / "fit.json"
+    rows = [f"{1e5 * 1.1**i},{1e6 * 1.2**j},{loss_of(1e5 * 1.1**i, 1e6 * 1.2**j)}"
+            for i in range(sizes) for j in range(lengths)]  # fmt: skip
+    path.write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
+    asked = {("fit", path, "--out", out): 2.0, ("predict", out, "--params", "1e7", "--tokens", "1e9"): 1.0,
+             ("allocate", out, "--flops", "1e16"): 1.0}  # fmt: skip
+    for words, most_seconds in asked.items():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "launcher", *map(str, words)], check=False, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert 0.1 < seconds <= most_seconds, words
 
 
 def loss_of(params, tokens):
