@@ -7,6 +7,7 @@ the larger of the scatter about the line and the rounding of the grid (step / sq
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +39,8 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
     """
     q, base = question, question.transferred_log2
     if base is None:
-        base = next((log2_value for size, log2_value in optima if size == q.base_size), None)
+        at_base = [log2_value for size, log2_value in optima if size == q.base_size]
+        base = statistics.fmean(at_base) if at_base else None  # of several optima none is the first
     _check(optima, q, base)
     assert base is not None
     drift, at_target = _line(optima, q.target_size, q.level)
