@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from planted_valleys import linex
 
-from transfer.design.next_runs import sharpen_bounded, sharpen_optima
 from transfer.question import Point, Question
 from transfer.verdict.verdict import examine
 
@@ -75,15 +74,8 @@ def clips(truth, noise_nats, seed, *, target=1024, sizes=(32, 64, 128), num_seed
 
 def wanted(points, q):
     """The outcome, and the runs that a verdict asks for."""
-    judged = examine(points, q, draws=400)
-    verdict = judged.verdict
-    if verdict.outcome != "cannot_tell":
-        return verdict.outcome, []
-    if verdict.bounded is not None:
-        return verdict.outcome, sharpen_bounded(points, verdict.bounded, q)
-    if all(optimum.status == "ok" for optimum in verdict.optima) and "single run" not in " ".join(verdict.reasons):
-        return verdict.outcome, sharpen_optima(points, verdict.optima, q, judged.at_target)
-    return verdict.outcome, list(verdict.what_to_run)
+    verdict = examine(points, q, draws=400).verdict
+    return verdict.outcome, list(verdict.what_to_run) if verdict.outcome == "cannot_tell" else []
 
 
 def play(market, points, q, num_rounds=3):

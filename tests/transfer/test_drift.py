@@ -43,7 +43,8 @@ def test_without_a_prior_on_scatter_a_scattered_line_is_missed(monkeypatch):
     assert covered(0.05)[0] < 0.7
 
 
-def test_what_all_sizes_share_is_no_scatter():
+def test_what_all_sizes_share_is_no_scatter(monkeypatch):
+    monkeypatch.setitem(drift.LINES, "width", drift.LINES["width"]._replace(walk_octaves=0.0))
     common = np.random.default_rng(2).standard_normal((4000, 1)) * 0.3
     common[0] = 0
     line = extend_line(rows([-6.0, -6.0, -6.0], 0.01) + common, LOG2_WIDTH, 9.0, 5.0, "width", np.random.default_rng(0))

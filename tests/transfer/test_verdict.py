@@ -180,7 +180,7 @@ def test_a_cliff_that_moves_towards_the_value_forbids_holds():
                 gone = rate >= -1 - fall * number
                 loss = None if gone else 3 + 0.05 * (rate + 6) ** 2 + float(rng.normal(0, 0.001))
                 points += [Point(size=size, log2_value=float(rate), loss_nats=loss, seed=seed) for seed in range(2)]
-        found = judge(points, Question(base_size=64, target_size=4096))
+        found = judge(points, Question(base_size=64, target_size=1100))
         assert found.outcome == outcome
         assert any("diverge fall by 1.0 octaves per doubling" in reason for reason in found.reasons) == (fall > 0)
 

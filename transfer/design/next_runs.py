@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from proxies.core.hyperparameters import LEARNING_RATE
 from proxies.core.notation import counted, format_significant
-from transfer.basin.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, better_end, finite_rates
+from transfer.basin.optimum import MIN_RATES, Optima, Optimum, best_rate, better_end, finite_rates
+from transfer.design.prospects import Proposal, Prospects, choose_round, look_ahead
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
-from transfer.regret.regret import AtTarget, estimate
 
 MOST_SEEDS = 64
 """At one size: where these do not suffice, more runs alone do not help."""
@@ -133,12 +134,14 @@ LARGER = (2, 4, 8)
 """Times the largest size: proxies that may be proposed."""
 GRID_STEPS = (-2, -1, 0, 1, 2)
 """Values of a new size, in steps from where the others put its optimum."""
+MIN_NEW_STEP = 1.0
+"""Octaves: with a finer grid a new size's optimum may lie outside it."""
+NEW_GRIDS = (GRID_STEPS, (-1.5, -0.5, 0.5, 1.5), (-1, 0, 1))
+"""Grids of a new size that are proposed."""
 MOST_NARROWING, LEAST_NARROWING = 0.4, 0.9
 """A round of runs aims at an interval of at least two fifths, at most nine tenths of today's width."""
 MIN_SEEDS = 2
 """New ones at a value, where the noise is unknown: with the first they are three."""
-SD_LEVEL = 0.6827
-"""The level of the interval of one standard deviation to either side."""
 LEAST_WIDTH = 1e-9
 """Nothing is known so well."""
 MOST_SPENT = 2.0
@@ -215,14 +218,19 @@ def again(point: Point, q: Question) -> Suggestion:
 def _beyond(
     points: Sequence[Point], rates: Sequence[float], best: float, step: float
 ) -> tuple[list[float], list[float]]:
-    """The next values below and above the grid, two beyond an end that is itself the best one.
+    """The next values below and above the grid, and where an end is itself the best one, up to two octaves beyond.
 
     Where runs above it diverged there is but one: halfway to that cliff.
     """
     cliff = min((p.log2_value for p in points if p.loss_nats is None and p.log2_value > rates[-1]), default=None)
-    below = [rates[0] - k * step for k in ((1, 2) if best == rates[0] else (1,))]
-    above = [rates[-1] + k * step for k in ((1, 2) if best == rates[-1] else (1,))]
+    far = [step, 2 * step, *([FAR_OCTAVES] if 2 * step < FAR_OCTAVES else [])]
+    below = [rates[0] - octaves for octaves in (far if best == rates[0] else far[:1])]
+    above = [rates[-1] + octaves for octaves in (far if best == rates[-1] else far[:1])]
     return below, above if cliff is None else [(rates[-1] + cliff) / 2]
+
+
+FAR_OCTAVES = 2.0
+"""An optimum may lie this far beyond the end of a fine grid."""
 
 
 def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str, *, mends: bool = True) -> Suggestion:
@@ -232,34 +240,126 @@ def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str,
     )  # fmt: skip
 
 
-def sharpen_optima(
-    points: Sequence[Point], optima: Sequence[Optimum], q: Question, at_target: AtTarget
-) -> list[Suggestion]:
-    """The cheapest runs that narrow the interval of the target's optimum enough to decide, if estimates stay.
+def plan_round(
+    points: Sequence[Point], found: Optima, q: Question, first: Sequence[Suggestion] = ()
+) -> tuple[list[Suggestion], str | None]:
+    """Choose the runs that would likely decide, by what each of many proposals would decide per cost.
+
+    Finer rates between the best one and its neighbors, rates beyond the ends, larger sizes and more seeds compete
+    (`transfer.design.prospects`). All together cost at most `MOST_SPENT` times what all runs so far did.
 
     Args:
         points: All runs of the condition.
-        optima: The usable optima, those of `at_target`.
+        found: Their optima.
         q: What is asked; the target's own size is never suggested.
-        at_target: The extrapolation, with a value to transfer.
+        first: Runs without which there is no verdict; they are part of the round.
+
+    Returns:
+        The runs, cheapest first, and a sentence on their cost and what they would decide; None where nothing is known.
     """
-    offers = [
-        _seeds(points, optimum.size, q, _core(points, optimum), sd)
-        for optimum, sd in zip(optima, at_target.sds, strict=True)
+    larger = _larger(max(p.size for p in points), q)
+    prospects = look_ahead(points, found, q, larger, np.random.default_rng(0))
+    if prospects is None:
+        return list(first), None
+    spent = sum(_price(p.size, q) for p in points)
+    fixed = [
+        Proposal(
+            size=s.size,
+            values=(s.log2_value,),
+            num_seeds=s.num_seeds,
+            cost=s.relative_cost,
+            reason=s.reason,
+        )
+        for s in first
+        if s.size in prospects.sizes
     ]
-    last, line = offers[-1], at_target.line
-    step = _step(finite_rates([p for p in points if p.size == last.size]))
-    larger = []
-    for size in _larger(last.size, q):
-        beyond = float(line.slope[0] + line.bend[0])
-        optimum_there = float(line.at_target[0]) + beyond * math.log2(size / q.target_size)
-        centre = round(optimum_there / step) * step
-        larger.append(_offer(size, q, [centre + k * step for k in GRID_STEPS], last.variance))
-    scatter = estimate(line.target_scatter, SD_LEVEL)
-    return _buy(
-        points, offers, larger, q, narrowing=_allowed_share(at_target, q), scatter=(scatter.high - scatter.low) / 2,
-        reason="this narrows the interval of the optimum at the target",
-    )  # fmt: skip
+    options = _options(points, found, q, prospects)
+    chosen = choose_round(prospects, options, fixed, spent=spent, most=MOST_SPENT * spent)
+    runs = list(first)
+    for proposal in chosen.proposals[len(fixed) :]:
+        runs += [
+            _run(q, proposal.size, value, proposal.num_seeds, proposal.reason, mends=False) for value in proposal.values
+        ]
+    cost = sum(run.relative_cost for run in runs) / spent
+    chance = f"would decide with a probability of about {chosen.probability:.1f}"
+    if chosen.probability < LEAST_CHANCE:
+        chance = "bring a verdict nearer, but one round will hardly decide"
+    note = f"the runs to decide cost {cost:.2g} times what was spent and {chance}"
+    return sorted(runs, key=lambda run: (run.relative_cost, run.size, run.log2_value)), note if runs else None
+
+
+LEAST_CHANCE = 0.1
+"""Probability of a verdict below which a round is said to be one of several."""
+FINER_OCTAVES = 0.24
+"""Rates closer than this are not divided further."""
+SEEDS_ADDED = (1, 2, 4)
+"""New seeds that are proposed at the rates about an optimum."""
+LEAST_OUTSIDE = 0.01
+"""Least probability of an optimum beyond an end for which rates beyond it are proposed."""
+WIDER_STEPS = (1, 2, 3)
+"""Rates beyond an end that are proposed."""
+
+
+def _options(points: Sequence[Point], found: Optima, q: Question, prospects: Prospects) -> list[tuple[Proposal, ...]]:
+    """Return what can be run: for each size, for all sizes together, and for one larger size."""
+    by_size = {size: [p for p in points if p.size == size] for size in found.fitted}
+    kinds: dict[str, list[Proposal]] = {}
+    for column, (size, own) in enumerate(by_size.items()):
+        low, high = prospects.bounds[column]
+        outside = (
+            float(np.mean(prospects.optimum[:, column] < low)),
+            float(np.mean(prospects.optimum[:, column] > high)),
+        )
+        for kind, values, num_seeds, reason, is_new_grid in _proposals_at(own, outside):
+            cost = len(values) * num_seeds * _price(size, q)
+            proposal = Proposal(
+                size=size, values=values, num_seeds=num_seeds, cost=cost, reason=reason, is_new_grid=is_new_grid
+            )
+            kinds.setdefault(kind, []).append(proposal)
+    options: list[tuple[Proposal, ...]] = []
+    options += [(proposal,) for proposals in kinds.values() for proposal in proposals]
+    options += [tuple(proposals) for proposals in kinds.values() if len(proposals) > 1]
+    step = max(_step(finite_rates(by_size[found.fitted[-1]])), MIN_NEW_STEP)
+    num_seeds = len({p.seed for p in by_size[found.fitted[-1]]})
+    for column, size in enumerate(prospects.sizes[prospects.num_fitted :], start=prospects.num_fitted):
+        center = round(float(prospects.optimum[:, column].mean()) / step) * step
+        for count, steps in itertools.product(sorted({1, num_seeds}), NEW_GRIDS):
+            values = tuple(center + k * step for k in steps)
+            cost = len(values) * count * _price(size, q)
+            reason = "a larger proxy: it shows whether the optimum moves on"
+            proposal = Proposal(size=size, values=values, num_seeds=count, cost=cost, reason=reason, is_new_grid=True)
+            options.append((proposal,))
+    return options
+
+
+def _proposals_at(
+    own: Sequence[Point], outside: tuple[float, float]
+) -> Iterator[tuple[str, tuple[float, ...], int, str, bool]]:
+    """Yield proposals at one size: kind, values, seeds, reason, and whether the seeds are new.
+
+    Args:
+        own: The runs of the size.
+        outside: Probability that the optimum lies below, and above, the values that were run.
+    """
+    rates, best, num_seeds = finite_rates(own), best_rate(own), len({p.seed for p in own})
+    if best is None or len(rates) < 2:
+        return
+    at, step = rates.index(best), _step(rates)
+    gaps = list(itertools.pairwise(rates[max(at - 1, 0) : at + 2]))
+    for kind, shares in (("halves", (0.5,)), ("thirds", (1 / 3, 2 / 3))):
+        finer = [low + share * (high - low) for low, high in gaps for share in shares if high - low > FINER_OCTAVES]
+        if finer:
+            yield kind, tuple(finer), num_seeds, "a finer grid about the best value places the optimum", False
+    ends = zip(("lower", "upper"), _beyond(own, rates, best, step), outside, (-step, step), strict=True)
+    for name, beyond, probability, stride in ends:
+        has_cliff = name == "upper" and any(p.loss_nats is None and p.log2_value > rates[-1] for p in own)
+        for count in () if probability < LEAST_OUTSIDE else (1,) if has_cliff else WIDER_STEPS:
+            values = tuple(beyond[0] + k * stride for k in range(count))
+            reason = f"the optimum may lie at or beyond the {name} end of the values run"
+            yield f"{name} {count}", values, num_seeds, reason, False
+    near = sorted(sorted(rates, key=lambda rate: abs(rate - best))[: MIN_RATES + 1])
+    for count in SEEDS_ADDED:
+        yield f"{count} seeds", tuple(near), count, "more seeds about the best value place the optimum", True
 
 
 def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question) -> list[Suggestion]:
@@ -293,14 +393,6 @@ def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question
         points, offers, larger, q, narrowing=abs(q.margin_nats - regret.value) / max(reach, LEAST_WIDTH), scatter=0.0,
         reason="this narrows the interval of the cost at the target",
     )  # fmt: skip
-
-
-def _allowed_share(at_target: AtTarget, q: Question) -> float:
-    """The standard deviation of the offset that would decide, as a share of today's, if the estimates stay."""
-    assert at_target.transferred_log2 is not None
-    allowed = math.sqrt(2 * q.margin_nats / float(at_target.curvature.at_target[0]))  # a parabola will do for planning
-    offset = estimate(at_target.transferred_log2 - at_target.line.at_target, q.level)
-    return abs(allowed - abs(offset.value)) / max((offset.high - offset.low) / 2, LEAST_WIDTH)
 
 
 def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[float], sd: float) -> SizeOption:
@@ -346,15 +438,6 @@ def _buy(
 def _price(size: int, q: Question) -> float:
     """Return the cost of one run, in base runs."""
     return float((size / q.base_size) ** COST_EXPONENTS[q.axis])
-
-
-def _core(points: Sequence[Point], optimum: Optimum) -> list[float]:
-    """The values about an optimum, four or more."""
-    centre = optimum.log2_value
-    assert centre is not None
-    values = finite_rates([p for p in points if p.size == optimum.size])
-    near = [value for value in values if abs(value - centre) <= HALF_WINDOW_OCTAVES]
-    return near if len(near) >= MIN_RATES else sorted(sorted(values, key=lambda value: abs(value - centre))[:MIN_RATES])
 
 
 def _spread(values: Sequence[float]) -> float:

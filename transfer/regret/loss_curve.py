@@ -16,7 +16,7 @@ import numpy as np
 
 from transfer.basin.noise import LEAST_NOISE_NATS
 from transfer.basin.shapes import Floats, Ints
-from transfer.regret.drift import CURVATURE_TREND_SD, SCATTER_OCTAVES
+from transfer.regret.drift import CURVATURE_TREND_SD, SCATTER_OCTAVES, WALK_OCTAVES, draw_walk
 
 SHAPES = np.linspace(-2.85, 2.85, 20)
 """Grid of s times the largest |x|: either side may be the steep one, and 0 itself is left out."""
@@ -182,7 +182,8 @@ def _extended(rows: Floats, runs: CurveRuns, doublings: float, rng: np.random.Ge
     middle = rows[:, 2] + rows[:, 3] * runs.u.mean()
     bend = rows[:, 2] + rows[:, 3] * reach
     bend = np.where(bend * middle > 0, bend, 0.0)
-    # The target's own basin lies off the line as any size's does.
-    jitter = rng.standard_normal(len(rows)) * SCATTER_OCTAVES * np.abs(bend)
-    jitter[0] = 0.0
+    # The target's own basin lies off the line as any size's does, and beyond the runs the line itself walks.
+    scatter = rng.standard_normal(len(rows)) * SCATTER_OCTAVES
+    scatter[0] = 0.0
+    jitter = (scatter + draw_walk(len(rows), doublings, WALK_OCTAVES, rng)) * np.abs(bend)
     return rows[:, 0] + rows[:, 1] * reach + jitter, bend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,10 @@ class TableRow:
 def largest_alike(
     path: Source, runs: Sequence[TableRow], axis: Axis, columns: Mapping[str, str]
 ) -> tuple[list[TableRow], list[str]]:
-    """The largest set of runs that agree in whatever else varies, the first of equal ones; and what to say of it.
+    """Return the largest set of runs that agree in whatever else varies, and what to say of it.
+
+    Of equally large sets the one with the lowest loss is taken, as a user would pick the best weight decay. The order
+    of the rows never decides.
 
     Args:
         path: Of the table, for messages.
@@ -62,7 +66,7 @@ def largest_alike(
     if held and not fit and _num_sizes(runs) > 1:
         problem = f"no two sizes agree in {names}: run some that do, or remove a column to ignore it"
         raise TableError(path, [problem])
-    best = max(fit or slices, key=lambda key: len(slices[key]))
+    best = min(fit or slices, key=lambda key: _slice_rank(key, slices[key]))
     kept = slices[best]
     notes = []
     if held:
@@ -105,6 +109,12 @@ def _follows(runs: Sequence[TableRow], what: str, *, loosely: bool) -> bool:
     steps = [after - before for before, after in pairwise(numbers)]
     one_way = all(step >= 0 for step in steps) or all(step <= 0 for step in steps)
     return bool(steps) and one_way and (loosely or 0.0 not in steps)
+
+
+def _slice_rank(key: tuple[object, ...], runs: Sequence[TableRow]) -> tuple[int, float, list[tuple[str, object]]]:
+    """Return a rank that depends on content only: most runs, then lowest loss, then smallest values."""
+    lowest_loss = min((run.loss_nats for run in runs if run.loss_nats is not None), default=math.inf)
+    return -len(runs), lowest_loss, [(type(value).__name__, value) for value in key]
 
 
 def _num_sizes(runs: Sequence[TableRow]) -> int:
@@ -176,6 +186,7 @@ def read_runs(
     kept, notes = largest_alike(path, runs, axis, names.judgeable)
     if problems := _find_excess(kept, axis, names.values[hyperparameter]):
         raise TableError(path, problems)
+    kept = sorted(kept, key=_content)
     read = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
     # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
     points = [*dict.fromkeys(p for p in read if p.loss_nats is not None), *(p for p in read if p.loss_nats is None)]
@@ -190,6 +201,11 @@ def read_runs(
         notes=(*_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
         dropped=tuple(dropped),
     )
+
+
+def _content(run: TableRow) -> tuple[float, ...]:
+    """Return a sort key from a run's content: a table's verdict must not depend on the order of its rows."""
+    return run.size, run.log2_value, run.seed, math.inf if run.loss_nats is None else run.loss_nats
 
 
 def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[str]:

@@ -45,6 +45,8 @@ class JointVerdict:
     untested: tuple[Axis, ...]
     """On which the target differs from the base, without a test."""
     reasons: tuple[str, ...]
+    assumptions: tuple[str, ...] = ()
+    """What it takes for granted beyond the runs, by axis."""
 
 
 def judge_together(judged: Sequence[DetailedVerdict], doublings: Mapping[Axis, float]) -> JointVerdict:
@@ -74,10 +76,13 @@ def judge_together(judged: Sequence[DetailedVerdict], doublings: Mapping[Axis, f
         outcome = "cannot_tell" if doubts else decide(cost, first.margin_nats)
         where = ", ".join(at_size(v.question.axis, v.question.target_size) for v in verdicts)
         costs = [f"at {where} together it costs {say.cost(cost, first)}, margin {first.margin_nats:g}"]
+    assumptions = tuple(f"{v.question.axis}: {v.assumption}" for v in verdicts if v.assumption is not None)
+    if outcome == "holds":
+        costs += assumptions
     return JointVerdict(
         outcome=outcome, transferred_log2=value, offset=offset, regret_nats=cost,
         margin_nats=first.margin_nats, level=first.level, axes=axes, untested=untested,
-        reasons=(*costs, *doubts) or ("there is no rate to transfer",),
+        reasons=(*costs, *doubts) or ("there is no rate to transfer",), assumptions=assumptions,
     )  # fmt: skip
 
 

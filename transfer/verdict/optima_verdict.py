@@ -6,7 +6,9 @@ the larger of the scatter about the line and the rounding of the grid (step / sq
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +16,8 @@ from scipy.special import stdtrit
 
 from proxies.core.notation import counted
 from transfer.question import Outcome, Question, TransferError, at_size
+from transfer.regret.drift import LINES, draw_walk
+from transfer.regret.reach import describe_assumption, describe_reach, find_largest_ratio
 from transfer.regret.regret import Estimate
 from transfer.verdict.verdict import Verdict
 
@@ -23,6 +27,8 @@ TOLERANCE_OCTAVES = 0.5
 """An offset under half an octave costs about 0.01 nats or less in the basins we know (0.06 nats / octave**2)."""
 ROUNDING_OCTAVES = 0.01
 """Optima closer than this are one grid point, written with other digits."""
+WALK_DRAWS = 20_000
+"""Draws of the walk beyond the runs, for its quantile."""
 USUAL_STEP_OCTAVES = 1.0
 """Grid step assumed when all optima are equal."""
 
@@ -39,26 +45,55 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
     """
     q, base = question, question.transferred_log2
     if base is None:
-        base = next((log2_value for size, log2_value in optima if size == q.base_size), None)
+        at_base = [log2_value for size, log2_value in optima if size == q.base_size]
+        base = statistics.fmean(at_base) if at_base else None  # of several optima none is the first
     _check(optima, q, base)
     assert base is not None
-    drift, at_target = _line(optima, q.target_size, q.level)
+    drift, at_target = _line(optima, q)
     power = drift.value if q.power is None else q.power
     value = base + power * q.doublings
     offset = Estimate(value=value - at_target.value, low=value - at_target.high, high=value - at_target.low)
     outcome = _decide(drift, offset)
     moved, reach = (f"{e.value:+.2f} octaves [{e.low:+.2f}, {e.high:+.2f}]" for e in (drift, offset))
     there = at_size(q.axis, q.target_size)
-    reasons = (
+    reasons = [
         f"per doubling the optimum moves by {moved}",
         f"at {there} the transferred value lies {reach} from it; the tolerance is {TOLERANCE_OCTAVES:g}",
         "no losses were given, so the cost in nats is not known: octaves decide the outcome",
-    )
+    ]
+    largest_size = max(size for size, _ in optima)
+    assumption, ratio = describe_assumption(q, largest_size), None
+    if outcome != "drifts":
+        ratio = find_largest_ratio(lambda size: _holds_at(size, optima, q, base), largest_size, q.target_size, outcome)
+        if assumption is not None:
+            reasons.append(f"{assumption}; {describe_reach(ratio, q, largest_size)}")
     return Verdict(
-        question=q, outcome=outcome, drift=drift, power=power, offset=offset, regret_nats=None,
-        transferred_log2=value, cost_of_2x_off_nats=None, noise_nats=None, noise_is_known=False, optima=(),
-        bounded=None, reasons=reasons, what_to_run=(), control=None,
-    )  # fmt: skip
+        question=q,
+        outcome=outcome,
+        drift=drift,
+        power=power,
+        offset=offset,
+        regret_nats=None,
+        transferred_log2=value,
+        cost_of_2x_off_nats=None,
+        noise_nats=None,
+        noise_is_known=False,
+        optima=(),
+        bounded=None,
+        reasons=tuple(reasons),
+        what_to_run=(),
+        control=None,
+        assumption=assumption,
+        largest_ratio=ratio,
+    )
+
+
+def _holds_at(size: int, optima: Sequence[tuple[int, float]], q: Question, base: float) -> bool:
+    """Return whether the value would hold at a target of another size."""
+    asked = dataclasses.replace(q, target_size=size)
+    drift, there = _line(optima, asked)
+    value = base + (drift.value if q.power is None else q.power) * asked.doublings
+    return max(abs(value - there.low), abs(value - there.high)) <= TOLERANCE_OCTAVES
 
 
 def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None) -> None:
@@ -77,9 +112,9 @@ def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None)
         raise TransferError(problems)
 
 
-def _line(optima: Sequence[tuple[int, float]], target_size: int, level: float) -> tuple[Estimate, Estimate]:
+def _line(optima: Sequence[tuple[int, float]], q: Question) -> tuple[Estimate, Estimate]:
     """Slope, and the line's value at the target: ordinary least squares, log2 against log2."""
-    x = np.log2([size for size, _ in optima]) - math.log2(target_size)
+    x = np.log2([size for size, _ in optima]) - math.log2(q.target_size)
     y = np.array([log2_value for _, log2_value in optima])
     design = np.stack([np.ones_like(x), x], axis=1)
     covariance = np.linalg.inv(design.T @ design)
@@ -90,7 +125,10 @@ def _line(optima: Sequence[tuple[int, float]], target_size: int, level: float) -
     step = float(gaps.min()) if gaps.size else USUAL_STEP_OCTAVES
     scatter = float(((y - design @ coefficients) ** 2).sum()) / free
     variance = max(scatter, min(step, USUAL_STEP_OCTAVES) ** 2 / 12)
-    reach = stdtrit(free, (1 + level) / 2) * np.sqrt(variance * np.diag(covariance))
+    reach = stdtrit(free, (1 + q.level) / 2) * np.sqrt(variance * np.diag(covariance))
+    # Beyond the runs the line may walk off, whatever they say.
+    walk = draw_walk(WALK_DRAWS, float(-x.max()), LINES[q.axis].walk_octaves, np.random.default_rng(0))
+    reach[0] = math.hypot(reach[0], float(np.quantile(walk, (1 + q.level) / 2)))
     low, high = (coefficients - reach).tolist(), (coefficients + reach).tolist()
     at_target, slope = (
         Estimate(value=value, low=low[i], high=high[i]) for i, value in enumerate(coefficients.tolist())

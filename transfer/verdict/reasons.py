@@ -10,6 +10,7 @@ import numpy as np
 from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
 from proxies.core.notation import counted, format_nats, format_significant
 from transfer.basin.optimum import Optimum, better_end
+from transfer.basin.spikes import Spike
 from transfer.question import Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
 from transfer.regret.regret import AtTarget, Estimate
@@ -104,8 +105,25 @@ def _noun(q: Question) -> str:
 
 def rests_on(culprit: Point, q: Question) -> str:
     """That one run alone makes the drift."""
-    where = f"{at_size(q.axis, culprit.size)}, {written(q.hyperparameter, culprit.log2_value)}, seed {culprit.seed}"
-    return f"but without one run ({where}) the cost is within the margin: a single run proves no drift"
+    return f"but without one run ({_place(culprit, q)}) the cost is within the margin: a single run proves no drift"
+
+
+def left_out(spike: Spike, q: Question) -> str:
+    """That a run is left out, since its repeats agree against it."""
+    return (
+        f"one run ({_place(spike.point, q)}) lies {spike.excess_nats:.3g} nats above the {spike.num_repeats} other "
+        "runs of its value, which agree: it is left out"
+    )
+
+
+def is_suspicious(spike: Spike, q: Question) -> str:
+    """That a run looks like a spike."""
+    compared = "the other run of its value" if spike.num_repeats else "what the values beside it say"
+    return f"one run ({_place(spike.point, q)}) lies {spike.excess_nats:.3g} nats above {compared}: repeat it first"
+
+
+def _place(point: Point, q: Question) -> str:
+    return f"{at_size(q.axis, point.size)}, {written(q.hyperparameter, point.log2_value)}, seed {point.seed}"
 
 
 def cliff_near(optima: Sequence[Optimum], q: Question, at_target: AtTarget, nearest_octaves: float) -> str:

@@ -33,6 +33,8 @@ def verdict_summary(verdict: Verdict) -> dict[str, Json]:
         "regret_nats": estimate_summary(verdict.regret_nats),
         "margin_nats": q.margin_nats,
         "level": q.level,
+        "assumption": verdict.assumption,
+        "largest_ratio": verdict.largest_ratio,
         "target_size": q.target_size,
         "base_size": q.base_size,
         "power": _absolute(verdict),
@@ -63,6 +65,7 @@ def together_summary(together: JointVerdict) -> dict[str, Json]:
         "level": together.level,
         "axes": list(together.axes),
         "untested": list(together.untested),
+        "assumptions": list(together.assumptions),
         "reasons": list(together.reasons),
     }
 

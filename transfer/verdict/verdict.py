@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ import numpy as np
 
 from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import Optima, Optimum, find_optima, noise_is_known, place_at
-from transfer.design.next_runs import Suggestion, again, mend, sharpen_bounded, sharpen_optima
+from transfer.basin.spikes import find_outvoted, find_suspect
+from transfer.design.next_runs import Suggestion, again, mend, plan_round, sharpen_bounded
 from transfer.question import Outcome, Point, Question, TransferError
 from transfer.regret.bounded_regret import BoundedRegret, judge_bounded, obstacle
+from transfer.regret.reach import describe_assumption, describe_reach, find_largest_ratio
 from transfer.regret.regret import (
     AtTarget,
     Estimate,
@@ -40,6 +42,8 @@ MOST_SEEDS_IN_DOUBT = 2
 """Rates with more runs than this are not suspected of resting on one of them."""
 MOST_CULPRITS = 3
 """Runs without which all sizes are fitted anew: each such fit takes a tenth of a second."""
+SUSPECT_DRAWS, SUSPECT_NOISE_SHARE = 600, 0.6
+"""A suspicious run is repeated if without it the noise falls to this share; draws of that fit."""
 LEAST_SD_OCTAVES = 0.01
 """No optimum outweighs the others by more than this says."""
 
@@ -79,6 +83,11 @@ class Verdict:
     """Posterior probability that the line through the optima bends; None where the runs cannot show it."""
     bend: Estimate | None = None
     """Octaves per doubling by which the slope from the largest size to the target differs from the drift."""
+    assumption: str | None = None
+    """What the verdict takes for granted beyond the runs; None where the target lies within them."""
+    largest_ratio: float | None = None
+    """Largest target at which the value holds, in multiples of the largest size; None if it holds at none, drifts, or
+    rests on something else than the regret's interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,15 +146,20 @@ def examine(
 
 
 def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, draws: int, seed: int) -> DetailedVerdict:
+    outvoted = find_outvoted(points)
+    if outvoted is not None:
+        points = [point for point in points if point is not outvoted.point]
     found, at_target = _measure(points, q, draws, seed)
-    plain = _judge_optima(points, q, found, at_target, seed)
+    plain = _judge_optima(points, q, found, at_target, draws, seed)
     bounded = None
     if q.hyperparameter != LEARNING_RATE and any(o.status != "ok" for o in found.optima):
         bounded = judge_bounded(points, q, draws=draws, rng=np.random.default_rng(seed))
         if bounded is not None:
-            plain = _judge_bounded(points, bounded, q)
+            plain = _judge_bounded(points, bounded, q, draws, seed)
         elif (why := obstacle(points, q)) is not None:
             plain.reasons.append(why)
+    if outvoted is not None:
+        plain.reasons.append(say.left_out(outvoted, q))
     there = at_target is not None and at_target.transferred_log2 is not None and bounded is None
     verdict = Verdict(
         question=q,
@@ -166,6 +180,8 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
         culprit=plain.culprit,
         bends=at_target.line.bends if at_target and at_target.bend else None,
         bend=at_target.bend if at_target else None,
+        assumption=plain.assumption,
+        largest_ratio=plain.largest_ratio,
     )
     return DetailedVerdict(verdict=verdict, at_target=at_target)
 
@@ -186,16 +202,30 @@ class _Judgement:
     reasons: list[str]
     todo: list[Suggestion]
     culprit: Point | None = None
+    assumption: str | None = None
+    largest_ratio: float | None = None
+    near_cliff: bool = False
+    """Whether runs that diverge near the value are all that forbids to hold: more runs here would not change that."""
+
+    def add_reach(self, q: Question, largest_size: int, holds_at: Callable[[int], bool]) -> None:
+        """Add what the verdict assumes beyond the runs, and the largest target that they support."""
+        self.assumption = describe_assumption(q, largest_size)
+        if self.outcome == "drifts":
+            return
+        self.largest_ratio = find_largest_ratio(holds_at, largest_size, q.target_size, self.outcome)
+        reach = describe_reach(self.largest_ratio, q, largest_size)
+        if self.assumption is not None:
+            self.reasons.append(f"{self.assumption}; {reach}")
 
 
 def _judge_optima(
-    points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget | None, seed: int
+    points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget | None, draws: int, seed: int
 ) -> _Judgement:
     bad = [(o, [p for p in points if p.size == o.size]) for o in found.optima if o.status != "ok"]
     known = noise_is_known(points)
     judged = _Judgement(
         reasons=[say.why_unusable(o, q, own, noise_known=known) for o, own in bad],
-        todo=[s for o, own in bad for s in mend(o, own, q, noise_known=known)],
+        todo=_mend_all(points, q, found),
     )
     value = at_target.transferred_log2 if at_target else None
     judged.reasons += [] if len(found.optima) > 1 else [f"only one {q.axis}: a drift needs at least two"]
@@ -204,12 +234,45 @@ def _judge_optima(
     if at_target and value is not None:
         judged.regret_nats = regret_of(at_target, value, q.level)
     if not judged.reasons and at_target and judged.regret_nats:
-        _decide_and_explain(judged, points, q, found, at_target, seed)
+        _decide_and_explain(judged, points, q, found, at_target, draws, seed)
+    if judged.outcome == "cannot_tell" and judged.culprit is None and not judged.near_cliff:
+        _plan_next_runs(judged, points, q, found, seed)
     return judged
 
 
+def _plan_next_runs(judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, seed: int) -> None:
+    """Ask for the runs that would decide; a suspicious run is repeated, and others are chosen as if it were gone."""
+    noise = None if found.basins is None else found.basins.noise_nats
+    suspect = None if noise is None else find_suspect(points, noise)
+    if suspect is not None and noise is not None:
+        rest = [point for point in points if point is not suspect.point]
+        without, at_target = _measure(rest, q, SUSPECT_DRAWS, seed)
+        if without.basins is not None and without.basins.noise_nats < SUSPECT_NOISE_SHARE * noise:
+            judged.reasons.append(say.is_suspicious(suspect, q))
+            judged.todo = [again(suspect.point, q), *_mend_all(rest, q, without)]
+            value = at_target.transferred_log2 if at_target else None
+            regret = regret_of(at_target, value, q.level) if at_target and value is not None else None
+            usable = all(optimum.status == "ok" for optimum in without.optima)
+            if usable and regret is not None and decide(regret, q.margin_nats) != "cannot_tell":
+                return
+            points, found = rest, without
+    judged.todo, note = plan_round(points, found, q, judged.todo)
+    judged.reasons += [note] if note else []
+
+
+def _mend_all(points: Sequence[Point], q: Question, found: Optima) -> list[Suggestion]:
+    """Runs without which sizes have no usable optimum."""
+    known = noise_is_known(points)
+    return [
+        suggestion
+        for optimum in found.optima
+        if optimum.status != "ok"
+        for suggestion in mend(optimum, [p for p in points if p.size == optimum.size], q, noise_known=known)
+    ]
+
+
 def _decide_and_explain(
-    judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget, seed: int
+    judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget, draws: int, seed: int
 ) -> None:
     """Outcome and reasons where every size has an optimum."""
     assert judged.regret_nats is not None and at_target.transferred_log2 is not None
@@ -219,25 +282,40 @@ def _decide_and_explain(
         *say.explain(judged.outcome, judged.regret_nats, offset, q),
         *say.bent(found.optima, q, at_target),
     ]
+    judged.add_reach(q, found.optima[-1].size, lambda size: _holds_at(size, points, q, draws, seed))
     if judged.outcome == "drifts" and (culprit := _lone_culprit(points, q, found, at_target, seed)) is not None:
         judged.outcome, judged.culprit = "cannot_tell", culprit
         judged.reasons.append(say.rests_on(culprit, q))
         judged.todo = [again(culprit, q)]
-    elif judged.outcome == "cannot_tell":
-        judged.todo = sharpen_optima(points, found.optima, q, at_target)
     elif judged.outcome == "holds" and (near := say.cliff_near(found.optima, q, at_target, CLIFF_OCTAVES)):
-        judged.outcome = "cannot_tell"
+        judged.outcome, judged.largest_ratio, judged.near_cliff = "cannot_tell", None, True
         judged.reasons.append(near)
 
 
-def _judge_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question) -> _Judgement:
+def _holds_at(size: int, points: Sequence[Point], q: Question, draws: int, seed: int) -> bool:
+    """Return whether the value would hold at a target of another size, by the optima."""
+    asked = dataclasses.replace(q, target_size=size)
+    _, there = _measure(points, asked, draws, seed)
+    assert there is not None and there.transferred_log2 is not None
+    return decide(regret_of(there, there.transferred_log2, q.level), q.margin_nats) == "holds"
+
+
+def _judge_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question, draws: int, seed: int) -> _Judgement:
     outcome = decide(bounded.regret_nats, q.margin_nats)
-    return _Judgement(
+    judged = _Judgement(
         outcome=outcome,
         regret_nats=bounded.regret_nats,
         reasons=say.explain_bounded(outcome, bounded, q),
         todo=sharpen_bounded(points, bounded, q) if outcome == "cannot_tell" else [],
     )
+
+    def holds_at(size: int) -> bool:
+        asked = dataclasses.replace(q, target_size=size)
+        there = judge_bounded(points, asked, draws=draws, rng=np.random.default_rng(seed))
+        return there is not None and decide(there.regret_nats, q.margin_nats) == "holds"
+
+    judged.add_reach(q, max(p.size for p in points), holds_at)
+    return judged
 
 
 def _measure(points: Sequence[Point], q: Question, draws: int, seed: int) -> tuple[Optima, AtTarget | None]:

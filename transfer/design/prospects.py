@@ -1,0 +1,267 @@
+"""What runs that nobody has trained yet would decide, by simulation from the posterior.
+
+The posterior's draws are an ensemble. Each predicts the losses of the proposed runs, so regression over the ensemble
+says how these losses move the optima of the sizes and the offset at the target (the update of the ensemble Kalman
+filter, Evensen 1994, recalled). One draw after the other is taken as the truth, its losses update all draws, and the
+share of updated draws whose regret is below the margin is the verdict that the runs would give. Nothing is fitted anew,
+so hundreds of proposals take some hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transfer.basin.optimum import MOST_OUTSIDE, Optima, finite_rates
+from transfer.basin.shapes import Floats, Ints, rise
+from transfer.question import Point, Question
+from transfer.regret.drift import extend_curvature, extend_line_to
+
+NUM_DRAWS, NUM_TRUTHS = 600, 50
+"""Draws of the posterior in the ensemble, and how many of them are taken as the truth."""
+MIN_NOISE_NATS = 0.002
+"""Floor of the noise of a proposed run: no loss basin is known more exactly."""
+MAX_EXCESS_NATS = 0.3
+"""Predicted losses are cut off this far above the minimum: far up, a draw's loss says little of its optimum."""
+MAX_OFFSET_OCTAVES, OFFSET_STEP = 4.0, 0.05
+"""Grid of the offsets whose regret is compared with the margin."""
+RESERVE = 0.5
+"""Share of the verdict's error rate that a round aims at: estimates move when runs are added."""
+HOPE = 0.25
+"""Weight of a narrower interval and of optima inside their rates, beside a verdict: else no run that needs company
+would be taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """Runs of one size that are added together."""
+
+    size: int
+    values: tuple[float, ...]
+    """log2 of the values."""
+    num_seeds: int
+    cost: float
+    """In runs at the base size."""
+    reason: str
+    is_new_grid: bool = False
+    """Whether the runs have intercepts of their own: new seeds, or a size that was not run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prospects:
+    """The posterior, ready to be asked what proposed runs would decide."""
+
+    sizes: tuple[int, ...]
+    """Sizes whose optimum is known to the draws: those that were fitted, then larger ones."""
+    num_fitted: int
+    optimum: Floats
+    """(D, sizes)"""
+    curvature: Floats
+    """(D, sizes)"""
+    off_shape: Floats
+    """(D,) octaves by which optima lie off those of their shape, which only finer rates can show."""
+    shape: Ints
+    """(D,)"""
+    offset: Floats
+    """(D,) octaves from the target's optimum up to the transferred value."""
+    allowed: Floats
+    """(D, 2) lowest and highest offset whose regret is below the margin."""
+    bounds: tuple[tuple[float, float], ...]
+    """Lowest and highest value of each fitted size."""
+    run_values: tuple[Floats, ...]
+    """Values of every run of each fitted size."""
+    noise_nats: float
+    level: float
+
+    @property
+    def truths(self) -> Ints:
+        """Indices of the draws that are taken as the truth."""
+        return np.linspace(0, len(self.offset) - 1, min(NUM_TRUTHS, len(self.offset))).astype(np.int64)
+
+    def simulate(self, proposal: Proposal, seed: int) -> tuple[Floats, Floats]:
+        """Return a proposal's losses with noise, as each draw (D, R) and as each truth (T, R) gives them."""
+        column, values = self.sizes.index(proposal.size), np.array(proposal.values)
+        on_grid = proposal.is_new_grid and column < self.num_fitted
+        # On rates that were run already, a curve of the shape says as much as the true one.
+        predicted = self._predict(column, values + self.off_shape[:, None] if on_grid else values)
+        variance = max(self.noise_nats, MIN_NOISE_NATS) ** 2 / proposal.num_seeds
+        if proposal.is_new_grid:
+            predicted = predicted - predicted.mean(axis=1, keepdims=True)
+        else:
+            own = self.run_values[column]
+            predicted = predicted - self._predict(column, own).mean(axis=1, keepdims=True)
+            variance *= 1 + proposal.num_seeds / len(own)
+        normal = np.random.default_rng(seed).standard_normal((len(predicted) + len(self.truths), len(values)))
+        noise = math.sqrt(variance) * normal
+        return predicted + noise[: len(predicted)], predicted[self.truths] + noise[len(predicted) :]
+
+    def _predict(self, column: int, values: Floats) -> Floats:
+        """Loss above the minimum (D, values) at one size."""
+        octaves = values - self.optimum[:, column, None]
+        excess = rise(octaves, self.curvature[:, column, None], self.shape[:, None])
+        return np.minimum(excess, MAX_EXCESS_NATS)
+
+    def decide(self, simulated: Sequence[tuple[Floats, Floats]], proposals: Sequence[Proposal]) -> tuple[float, float]:
+        """Return the probability of a verdict after the proposals, and that with credit for coming nearer to one."""
+        unknown = np.column_stack([self.offset, self.optimum[:, : self.num_fitted]])
+        shift = np.zeros((len(self.truths), unknown.shape[1]))
+        if simulated:
+            losses, true_losses = (np.hstack(columns) for columns in zip(*simulated, strict=True))
+            mean = losses.mean(axis=0)
+            centered = losses - mean
+            ridge = MIN_NOISE_NATS**2 * np.eye(losses.shape[1])
+            gain = np.linalg.solve(centered.T @ centered / len(losses) + ridge, centered.T @ unknown / len(losses))
+            unknown = unknown - centered @ gain
+            shift = (true_losses - mean) @ gain
+        # Each truth moves the whole ensemble by one vector: an outer sum over truths and draws.
+        offset = shift[:, :1] + unknown[:, 0]
+        holds = np.mean((self.allowed[:, 0] < offset) & (offset < self.allowed[:, 1]), axis=1)
+        side = np.maximum(holds, 1 - holds)
+        inside = np.ones(len(self.truths))
+        for column, (low, high) in enumerate(self._widened(proposals), start=1):
+            optimum = shift[:, column, None] + unknown[:, column]
+            inside = np.minimum(inside, np.mean((low <= optimum) & (optimum <= high), axis=1))
+        surely = side >= 1 - RESERVE * (1 - self.level) / 2
+        decided = float(np.mean(surely & (inside >= 1 - RESERVE * MOST_OUTSIDE)))
+        narrower = 1 - _spread(unknown[:, 0]) / max(_spread(self.offset), OFFSET_STEP)
+        return decided, decided + HOPE * (narrower + float(np.mean(inside)))
+
+    def _widened(self, proposals: Sequence[Proposal]) -> list[tuple[float, float]]:
+        """Bounds of the values of each fitted size after the proposals."""
+        bounds = []
+        for size, (low, high) in zip(self.sizes, self.bounds, strict=False):
+            own = [value for p in proposals if p.size == size for value in p.values]
+            bounds.append((min([low, *own]), max([high, *own])))
+        return bounds
+
+
+def look_ahead(
+    points: Sequence[Point], found: Optima, q: Question, larger: Sequence[int], rng: np.random.Generator
+) -> Prospects | None:
+    """Prepare the posterior of all fitted sizes, and of larger ones, usable or not; None with fewer than two.
+
+    Args:
+        points: All runs of the condition.
+        found: Their optima.
+        q: What is asked.
+        larger: Sizes that may be proposed.
+        rng: Random numbers of the extension.
+    """
+    basins = found.basins
+    if basins is None or len(found.fitted) < 2:
+        return None
+    rows = slice(0, NUM_DRAWS + 1)
+    optimum, curvature, shape = basins.optimum[rows], basins.curvature[rows], basins.shape[rows]
+    log2_size, log2_target = np.log2(found.fitted), math.log2(q.target_size)
+    base = q.transferred_log2
+    if base is None:
+        base = float(optimum[0, found.fitted.index(q.base_size)]) if q.base_size in found.fitted else None
+    if base is None:
+        return None
+    places = [log2_target, math.log2(q.base_size), *map(math.log2, larger)]
+    extended = extend_line_to(optimum, log2_size, places, q.axis, rng)
+    there = extend_curvature(curvature, log2_size, log2_target, rng).at_target
+    moved = q.power * q.doublings if q.power is not None else float(extended[0, 0] - extended[0, 1])
+    offset = base + moved - extended[:, 0]
+    by_size = {size: [p for p in points if p.size == size] for size in found.fitted}
+    rates = [finite_rates(by_size[size]) for size in found.fitted]
+    return Prospects(
+        sizes=(*found.fitted, *larger),
+        num_fitted=len(found.fitted),
+        optimum=np.hstack([optimum, extended[:, 2:]])[1:],
+        curvature=np.hstack([curvature, np.repeat(curvature[:, -1:], len(larger), axis=1)])[1:],
+        off_shape=basins.off_shape[rows][1:],
+        shape=shape[1:],
+        offset=offset[1:],
+        allowed=_allowed_offsets(there, shape, q.margin_nats)[1:],
+        bounds=tuple((values[0], values[-1]) for values in rates),
+        run_values=tuple(
+            np.array([p.log2_value for p in by_size[size] if p.log2_value in values])
+            for size, values in zip(found.fitted, rates, strict=True)
+        ),
+        noise_nats=basins.noise_nats,
+        level=q.level,
+    )
+
+
+def _spread(draws: Floats) -> float:
+    """Width of the middle nine tenths."""
+    low, high = np.quantile(draws, [0.05, 0.95])
+    return float(high - low)
+
+
+def _allowed_offsets(curvature: Floats, shape: Ints, margin_nats: float) -> Floats:
+    """Lowest and highest offset (D, 2) whose regret is below the margin, on a grid."""
+    grid = np.arange(-MAX_OFFSET_OCTAVES, MAX_OFFSET_OCTAVES + OFFSET_STEP / 2, OFFSET_STEP)
+    below = rise(grid, curvature[:, None], shape[:, None]) < margin_nats
+    low = grid[below.argmax(axis=1)] - OFFSET_STEP / 2
+    high = grid[len(grid) - 1 - below[:, ::-1].argmax(axis=1)] + OFFSET_STEP / 2
+    return np.column_stack([low, high])
+
+
+GOAL = 0.85
+"""Probability of a verdict at which no more runs are added."""
+JUMP = 0.1
+"""Least gain of that probability for which a round costs more than all runs so far did."""
+LEAST_GAIN = 0.003
+"""Least gain of the credited probability for which runs are added."""
+PRICE_OF_SPENT = 0.1
+"""Cost, in multiples of what was spent, below which a cheaper proposal is no better."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """Proposals to run together."""
+
+    proposals: tuple[Proposal, ...]
+    probability: float
+    """Of a verdict after them."""
+
+
+def choose_round(
+    prospects: Prospects,
+    options: Sequence[tuple[Proposal, ...]],
+    first: Sequence[Proposal],
+    *,
+    spent: float,
+    most: float,
+) -> Round:
+    """Choose options one by one, each that gains most for its cost, up to the goal or the most they may cost.
+
+    Args:
+        prospects: The posterior.
+        options: Proposals that are taken together or not at all.
+        first: Runs that are asked for in any case.
+        spent: Cost of the runs so far, in base runs.
+        most: The most that the round may cost, in base runs.
+    """
+    unique = list(dict.fromkeys(proposal for option in options for proposal in option))
+    losses = {proposal: prospects.simulate(proposal, index) for index, proposal in enumerate(unique)}
+    simulated = [prospects.simulate(proposal, len(unique) + index) for index, proposal in enumerate(first)]
+    chosen = list(first)
+    cost = sum(proposal.cost for proposal in chosen)
+    decided, credited = prospects.decide(simulated, chosen)
+    while decided < GOAL:
+        taken = {(p.size, value) for p in chosen for value in p.values}
+        best: tuple[float, float, float, tuple[Proposal, ...]] | None = None
+        for option in options:
+            price = sum(proposal.cost for proposal in option)
+            if cost + price > most or taken & {(p.size, value) for p in option for value in p.values}:
+                continue
+            own = [losses[proposal] for proposal in option]
+            reached, value = prospects.decide([*simulated, *own], [*chosen, *option])
+            if cost + price > spent and reached - decided < JUMP:
+                continue
+            ratio = (value - credited) / (price / spent + PRICE_OF_SPENT)
+            if value - credited > LEAST_GAIN and (best is None or ratio > best[0]):
+                best = ratio, reached, value, option
+        if best is None:
+            break
+        _, decided, credited, option = best
+        chosen += option
+        simulated += [losses[proposal] for proposal in option]
+        cost += sum(proposal.cost for proposal in option)
+    return Round(proposals=tuple(chosen), probability=decided)
