@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxies.core.hyperparameters import LEARNING_RATE
-from proxies.core.notation import counted, format_significant
+from proxies.core.notation import counted, format_factor, format_significant
 from transfer.basin.optimum import MIN_RATES, Optima, Optimum, best_rate, better_end, finite_rates
 from transfer.design.prospects import Proposal, Prospects, choose_round, look_ahead
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
@@ -284,7 +284,7 @@ def plan_round(
     chance = f"would decide with a probability of about {chosen.probability:.1f}"
     if chosen.probability < LEAST_CHANCE:
         chance = "bring a verdict nearer, but one round will hardly decide"
-    note = f"the runs to decide cost {cost:.2g} times what was spent and {chance}"
+    note = f"the runs to decide cost {format_factor(cost, 2)} times what was spent and {chance}"
     return sorted(runs, key=lambda run: (run.relative_cost, run.size, run.log2_value)), note if runs else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from proxies.core.notation import format_factor
 from transfer.question import Outcome, Question, at_size
 
 STEPS_PER_DOUBLING, MAX_DOUBLINGS = 8, 10
@@ -55,4 +56,4 @@ def describe_reach(ratio: float | None, q: Question, largest_size: int) -> str:
     if ratio is None:
         return f"these runs support no target: the value does not surely hold even at {largest}"
     limit = at_size(q.axis, math.floor(ratio * largest_size))
-    return f"these runs support a target up to {ratio:.3g} times the largest size ({limit})"
+    return f"these runs support a target up to {format_factor(ratio)} times the largest size ({limit})"

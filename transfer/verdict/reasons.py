@@ -111,15 +111,15 @@ def rests_on(culprit: Point, q: Question) -> str:
 def left_out(spike: Spike, q: Question) -> str:
     """That a run is left out, since its repeats agree against it."""
     return (
-        f"one run ({_place(spike.point, q)}) lies {spike.excess_nats:.3g} nats above the {spike.num_repeats} other "
-        "runs of its value, which agree: it is left out"
+        f"one run ({_place(spike.point, q)}) lies {format_nats(spike.excess_nats)} nats above its value's "
+        f"{counted(spike.num_repeats, 'other run')}, which agree: it is left out"
     )
 
 
 def is_suspicious(spike: Spike, q: Question) -> str:
     """That a run looks like a spike."""
     compared = "the other run of its value" if spike.num_repeats else "what the values beside it say"
-    return f"one run ({_place(spike.point, q)}) lies {spike.excess_nats:.3g} nats above {compared}: repeat it first"
+    return f"one run ({_place(spike.point, q)}) lies {format_nats(spike.excess_nats)} nats above {compared}: repeat it first"
 
 
 def _place(point: Point, q: Question) -> str:

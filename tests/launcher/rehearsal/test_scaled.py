@@ -131,7 +131,7 @@ def test_a_rehearsal_of_other_versions_is_named(corpus, tmp_path, name):
     attested(tmp_path, decision, {"nan": "passed"}, machine={**here, "gpus": ["NVIDIA H100", "NVIDIA H100"]})
     sound = rehearsal_of(tmp_path, decision.digest)
     assert sound.rehearsed
-    assert "rehearsed: 1 of 1 drills passed on a scaled-down copy on 2 NVIDIA H100, 20" in sound.sentence
+    assert "rehearsed: 1 of 1 drill passed on a scaled-down copy on 2 NVIDIA H100, 20" in sound.sentence
     attested(tmp_path, decision, {"nan": "passed"}, machine={**here, name: "0.0.1"})
     older = rehearsal_of(tmp_path, decision.digest)
     assert not older.rehearsed
