@@ -119,7 +119,8 @@ def left_out(spike: Spike, q: Question) -> str:
 def is_suspicious(spike: Spike, q: Question) -> str:
     """That a run looks like a spike."""
     compared = "the other run of its value" if spike.num_repeats else "what the values beside it say"
-    return f"one run ({_place(spike.point, q)}) lies {format_nats(spike.excess_nats)} nats above {compared}: repeat it first"
+    excess = format_nats(spike.excess_nats)
+    return f"one run ({_place(spike.point, q)}) lies {excess} nats above {compared}: repeat it first"
 
 
 def _place(point: Point, q: Question) -> str:
