@@ -178,8 +178,22 @@ def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Pop
         noise_sds=np.sqrt(noise_S),
         departures=np.repeat(DEPARTURES, num_draws)[chosen],
         mode=to_theta(heaviest.coordinates[None, :], cells.reference)[0],
-        left_out=heaviest.left_out,
+        left_out=_in_rows_order(heaviest.left_out, table),
     )
+
+
+def _content_order(table: RunTable) -> NDArray[np.intp]:
+    """Return the order of the runs by size, tokens, and loss, so that the order of rows changes no bit of a fit."""
+    return np.lexsort((table.loss, table.tokens, table.params))
+
+
+def _in_rows_order(values: Floats, table: RunTable) -> Floats:
+    """Return values of the cells in the order of the table's rows, where each run is a cell of its own."""
+    if len(values) != table.num_runs:
+        return values
+    ordered = np.empty_like(values)
+    ordered[_content_order(table)] = values
+    return ordered
 
 
 def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
@@ -187,12 +201,14 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
 
     A run off the frontier says little about the runs that one would launch, so its variance is larger.
     """
-    variance = (1.0 + (excess(table) / population.near) ** 2) * table.weight.mean() / table.weight
+    order = _content_order(table)
+    weight = table.weight[order]
+    variance = (1.0 + (excess(table)[order] / population.near) ** 2) * weight.mean() / weight
     own = np.asarray(-1.0 - np.arange(table.num_runs), dtype=np.float64)
     if is_along_schedules(table.params, table.tokens):  # points of one curve share its noise, as branches do
-        own = np.unique(table.params, return_inverse=True)[1].astype(np.float64)
-    trunk = np.asarray(table.extra.get(TRUNK, own), dtype=np.float64)
-    columns = np.stack([np.log(table.params), np.log(table.tokens), np.log(table.loss)])
+        own = np.unique(table.params[order], return_inverse=True)[1].astype(np.float64)
+    trunk = np.asarray(table.extra[TRUNK][order] if TRUNK in table.extra else own, dtype=np.float64)
+    columns = np.log(np.stack([table.params, table.tokens, table.loss])[:, order])
     size = _SMALLEST_CELL
     boxes = np.arange(table.num_runs)
     num_boxes = table.num_runs
@@ -200,9 +216,9 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
         _, boxes = np.unique(np.floor(columns[:2] / size), axis=1, return_inverse=True)
         num_boxes = int(boxes.max()) + 1
         size *= 1.3
-    weight = 1.0 / variance
-    total = np.bincount(boxes, weight, num_boxes)
-    n, d, y = (np.bincount(boxes, weight * column, num_boxes) / total for column in columns)
+    precision = 1.0 / variance
+    total = np.bincount(boxes, precision, num_boxes)
+    n, d, y = (np.bincount(boxes, precision * column, num_boxes) / total for column in columns)
     trunk_of_box = np.full(num_boxes, -np.inf)
     np.maximum.at(trunk_of_box, boxes, trunk)
     return Cells(log_params=n, log_tokens=d, log_loss=y, variance=1.0 / total, trunk=trunk_of_box)

@@ -31,10 +31,10 @@ def runs(law=PUBLISHED, seed=0, n=N, d=D):
 
 def random_law(rng):
     """A law like published ones, of which every other has an outer exponent."""
-    k = rng.choice([1.0, rng.uniform(0.5, 1.0)])
+    k = rng.choice([1.0, rng.uniform(0.4, 1.0)])
     alpha, beta = rng.uniform(0.22, 0.42, 2) / k
     terms = rng.uniform(0.15, 0.6, 2) ** (1 / k)
-    return {"E": rng.uniform(1.2, 2.0), "A": terms[0] * 5e8**alpha, "B": terms[1] * 1e10**beta,
+    return {"E": rng.uniform(0.5, 2.0), "A": terms[0] * 5e8**alpha, "B": terms[1] * 1e10**beta,
             "alpha": alpha, "beta": beta, "k": k}  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def test_a_ladder_of_one_ratio_forecasts_along_its_line_alone():
     assert [name for name, value in parameters.items() if value is None] == ["A", "B", "alpha", "beta"]
     assert [name for name, value in parameters.items() if value is not None] == ["E", "F", "gamma"]
     at_end = parameters["E"] + parameters["F"] * (6 * 20 * n[-1] ** 2) ** -parameters["gamma"]
-    assert at_end == pytest.approx(1.834, rel=0.02)
+    assert at_end == pytest.approx(1.834, rel=0.04)
     assert set(summary["exponents"]["params_vs_flops"].values()) == {None}
 
 
