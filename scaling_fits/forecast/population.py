@@ -95,5 +95,6 @@ PUBLIC = Population(
     near=0.03286,
     error_sd=0.003582,
     reach_power=0.8831,
+    scale=1.1,
 )
 """The population of the published studies in docs/public-data.md."""
