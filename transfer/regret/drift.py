@@ -44,9 +44,9 @@ class Prior(NamedTuple):
 
 WALK_OCTAVES = 0.05
 """Median scale of the walk of the slope beyond the largest size: octaves per doubling, after one doubling. The log
-score of held-out larger sizes in public grids is flat from 0.02 to 0.1 (benchmarks/walk.py); of these it is the middle,
-and keeps false *holds* under 5 % where one grid in ten begins to drift (benchmarks/transfer_mix.py). Over duration and
-batch it is 0: there the line itself may bend with even odds, and held-out durations are covered as they should be."""
+score of held-out larger sizes in public grids is flat from 0.02 to 0.1 (benchmarks/walk.py); of these it is the middle.
+Over duration and batch it is 0: there the line itself may bend with even odds, and held-out durations are covered as
+they should be."""
 SLOPE_OCTAVES = 0.2
 """From one duration to the next, slopes are 0.25 (StepLaw) and 0.10 (Misfitting) in the median: benchmarks/bend.py."""
 LINES: dict[Axis, Prior] = {
