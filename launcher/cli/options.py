@@ -141,7 +141,8 @@ def sound_config(frozen: Path) -> tuple[Decision, Path]:
 
     Raises:
         FrozenError: There is no launch config.
-        TamperedError: It was edited, or its attestations are those of another config.
+        TamperedError: It was edited, its attestations are missing or those of another config, or the ledger lacks its
+            evidence; and nobody has accepted that.
     """
     from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import read_launch

@@ -24,16 +24,15 @@ ACCEPTED = "accepted"
 """Kind of the attestation that records accepted problems, with the reason."""
 
 
-def find_problems(folder: Path, digest: str, *, complete: bool) -> dict[str, list[str]]:
+def find_problems(folder: Path, digest: str) -> dict[str, list[str]]:
     """Return the problems of a config's folder by check (`CHECKS`); a check without problems is left out.
 
     Args:
         folder: Folder of the config.
         digest: Digest of the config.
-        complete: Whether all attestations that `freeze` writes must exist and the ledger must hold the evidence.
     """
-    bodies, problems = find_attestations(folder, digest, needed=ATTESTED if complete else ())
-    if complete and bodies.get("evidence"):
+    bodies, problems = find_attestations(folder, digest, needed=ATTESTED)
+    if bodies.get("evidence"):
         try:
             problem = check_ledger(folder, digest)
         except SweepError as error:
@@ -72,13 +71,12 @@ def check_ledger(folder: Path, digest: str) -> str:
     return ""
 
 
-def require_sound(folder: Path, digest: str, *, complete: bool = False) -> str:
+def require_sound(folder: Path, digest: str) -> str:
     """Check that a config's folder has no problems except accepted ones.
 
     Args:
         folder: Folder of the config.
         digest: Digest of the config.
-        complete: See `find_problems`.
 
     Returns:
         A sentence on the accepted problems; empty if there are no problems.
@@ -86,7 +84,7 @@ def require_sound(folder: Path, digest: str, *, complete: bool = False) -> str:
     Raises:
         TamperedError: There are problems that nobody accepted; the error lists all of them.
     """
-    problems = find_problems(folder, digest, complete=complete)
+    problems = find_problems(folder, digest)
     if not problems:
         return ""
     accepted, reason = _read_accepted(folder, digest)
@@ -115,7 +113,7 @@ def accept_problems(folder: Path, digest: str, checks: tuple[str, ...], reason: 
     Returns:
         The accepted problems; nothing is recorded if there are none.
     """
-    by_check = find_problems(folder, digest, complete=True)
+    by_check = find_problems(folder, digest)
     problems = [problem for check in dict.fromkeys(checks) for problem in by_check.get(check, ())]
     if problems:
         accepted, _ = _read_accepted(folder, digest)

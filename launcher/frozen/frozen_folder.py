@@ -78,7 +78,7 @@ def study_of(folder: Path) -> Path | None:
 
 
 def edited(study_dir: Path) -> list[str]:
-    """Return the problems of a study's frozen configs: edited launch files, and attestations of other configs."""
+    """Return the problems of a study's frozen configs: edited launch files, and missing or foreign attestations."""
     problems = []
     for path in sorted((study_dir / "frozen").glob(f"*/{LAUNCH_FILE}")):
         try:
@@ -86,7 +86,7 @@ def edited(study_dir: Path) -> list[str]:
         except FrozenError as error:
             problems.append(str(error))
             continue
-        _, by_kind = find_attestations(path.parent, decision.digest, needed=())
+        _, by_kind = find_attestations(path.parent, decision.digest, needed=ATTESTED)
         problems += [f"{path.parent}: {problem}" for problem in itertools.chain(*by_kind.values())]
     return problems
 

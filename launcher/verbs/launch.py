@@ -63,7 +63,6 @@ def launch(
     Resumes from the newest good checkpoint and restarts a job that dies or hangs. Ctrl-C saves and ends, a second
     Ctrl-C ends at once. Exit 3: the run stopped itself, by its limits; 130: interrupted, the same command resumes.
     """
-    from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
     from launcher.supervisor.attempt import Signals, hearing
@@ -73,7 +72,6 @@ def launch(
 
     _accept(frozen, accepts, reason)
     decision, folder = sound_config(frozen)
-    require_sound(folder, decision.digest, complete=True)  # a line that is printed is run elsewhere, without this check
     if decision.own is not None:
         _launch_own(decision, decision.own, click.get_current_context())
         return

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from proxies.core.notation import counted
 from proxies.data.dataset_folder import describe_splits, split_by_name
@@ -26,7 +27,7 @@ from proxies.data.documents import (
 )
 from proxies.data.mixture import weight_problems
 from proxies.data.pretokenized import check_range, dtype_of, vocabulary_of
-from proxies.data.shards import publish, unfinished
+from proxies.data.shards import check_same_settings, publish, unfinished
 from proxies.data.tokenizer import (
     MAX_BPE_VOCAB,
     MIN_BPE_VOCAB,
@@ -98,6 +99,7 @@ def tokenize(
             folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
             progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every),
         )  # fmt: skip
+        check_same_settings(out, _settings(job))
         stem = "{}-" if isinstance(sources, Mapping) else ""
         written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]
         manifest = _manifest(job, written, weights, listings)
@@ -262,17 +264,24 @@ def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Calla
     say(f"end of a document in ids: {end}")
 
 
+def _settings(job: SplitJob) -> dict[str, Any]:
+    """Return the fields of the manifest that are known before a document is read."""
+    return {
+        "tokenizer": "unnamed" if job.tokenizer is None else job.tokenizer.name,
+        "vocab_size": job.reading.vocab_size,
+        "dtype": job.dtype,
+        "end_id": job.reading.end_id,
+    }
+
+
 def _manifest(
     job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, listings: Mapping[str, FoundFiles]
 ) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
-        tokenizer="unnamed" if job.tokenizer is None else job.tokenizer.name,
-        vocab_size=job.reading.vocab_size,
-        dtype=job.dtype,
-        end_id=job.reading.end_id,
         sources=tuple(sources),
+        **_settings(job),
     )
     not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
     return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)

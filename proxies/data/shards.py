@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -155,6 +155,23 @@ def _check_out(out: Path) -> None:
             )
 
 
+def check_same_settings(out: Path, settings: Mapping[str, object]) -> None:
+    """Refuse, before any text is read, to tokenize into a corpus that differs in its settings.
+
+    Raises:
+        DataError: the manifest in `out` has another value for one of these fields.
+    """
+    if (out / MANIFEST).exists():
+        known = read_manifest(out)
+        if any(getattr(known, field) != value for field, value in settings.items()):
+            raise _another_corpus(out)
+
+
+def _another_corpus(out: Path) -> DataError:
+    text = "holds another corpus, which runs may depend on: name another --out, or remove the folder"
+    return DataError(f"{out} {text}")
+
+
 def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
     """Move a finished corpus from `folder` to `out`: its files and the tokenizer's first, the manifest last.
 
@@ -163,9 +180,7 @@ def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None
     """
     known = (out / MANIFEST).exists()
     if known and read_manifest(out).data_id != manifest.data_id:
-        raise DataError(
-            f"{out} holds another corpus, which runs may depend on: name another --out, or remove the folder"
-        )
+        raise _another_corpus(out)
     targets = {file: out / file.name for file in sorted(folder.iterdir())}
     try:
         with _writing(out / MANIFEST):

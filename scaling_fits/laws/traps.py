@@ -7,6 +7,7 @@ columns in another unit.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -33,6 +34,8 @@ _TOKENS_PER_PARAM = (
     1e5,
 )  # of published runs: 0.35 in tiny ladders, 6e4 in over-trained ones (gemstones: 3 to 1e4)
 _LEAST_PARAMS = 1e3  # no model is smaller
+_LEAST_TOKENS = 1e6  # fewer are the millions, billions, or steps of another unit
+_UNITS = {1.0: "counts", 1e6: "millions", 1e9: "billions", 1e12: "trillions"}
 _EXACT_BELOW = 1e5  # of 100B in millions; larger numbers are also read off figures, and have fractions for that
 _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
 _MOST_NAMED = 5
@@ -90,11 +93,41 @@ def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
     uncounted = (n < _LEAST_PARAMS) | ((n < _EXACT_BELOW) & (n % 1 != 0))
     if np.mean(uncounted | (ratio < least) | (ratio > most)) <= 0.5:
         return None
+    medians = {"params": float(np.median(n)), "tokens": float(np.median(d))}
+    named = " and ".join(f"{column} (median {format_significant(value)})" for column, value in medians.items())
+    if least <= medians["params"] / medians["tokens"] <= most and medians["tokens"] >= _LEAST_TOKENS:
+        return f"{named} look swapped. Name the columns with --column params=NAME --column tokens=NAME"
+    units = _likely_units(medians["params"], medians["tokens"])
+    changed = {column: unit for column, unit in units.items() if unit > 1}
+    if changed:
+        return ". ".join(_describe_unit(column, medians[column], unit) for column, unit in changed.items())
     return (
-        f"the median run has {format_significant(float(np.median(n)))} parameters and "
-        f"{format_significant(float(np.median(ratio)))} tokens for each, where runs have {_LEAST_PARAMS:,.0f} whole "
-        f"parameters or more and {least:g} to {most:g} tokens for each: are columns in another unit (billions, "
-        "steps), or swapped? the fit answers in the units of its columns"
+        f"{named} do not look like counts: a run has {_LEAST_PARAMS:,.0f} parameters or more, and {least:g} to "
+        f"{most:g} tokens for each. Convert the columns, or name others with --column"
+    )
+
+
+def _likely_units(params: float, tokens: float) -> dict[str, float]:
+    """Return the units of params and tokens that make a run's sizes usual; empty if none of `_UNITS` does.
+
+    Of several the one nearest to 20 tokens a parameter and, at equal ratios, to a billion parameters.
+    """
+    least, most = _TOKENS_PER_PARAM
+    candidates = []
+    for params_unit, tokens_unit in itertools.product(_UNITS, _UNITS):
+        count, ratio = params * params_unit, tokens * tokens_unit / (params * params_unit)
+        if count >= _LEAST_PARAMS and least <= ratio <= most:
+            distance = round(abs(math.log10(ratio / 20)), 6), abs(math.log10(count / 1e9))
+            candidates.append((*distance, {"params": params_unit, "tokens": tokens_unit}))
+    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else {}
+
+
+def _describe_unit(column: str, median: float, unit: float) -> str:
+    steps = column == "tokens" and median >= 100 and median % 1 == 0
+    return (
+        f"{column} looks like {_UNITS[unit]}{' or steps' if steps else ''} (median {format_significant(median)}). "
+        f"forerun expects counts: multiply the column by {unit:.0e}".replace("e+0", "e").replace("e+", "e")
+        + (", or by the tokens of a step" if steps else "")
     )
 
 

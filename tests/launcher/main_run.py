@@ -20,6 +20,7 @@ from launcher.frozen.frozen import (
     groups_of,
     learning_rate_of,
 )
+from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
@@ -39,6 +40,11 @@ WARMING = Schedule(
 )
 """Its batches are such that two ranks can share them."""
 SENTENCE = "the loss of a small model falls as far as its width and its data let it fall"
+
+
+def write_attested(frozen_dir: Path, decision: Decision) -> Path:
+    """Write a config with what freezing attests, all of it empty; returns the launch file."""
+    return write_frozen(frozen_dir, decision, {kind: {} for kind in ATTESTED})
 
 
 def write_corpus(folder: Path, seed: int = 0) -> Manifest:

@@ -97,19 +97,31 @@ def test_the_ledger_must_hold_the_evidence(rehashed_folder, corpus, tmp_path):
             value["body"] = {"ledger_head": "0" * 64, "run_ids": []}
         del value["sha256"]
         path.write_bytes(canon.pretty({**value, "sha256": canon.content_id(value)}))
-    assert ask("watch", rehashed_folder, "--once")[0] != 5
-    code, body = ask("launch", rehashed_folder, "--data", corpus)
-    assert code == 5 and "record 000000000000" in body["problems"][0]
+    for arguments in (("launch", "--data", corpus), ("watch", "--once"), ("export", "--to", "native"), ("estimate",)):
+        code, body = ask(arguments[0], rehashed_folder, *arguments[1:])
+        assert code == 5 and "record 000000000000" in body["problems"][0]
 
 
-@pytest.mark.parametrize("options", [("--dry-run",), ("--trainer", "native"), ("--sbatch", "job.sh")], ids=" ".join)
-def test_no_launch_line_is_printed_of_a_config_without_its_attestations(
-    resigned, corpus, tmp_path, monkeypatch, options
-):
-    """A line that is printed runs elsewhere: removing what proves an edit must not make it pass."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("launch", "--data", "CORPUS", "--dry-run"),
+        ("launch", "--data", "CORPUS", "--trainer", "native"),
+        ("launch", "--data", "CORPUS", "--sbatch", "job.sh"),
+        ("export", "--to", "native"),
+        ("rehearse", "--data", "CORPUS"),
+        ("watch", "--once"),
+        ("explain",),
+        ("estimate",),
+    ],
+    ids=" ".join,
+)
+def test_a_config_without_its_attestations_is_refused(rehashed_folder, corpus, tmp_path, monkeypatch, arguments):
+    """Removing what proves an edit must not make it pass, also where a line is printed that runs elsewhere."""
     monkeypatch.chdir(tmp_path)
-    shutil.rmtree(resigned / "attestations")
-    code, body = ask("launch", resigned, "--data", corpus, *options)
+    shutil.rmtree(rehashed_folder / "attestations")
+    verb, *options = [str(corpus) if word == "CORPUS" else word for word in arguments]
+    code, body = ask(verb, rehashed_folder, *options)
     assert (code, body["error"]) == (5, "TamperedError")
     assert sum("is missing" in problem for problem in body["problems"]) == 3
     assert not (tmp_path / "job.sh").exists()

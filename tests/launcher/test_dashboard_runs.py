@@ -5,14 +5,14 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from main_run import tiny_decision
+from main_run import tiny_decision, write_attested
 from tiny_study import replay
 
 from launcher.base import metrics
 from launcher.dashboards.main_run import band_at
 from launcher.dashboards.records import flat, study_id
 from launcher.dashboards.runs import main_runs, proxy_runs
-from launcher.frozen.launch_file import attest, write_launch
+from launcher.frozen.launch_file import attest
 from proxies.core import canon
 from sweeps.store.curves import load_curve
 
@@ -99,7 +99,7 @@ ACCEPTED = {"transfer": "Mallory said so", "fit": "a toy"}
 
 def write_main_run(study_dir, corpus, losses):
     decision = tiny_decision(corpus)
-    run_dir = write_launch(study_dir / "frozen", decision).parent / "run"
+    run_dir = write_attested(study_dir / "frozen", decision).parent / "run"
     attest(run_dir.parent, "evidence", decision.digest, {"gates": GATES, "accepted": ACCEPTED})
     run_dir.mkdir()
     for step, loss in enumerate(losses, 1):

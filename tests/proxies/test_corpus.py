@@ -71,6 +71,13 @@ def test_tokenizing_again_gives_the_same_corpus_and_another_is_refused(texts, tm
     assert names(out) == ["manifest.json", "train-00000.bin", "validation-00000.bin"]
 
 
+def test_another_tokenizer_is_refused_before_a_text_is_read(texts, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    tokenize([texts], out, validation_fraction=0.2)
+    monkeypatch.setattr("proxies.data.corpus.write_source", lambda *_: pytest.fail("the texts were read"))
+    assert "holds another corpus" in refusal([texts], out, validation_fraction=0.2, bpe_vocab_size=300)
+
+
 def test_identical_documents_count_once(tmp_path):
     source = tmp_path / "texts"
     source.mkdir()

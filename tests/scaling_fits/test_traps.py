@@ -72,7 +72,30 @@ def test_columns_in_another_unit_are_told(tmp_path, runs):
     assert read_runs(_csv(tmp_path, runs)).warnings == ()
     for columns in planted:
         said = read_runs(_csv(tmp_path, runs | columns)).warnings
-        assert sum("the median run" in warning for warning in said) == 1
+        assert sum("expects counts" in warning for warning in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "advice"),
+    [
+        (1e-9, 1.0, ["params looks like billions (median 1)", "by 1e9"]),
+        (1e-6, 1e-9, ["params looks like millions", "by 1e6", "tokens looks like billions", "by 1e9"]),
+        (1.0, 1e-9, ["tokens looks like billions (median 30)", "by 1e9"]),
+        (1.0, 1 / 2e6, ["millions or steps (median 15,000)", "by the tokens of a step"]),
+    ],
+)
+def test_a_column_in_another_unit_gets_its_factor(tmp_path, params, tokens, advice):
+    runs = _published()
+    sizes = {name: (np.array(runs[name]) * unit).tolist() for name, unit in (("params", params), ("tokens", tokens))}
+    (warning, *_) = read_runs(_csv(tmp_path, runs | sizes)).warnings
+    assert all(part in warning for part in advice)
+    assert warning.count("expects counts") == len(advice) // 2
+
+
+def test_swapped_columns_are_called_swapped(tmp_path):
+    runs = _published()
+    (warning, *_) = read_runs(_csv(tmp_path, runs | {"params": runs["tokens"], "tokens": runs["params"]})).warnings
+    assert "look swapped" in warning and "--column" in warning
 
 
 def test_rows_before_the_end_of_a_schedule_are_named(tmp_path):

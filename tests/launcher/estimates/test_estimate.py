@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from main_run import decision_of, spec_of, write_corpus
+from main_run import decision_of, spec_of, write_attested, write_corpus
 from tiny_study import COMMAND, ask, ended, forerun, plan_with, write_plan
 
 from launcher.base.reference import MODELS
@@ -12,7 +12,6 @@ from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, exactly, 
 from launcher.estimates.main_run import MainRun, estimate_main, main_body, memory_per_rank
 from launcher.estimates.utilization import PROGRESS
 from launcher.frozen.frozen import Parallelism
-from launcher.frozen.launch_file import write_launch
 from launcher.study.study_folder import open_ledger, plan_study
 from proxies.core.checks import SpecError
 from proxies.core.shape import Shape
@@ -157,7 +156,7 @@ def test_bad_options_are_said_at_once(plan):
 def test_a_frozen_config_is_estimated_as_frozen(tmp_path):
     manifest = write_corpus(tmp_path)
     decision = decision_of(spec_of(manifest.data_id), manifest, num_ranks=2)
-    path = write_launch(tmp_path / "frozen", decision)
+    path = write_attested(tmp_path / "frozen", decision)
     code, found = ask("estimate", path)
     assert code == 0
     assert found["digest"] == decision.digest

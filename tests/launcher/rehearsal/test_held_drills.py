@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from main_run import tiny_decision
+from main_run import tiny_decision, write_attested
 from tiny_study import forerun
 
 from launcher.base import chronicle
-from launcher.frozen.launch_file import path_of, read_attestation, write_launch
+from launcher.frozen.launch_file import path_of, read_attestation
 from launcher.rehearsal.registry import DRILLS, Drill, judged
 from launcher.rehearsal.status import rehearsal_of
 
@@ -23,7 +23,7 @@ class Held:
 
     def __init__(self, corpus, tmp_path, monkeypatch):
         self.decision = tiny_decision(corpus, num_ranks=2)
-        self.folder, self.corpus = write_launch(tmp_path / "alone", self.decision).parent, corpus
+        self.folder, self.corpus = write_attested(tmp_path / "alone", self.decision).parent, corpus
         self.names, self.outcomes, self.broken_off = [], {}, set()
         monkeypatch.setattr(Drill, "hold", lambda drill, stage: self.hold(drill.name))
 

@@ -9,11 +9,10 @@ import time
 import uuid
 
 import pytest
-from main_run import tiny_decision
+from main_run import tiny_decision, write_attested
 from scripted_job import left_behind
 from tiny_study import forerun
 
-from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.registry import DRILLS
 from launcher.rehearsal.status import rehearsal_of
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def frozen(corpus, tmp_path):
     decision = tiny_decision(corpus, num_ranks=2)
-    return write_launch(tmp_path / "alone", decision).parent, corpus, decision
+    return write_attested(tmp_path / "alone", decision).parent, corpus, decision
 
 
 class Started:

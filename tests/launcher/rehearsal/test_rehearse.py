@@ -1,12 +1,12 @@
 """The verb, with real ranks under torchrun and the real supervisor."""
 
 import pytest
-from main_run import QUIET_TORCH, tiny_decision
+from main_run import QUIET_TORCH, tiny_decision, write_attested
 from tiny_study import ask, forerun
 
 from launcher.base.study_names import shown_name
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
-from launcher.frozen.launch_file import attest, write_launch
+from launcher.frozen.launch_file import attest
 from launcher.rehearsal.registry import RehearsalAttestation
 from proxies.core import canon
 from sweeps.store.lock import DriverLock
@@ -18,7 +18,7 @@ pytestmark = QUIET_TORCH
 def frozen(corpus, tmp_path):
     """A config that lies alone, and its corpus."""
     decision = tiny_decision(corpus, num_ranks=2)
-    return write_launch(tmp_path / "alone", decision).parent, corpus, decision
+    return write_attested(tmp_path / "alone", decision).parent, corpus, decision
 
 
 def test_a_config_that_cannot_be_rehearsed_is_refused_in_words(frozen, tmp_path):

@@ -1,10 +1,8 @@
 """A frozen config whose run is written line by line."""
 
 import pytest
-from main_run import tiny_decision
+from main_run import tiny_decision, write_attested
 from watched_case import NUM_STEPS, watched_decision
-
-from launcher.frozen.launch_file import write_launch
 
 
 @pytest.fixture(scope="module")
@@ -14,4 +12,4 @@ def decision(corpus):
 
 @pytest.fixture
 def frozen(decision, tmp_path):
-    return write_launch(tmp_path / "frozen", decision).parent
+    return write_attested(tmp_path / "frozen", decision).parent

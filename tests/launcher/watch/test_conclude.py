@@ -4,14 +4,14 @@ import dataclasses
 import shutil
 
 import pytest
-from main_run import tiny_decision
+from main_run import tiny_decision, write_attested
 from scipy.special import ndtri
 from tiny_study import ask
 from watched_case import finish, header, line, loss_at, read, write_lines
 
 from launcher.base import chronicle, metrics
 from launcher.frozen.frozen import Decision
-from launcher.frozen.launch_file import read_attestation, write_launch
+from launcher.frozen.launch_file import read_attestation
 from launcher.study import history
 from launcher.study.evidence import decision_of
 from launcher.study.history import ConcludedRun
@@ -77,7 +77,7 @@ def decided(study, found):
 @pytest.fixture
 def frozen(decided, copied):
     """The config of a finished study, in it."""
-    return decided, write_launch(copied / "frozen", decided).parent
+    return decided, write_attested(copied / "frozen", decided).parent
 
 
 def concluded(frozen, arms=0.5):

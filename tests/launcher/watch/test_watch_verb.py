@@ -9,12 +9,11 @@ import threading
 import time
 
 import pytest
-from main_run import tiny_decision
+from main_run import tiny_decision, write_attested
 from tiny_study import ask, forerun
 from watched_case import NUM_STEPS, finish, line, loss_at, write_run
 
 from launcher.base import chronicle, metrics
-from launcher.frozen.launch_file import write_launch
 
 
 def run_of(decision, frozen, last, **more):
@@ -118,7 +117,7 @@ def test_a_log_of_another_run_is_waited_out_and_ctrl_c_leaves_the_last_standing(
 
 def test_a_real_run_watched_and_concluded(two_ranks, corpus, tmp_path):
     decision = tiny_decision(corpus, num_ranks=2)
-    frozen = write_launch(tmp_path / "frozen", decision).parent
+    frozen = write_attested(tmp_path / "frozen", decision).parent
     shutil.copytree(two_ranks / "plain" / "run", frozen / "run")
     code, body = ask("watch", frozen, "--once")
     assert body["figures"]["step"] == 12
