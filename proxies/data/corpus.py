@@ -95,13 +95,12 @@ def tokenize(
         if bpe_vocab_size:
             tokenizer = _train_bpe(every, folder, bpe_vocab_size, text_key, validation_fraction, say)
         chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
-        job = SplitJob(
-            folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
-            progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every),
-        )  # fmt: skip
+        total_bytes = sum(file.num_bytes for file in every)
+        job = SplitJob(folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
+                       progress=progress, say=say, total_bytes=total_bytes)  # fmt: skip
         check_same_settings(out, _settings(job))
-        stem = "{}-" if isinstance(sources, Mapping) else ""
-        written = [write_source(job, name, each, stem.format(name)) for name, each in files.items()]
+        is_mixed = isinstance(sources, Mapping)
+        written = [write_source(job, name, each, f"{name}-" * is_mixed) for name, each in files.items()]
         manifest = _manifest(job, written, weights, listings)
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest

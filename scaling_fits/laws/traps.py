@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.notation import counted, format_factor, format_significant
+from proxies.core.notation import counted, format_count, format_factor, format_significant
 from proxies.core.tables.numerals import to_number
 
 Floats = NDArray[np.float64]
@@ -102,8 +102,8 @@ def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
     if changed:
         return ". ".join(_describe_unit(column, medians[column], unit) for column, unit in changed.items())
     return (
-        f"{named} do not look like counts: a run has {_LEAST_PARAMS:,.0f} parameters or more, and {least:g} to "
-        f"{most:g} tokens for each. Convert the columns, or name others with --column"
+        f"{named} do not look like counts: a run has {format_count(_LEAST_PARAMS)} parameters or more, and {least:g} "
+        f"to {most:g} tokens for each. Convert the columns, or name others with --column"
     )
 
 
@@ -126,7 +126,7 @@ def _describe_unit(column: str, median: float, unit: float) -> str:
     steps = column == "tokens" and median >= 100 and median % 1 == 0
     return (
         f"{column} looks like {_UNITS[unit]}{' or steps' if steps else ''} (median {format_significant(median)}). "
-        f"forerun expects counts: multiply the column by {unit:.0e}".replace("e+0", "e").replace("e+", "e")
+        f"forerun expects counts: multiply the column by 1e{round(math.log10(unit))}"
         + (", or by the tokens of a step" if steps else "")
     )
 
