@@ -95,12 +95,11 @@ def tokenize(
         if bpe_vocab_size:
             tokenizer = _train_bpe(every, folder, bpe_vocab_size, text_key, validation_fraction, say)
         chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
-        total_bytes = sum(file.num_bytes for file in every)
-        job = SplitJob(folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
-                       progress=progress, say=say, total_bytes=total_bytes)  # fmt: skip
-        check_same_settings(out, _settings(job))
-        is_mixed = isinstance(sources, Mapping)
-        written = [write_source(job, name, each, f"{name}-" * is_mixed) for name, each in files.items()]
+        job = SplitJob(
+            folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
+            progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every),
+        )  # fmt: skip
+        written = _write_sources(job, files, out, is_mixture=isinstance(sources, Mapping))
         manifest = _manifest(job, written, weights, listings)
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest
@@ -261,6 +260,14 @@ def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Calla
         say(f"raw ids: {widths} ({'as --dtype says' if reading.raw_dtype else 'recognized; --dtype names another'})")
     end = "none: long texts are cut; --end-id names one" if reading.end_id is None else f"id {reading.end_id}"
     say(f"end of a document in ids: {end}")
+
+
+def _write_sources(
+    job: SplitJob, files: Mapping[str, Sequence[SourceFile]], out: Path, *, is_mixture: bool
+) -> list[Source]:
+    """Write the shards of every source, unless `out` holds a corpus of other settings."""
+    check_same_settings(out, _settings(job))
+    return [write_source(job, name, each, f"{name}-" if is_mixture else "") for name, each in files.items()]
 
 
 def _settings(job: SplitJob) -> dict[str, Any]:

@@ -44,11 +44,9 @@ from sweeps.ray.start import Head, StartTimeout
 from sweeps.run.pool import HostCall, HostFactory, Report, carry_out, num_cores
 from sweeps.store.errors import ClusterUnfit, PoolDead
 
-# What runs in an actor: a host.
-
 
 class RayWorker:
-    """A worker; its host is made when it first has something to do, so that starting is quick."""
+    """A host in an actor; it is made when it first has something to do, so that starting is quick."""
 
     def __init__(self, host_factory: HostFactory) -> None:
         self._host = functools.cache(host_factory)
