@@ -238,7 +238,7 @@ def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     expected, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
-    return "" if found and found == expected else f"has {counted(found, 'byte')}, the manifest says {expected}"
+    return "" if found and found == expected else f"has {counted(found, 'byte')}, the manifest says {expected:,}"
 
 
 def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:

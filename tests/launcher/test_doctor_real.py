@@ -82,7 +82,7 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
     assert "it ends the interpreter (SIGABRT)" in found["wandb"]["said"]
     assert found["ray"]["mend"] == "pip install 'ray>=2.52' --force-reinstall"
     assert (found["optuna"]["state"], found["numpy"]["state"]) == ("ok", "ok"), "what comes after a crash is tried too"
-    assert "torch sees none of 1 GPUs" in found["torch and GPUs"]["said"]
+    assert "torch sees none of 1 GPU" in found["torch and GPUs"]["said"]
     assert "1 x NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15" in found["driver"]["said"]
     assert {"/dev/shm", "study folder", "ports", "W&B"} < set(found)
     assert "f" * 40 not in json.dumps(body)

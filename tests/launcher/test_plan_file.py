@@ -77,7 +77,7 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         "--set nodot=1: must be section.key=value",
         "proxy.num_steps = 0: must be at least 1",
         "proxy.beta1 = 'x': must be a number",
-        "ladder.form = 'best': must be 'auto', 'chinchilla', 'coupled' or 'power'",
+        "ladder.form = 'best': must be 'auto', 'compute', 'chinchilla', 'coupled' or 'power'",
         "ladder.bootstrap = 1: must be at least 50",
         "serach is unknown: did you mean search?",
         "transfer.widths: width = 33 must be a multiple of head_dim = 16",

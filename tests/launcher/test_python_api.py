@@ -102,7 +102,7 @@ def test_a_verdict_is_the_commands(tmp_path):
         (lambda fit: forerun.predict(fit, params=1e8), "tokens"),
         (forerun.allocate, "flops"),
         (lambda fit: forerun.allocate(fit, usd=5), "gpu"),
-        (lambda fit: forerun.allocate(fit, flops=1e40), "1e+40"),
+        (lambda fit: forerun.allocate(fit, flops=1e40), "1.00e+40"),
         (lambda fit: forerun.transfer(basin_runs(), target_width=512, target_size=512), "target_width"),
         (lambda fit: forerun.transfer(basin_runs().drop(columns="lr")), "hyperparameter"),
         (lambda fit: forerun.load("no_such_study"), "no_such_study"),

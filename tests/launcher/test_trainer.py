@@ -260,7 +260,7 @@ def test_names_everything_that_does_not_fit_at_once(one_rank, corpus, tmp_path):
     ending = train(decision, tmp_path / "other" / "tokens", tmp_path, stop_after=0)
     assert (ending.event, ending.exit_code) == ("refused", 2)
     for problem in (
-        "the corpus", "1 ranks: must be 8", "tensor = 2, pipeline = 2, context = 2: ",
+        "the corpus", "1 rank: must be 8", "tensor = 2, pipeline = 2, context = 2: ",
         "precision = float64", "abort.on_non_finite", "stop_after = 0",
     ):  # fmt: skip
         assert problem in ending.reason

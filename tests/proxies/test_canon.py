@@ -141,7 +141,7 @@ def changed(**changes):
         ({"part": {"kind": "screw", "sizes": []}}, r"\$\.part\.kind is 'screw': must be one of 'bolt', 'nut'"),
         ({"part": {"kind": "nut"}}, r"\$\.part \(Part\) lacks sizes"),
         ({"part": {"kind": "nut", "sizes": [1, "2"]}}, r"\$\.part\.sizes\[1\] is '2'"),
-        ({"pair": [1]}, r"\$\.pair has 1 items: must have 2"),
+        ({"pair": [1]}, r"\$\.pair has 1 item: must have 2"),
         ({"table": {"x": "y"}}, r"\$\.table\.x is 'y'"),
         ({"extra": 1, "more": 2}, r"\$ \(Whole\) has the unknown 'extra', 'more'"),
     ],

@@ -170,7 +170,7 @@ def test_a_run_that_leaves_the_finite_numbers_is_a_blow_up_and_located(store):
     found = checked(runs, store, progress=told.append)
     assert (found.outcome, found.not_finite_width, found.not_finite_depth) == ("blows_up", 128, 1)
     assert found.not_finite_step in (1, 2)
-    assert found.mistakes[0].startswith("width 128 (1 layers, seed 0) became NaN or infinite at step ")
+    assert found.mistakes[0].startswith("width 128 (1 layer, seed 0) became NaN or infinite at step ")
     assert told == [16, 32, 64] and all(len(layer.change) == 3 for layer in found.layers)
     first = checked(runs[2:], store)
     assert (first.outcome, first.not_finite_width, first.layers) == ("blows_up", 128, ())

@@ -103,7 +103,7 @@ def test_sources_that_give_nothing_are_refused(tmp_path):
     (empty / "one.txt").write_text("")
     assert "0 new documents" in refusal([empty], tmp_path / "out")
     (empty / "one.txt").write_text("one text alone")
-    assert "1 new documents" in refusal([empty], tmp_path / "out")
+    assert "1 new document" in refusal([empty], tmp_path / "out")
     for fraction in (0.0, 1.0, -0.1, float("nan")):
         assert "validation_fraction = " in refusal([empty], tmp_path / "out", validation_fraction=fraction)
     assert "no source was named" in refusal([], tmp_path / "out")

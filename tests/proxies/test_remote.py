@@ -59,7 +59,7 @@ def test_a_single_file_may_be_named_and_mixed(tmp_path, server):
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("nothing", "no .parquet file is there"), ("other", "1 others"), ("cut.parquet", "cannot be read as parquet")],
+    [("nothing", "no .parquet file is there"), ("other", "1 other"), ("cut.parquet", "cannot be read as parquet")],
 )
 def test_what_holds_no_corpus_is_named_by_its_uri(tmp_path, server, path, said):
     with pytest.raises(DataError, match=said) as caught:

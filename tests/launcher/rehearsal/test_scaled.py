@@ -135,6 +135,6 @@ def test_a_rehearsal_of_other_versions_is_named(corpus, tmp_path, name):
     attested(tmp_path, decision, {"nan": "passed"}, machine={**here, name: "0.0.1"})
     older = rehearsal_of(tmp_path, decision.digest)
     assert not older.rehearsed
-    assert older.sentence.startswith("UNREHEARSED with the versions installed here: 1 of 1 drills passed")
+    assert older.sentence.startswith("UNREHEARSED with the versions installed here: 1 of 1 drill passed")
     assert older.sentence.endswith(f"with {name} 0.0.1 (installed here: {here[name]}); forerun rehearse {tmp_path}")
     assert older.body["other_versions"] == [f"{name} 0.0.1 (installed here: {here[name]})"]

@@ -56,7 +56,7 @@ def test_the_live_watch_of_a_finished_foreign_run_returns(frozen, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 3, 4) and "the run finished; next:" in done.stdout
     final = next(line for line in done.stdout.splitlines() if "final validation loss" in line)
-    assert f": {FINAL:.4f} nats" in final and "from here" not in final, "no forecast of a loss that is known"
+    assert f": {FINAL:.3f} nats" in final and "from here" not in final, "no forecast of a loss that is known"
     assert "next: forerun watch" not in done.stdout.partition("the run finished")[0], "no advice to look again"
     assert not re.search(r"MFU -?\d", done.stdout) and "1 value is impossible" in done.stdout
 
