@@ -107,7 +107,7 @@ def test_groups_of_three_digits_with_one_reading_are_read(tmp_path, separator):
     assert (tuple(table.params), tuple(table.tokens)) == (params, tokens)
     (tmp_path / "runs.tsv").write_text(f"width\tlr\tloss\n1{separator}024\t.1\t3\n512\t.1\t3.1\n")
     if separator != ".":  # 1.024 alone may be a fraction
-        assert [point.size for point in read_transfer_table(tmp_path / "runs.tsv").points] == [1024, 512]
+        assert {point.size for point in read_transfer_table(tmp_path / "runs.tsv").points} == {512, 1024}
 
 
 def test_a_dot_that_may_separate_thousands_is_refused(tmp_path):

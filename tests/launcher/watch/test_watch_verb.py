@@ -125,4 +125,4 @@ def test_a_real_run_watched_and_concluded(two_ranks, corpus, tmp_path):
     code, body = ask("watch", frozen, "--conclude")
     assert (code, body["actual_nats"]) == (0, metrics.read_ending(frozen / "run").validation_loss_nats)
     assert body["tokens"] == decision.num_tokens
-    assert [path.name for path in (frozen / "attestations").iterdir()] == ["conclusion.json"]
+    assert "conclusion.json" in {path.name for path in (frozen / "attestations").iterdir()}
