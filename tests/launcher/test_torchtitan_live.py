@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from export_case import SCHEDULES, SHAPE, wide_decision, wide_spec
 from live_case import first_pass
+from main_run import write_attested
 from tiny_study import ask
 from trainer_venv import in_trainer, interpreter, torchrun
 
@@ -19,7 +20,6 @@ from launcher.base.policy import Monitoring
 from launcher.exporters import proof
 from launcher.exporters.trainers import torchtitan
 from launcher.frozen.frozen import Parallelism
-from launcher.frozen.launch_file import write_launch
 from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.training.bank import Bank
@@ -159,7 +159,7 @@ def test_the_watch_reads_what_torchtitan_logs(tmp_path, corpus, manifest):
     decision = dataclasses.replace(wide_decision(manifest), monitoring=Monitoring(validate_every_steps=4))
     predicted = dataclasses.replace(decision.predicted, loss_nats=1.4, low_nats=1.0, high_nats=2.0)
     decision = dataclasses.replace(decision, predicted=predicted)
-    config = write_launch(tmp_path / "frozen", decision)
+    config = write_attested(tmp_path / "frozen", decision)
     (tmp_path / "export").mkdir()
     torchtitan.export(decision, tmp_path / "export")
     done, losses = trained(python, tmp_path / "export", corpus, 1)
