@@ -143,8 +143,7 @@ def with_template(data: Json) -> tuple[Fit, Template | None]:
 
 
 def _law_fit(body: dict[str, Json]) -> FittedRuns:
-    fit = _fields(LawFit, body["fit"])
-    fit["draws"] = fit["draws"].reshape(-1, NUM_COORDINATES)
+    fit = LawFit(**_fields(LawFit, body["fit"]))
     posterior = None
     if isinstance(body["posterior"], dict):
         values = _fields(LawPosterior, body["posterior"], besides=("cells", "population"))
@@ -154,7 +153,7 @@ def _law_fit(body: dict[str, Json]) -> FittedRuns:
         posterior = LawPosterior(**values, cells=cells, population=population)
     optima = canon.decode(ComputeFit, body["optima"]) if isinstance(body["optima"], dict) else None
     rest = _fields(FittedRuns, body, besides=("fit", "posterior", "optima"))
-    return FittedRuns(fit=LawFit(**fit), posterior=posterior, optima=optima, **rest)
+    return FittedRuns(fit=fit, posterior=posterior, optima=optima, **rest)
 
 
 def _fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:

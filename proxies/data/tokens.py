@@ -356,7 +356,7 @@ class TokenStore:
         num_windows = self.num_windows("validation", seq_len)
         if num_windows < num_sequences:
             raise DataError(
-                f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: {num_sequences} "
+                f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: {num_sequences:,} "
                 "are needed"
             )
         source_B, index_B = self._mixture.draw(0, num_sequences)

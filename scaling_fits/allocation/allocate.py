@@ -29,10 +29,10 @@ from scaling_fits.allocation.spending import (
     range_within,
     tokens_at,
 )
-from scaling_fits.compute.optima import NEXT_RUNG, predict_at
+from scaling_fits.compute.optima import predict_at
 from scaling_fits.forecast.posterior import mixture_quantile
 from scaling_fits.forecast.uncertainty import FittedRuns, predict
-from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
+from scaling_fits.laws.law import LARGEST, NEXT_RUNG, CannotTellError, exp_finite
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 WIDEST_SIZE = 1e3

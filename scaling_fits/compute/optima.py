@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.compute.power_laws import Pair, PowerLaw, told
-from scaling_fits.laws.law import CannotTellError, LawError
+from scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
@@ -28,8 +28,6 @@ ComputeStatus = Literal["converged", "unidentified"]
 FlopsSource = Literal["flops", "budget", "6nd"]
 """Source of a run's FLOPs: the column `flops`, the column `budget`, or 6 * N * D."""
 
-NEXT_RUNG = 1.25
-"""A new budget is one step away even where nothing is extrapolated."""
 BEND_SD = 0.035
 """Standard deviation of log N* for each factor e of FLOPs beyond the runs: how much laws of optima bend, over 68 tasks
 of public isoFLOP families (`benchmarks/best_sizes.py`)."""

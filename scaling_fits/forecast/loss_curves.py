@@ -37,6 +37,7 @@ from scipy.special import stdtrit
 
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.spec import Curve
+from scaling_fits.laws.law import NEXT_RUNG
 from scaling_fits.laws.solver import Floats
 
 SHARES = (0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -54,8 +55,6 @@ _NUM_GRID_STEPS = 4096  # a longer schedule is summed over so many of its steps
 _SCATTER_LINES = 100.0  # the mean of so many lines has as much batch noise as the law has error
 _PRIOR_WEIGHT = 0.003  # keeps coefficients near their start where the runs do not determine them
 
-_NEXT_RUNG = 1.25
-"""A new run is one step away even where nothing is extrapolated."""
 _REACH_POWER = 0.75
 """Power by which departures of curves grow with the log of the extrapolation."""
 
@@ -313,4 +312,4 @@ def _pool(departures_RS: Floats) -> Floats:
 
 def _reach(ratio: float) -> float:
     """Return how far an extrapolation by the factor `ratio` goes; below 1 it counts as 1."""
-    return float(np.log(_NEXT_RUNG * max(ratio, 1.0)) ** _REACH_POWER)
+    return float(np.log(NEXT_RUNG * max(ratio, 1.0)) ** _REACH_POWER)

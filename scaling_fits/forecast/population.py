@@ -6,8 +6,8 @@ A study's law has six coordinates about a reference point (N0, D0), the mean of 
 
 L0 is the loss there, e the irreducible share of it, w the share of the model's size in the rest, a and b the slopes of
 the reducible loss in log N and log D, and k the exponent that couples the two terms (k = 1: arXiv 2203.15556). Across
-published studies logit e, logit w, log a, log b, and log k vary like one normal distribution: its mean and covariance
-are this module's numbers. So six runs on one line identify what they can, and the population says the rest.
+published studies logit e, logit w, log a, log b, and log k vary like one multivariate t distribution, whose mean and
+covariance are this module's numbers. Where a study's runs do not determine a coordinate, this distribution does.
 
 `benchmarks/forecasts.py` learns the numbers from public families and tests them on studies that it left out.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scaling_fits.laws.law import NEXT_RUNG
 from scaling_fits.laws.solver import Floats
 
 NUM_SHARED = 5
@@ -78,9 +79,6 @@ class Population:
         """
         return np.asarray(np.log(NEXT_RUNG * np.maximum(ratio, 1.0)) ** self.reach_power)
 
-
-NEXT_RUNG = 1.25
-"""A new run is one step away even where nothing is extrapolated."""
 
 PUBLIC = Population(
     mean=(0.2761, 0.0250, -1.1087, -1.1087, -0.4761),

@@ -52,7 +52,7 @@ def refit_posterior(table: RunTable, form: Form, num_draws: int, seed: int) -> t
         warnings += (
             f"{form}: {unconverged} of the bootstrap's {counted(num_draws, 'refit')} stopped before they converged",
         )
-    fit = dataclasses.replace(fit, draws=refits.theta, num_unconverged=unconverged, warnings=warnings)
+    fit = dataclasses.replace(fit, num_unconverged=unconverged, warnings=warnings)
     # Residuals are smaller than the noise by sqrt((n - p) / n), since the fit went after it (MacKinnon and White 1985).
     widening = math.sqrt(fit.num_effective_runs / fit.degrees_of_freedom)
     theta_SP = fit.theta + widening * (refits.theta - fit.theta)

@@ -259,7 +259,6 @@ def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
         num_effective_runs=law.effective_runs(table.weight),
         warnings=warnings,
         outliers=tuple(np.flatnonzero(off).tolist()) if len(off) == table.num_runs else (),
-        draws=posterior.theta,
     )
 
 

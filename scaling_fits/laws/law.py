@@ -9,7 +9,6 @@ given), `at_bound` (the optimum wants to leave the searched box), `degenerate` (
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ from scaling_fits.laws.weights import outliers
 FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
 LARGEST = 1e20  # parameters or tokens
 MAX_BOOTSTRAP = 100_000
+NEXT_RUNG = 1.25
+"""Factor in FLOPs of the step to a new run, which is one step away even where nothing is extrapolated."""
 
 _NUM_STARTS = 12
 _STEEPEST = 2.0  # k * alpha or k * beta of no published loss law is above 1.1
@@ -100,10 +101,8 @@ class LawFit:
     warnings: tuple[str, ...] = ()
     outliers: tuple[int, ...] = ()
     """Places in the table of runs too far off this law to be noise; they are fitted, and leave the noise alone."""
-    draws: Floats = dataclasses.field(default_factory=lambda: np.empty((0, solver.NUM_COORDINATES)))
-    """Bootstrap refits, one `theta` a row."""
     num_unconverged: int = 0
-    """Of the draws, those whose search had not settled when it stopped; they are kept."""
+    """Number of bootstrap refits whose search stopped before it converged; they are kept."""
 
     @property
     def identified(self) -> bool:

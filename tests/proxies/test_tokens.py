@@ -144,7 +144,7 @@ def test_validation_windows_are_the_same_spread_for_everybody(store):
     num_windows = store.num_windows("validation", 16)
     every = store.validation_batch(num_sequences=num_windows, seq_len=16)
     assert np.array_equal(batch, every[[i * num_windows // 10 for i in range(10)]])
-    with pytest.raises(DataError, match=f"holds {num_windows:,} windows of 16 tokens: "):
+    with pytest.raises(DataError, match=f"holds {num_windows:,} windows of 16 tokens: {num_windows + 1:,} are needed"):
         store.validation_batch(num_sequences=num_windows + 1, seq_len=16)
 
 

@@ -9,7 +9,7 @@ from scaling_fits.forecast.uncertainty import draw_intervals, exponents, fit_run
 
 @pytest.fixture(scope="module", params=["auto", "chinchilla"])
 def fitted(request):
-    return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005), request.param, bootstrap=200)
+    return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005), request.param, bootstrap=1000)
 
 
 def test_exponents_are_those_of_the_law_and_their_draws_within_a_level(fitted):
@@ -19,7 +19,7 @@ def test_exponents_are_those_of_the_law_and_their_draws_within_a_level(fitted):
     assert params.value == pytest.approx(0.37 / 0.71, abs=0.07)
     shares = fitted.laws[:, 4] / fitted.laws[:, 3:5].sum(axis=1)
     low, high = params.interval
-    assert np.mean((shares >= low) & (shares <= high)) == pytest.approx(0.9, abs=0.04)
+    assert np.mean((shares >= low) & (shares <= high)) == pytest.approx(0.9, abs=0.02)
     assert tokens.value == pytest.approx(1 - params.value)
     assert tokens.interval == pytest.approx(tuple(1 - end for end in params.interval[::-1]))
 

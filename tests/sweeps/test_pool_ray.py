@@ -213,5 +213,5 @@ def test_a_machine_starts_no_more_workers_than_it_can_hold(monkeypatch):
     """A hundred thousand on two cores: Ray's processes took 6 GB in a minute, and said nothing."""
     monkeypatch.setattr("sweeps.ray.pool.num_cores", lambda: 2)
     monkeypatch.setattr("sweeps.ray.pool.Head", None)
-    with pytest.raises(ClusterUnfit, match=r"num_workers = 33: must be at most 32 on this machine"):
+    with pytest.raises(ClusterUnfit, match=r"num_workers = 33: must be at most 32 on this machine, 16 for each core"):
         RayPool(33, FakeHostFactory("unused"))

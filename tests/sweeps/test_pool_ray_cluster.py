@@ -96,7 +96,9 @@ def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
     where, factory = WorkerPlacement(address=joined.address), FakeHostFactory(str(tmp_path / "diary"))
     head = next(pid for pid in joined.pids("raylet/raylet") if "--head" in processes(joined.folder)[pid])
     for unreadable, said in (False, "the corpus is not there"), (True, "forerun does not run there"):
-        with pytest.raises(ClusterUnfit, match=f"2 nodes .*\n  .*: {said}") as refusal:
+        with pytest.raises(
+            ClusterUnfit, match=f"of 2 nodes that were asked, these cannot run this study:\n  .*: {said}"
+        ) as refusal:
             RayPool(0, factory, place=where, node_check=Refusal(head, unreadable))
         assert str(refusal.value).count("\n") == 1, "the first node has no problem"
 

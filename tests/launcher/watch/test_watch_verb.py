@@ -14,6 +14,7 @@ from tiny_study import ask, forerun
 from watched_case import NUM_STEPS, finish, line, loss_at, write_run
 
 from launcher.base import chronicle, metrics
+from launcher.frozen.frozen_folder import ATTESTED
 
 
 def run_of(decision, frozen, last, **more):
@@ -125,4 +126,5 @@ def test_a_real_run_watched_and_concluded(two_ranks, corpus, tmp_path):
     code, body = ask("watch", frozen, "--conclude")
     assert (code, body["actual_nats"]) == (0, metrics.read_ending(frozen / "run").validation_loss_nats)
     assert body["tokens"] == decision.num_tokens
-    assert "conclusion.json" in {path.name for path in (frozen / "attestations").iterdir()}
+    attested = sorted(path.name for path in (frozen / "attestations").iterdir())
+    assert attested == sorted(f"{kind}.json" for kind in (*ATTESTED, "conclusion"))
