@@ -1,4 +1,4 @@
-# The demo in a container, without a GPU. Not built yet by us: it was checked by reading and by a test of its versions.
+# The demo in a container, without a GPU. A test installs from exactly the files copied here; no image was built yet.
 #     docker build -t forerun-demo .
 #     docker run --rm --shm-size=1g -v forerun-demo:/data forerun-demo             # resumes where it stopped
 #     docker run --rm -v forerun-demo:/data forerun-demo status demo/study
@@ -18,6 +18,7 @@ COPY sweeps sweeps
 COPY transfer transfer
 COPY scaling_fits scaling_fits
 COPY launcher launcher
+COPY forerun forerun
 # mup asks for torchvision and never imports it.
 RUN pip install --no-cache-dir -c constraints.txt . && pip uninstall -y torchvision
 

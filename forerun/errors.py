@@ -9,11 +9,13 @@ from typing import ParamSpec, TypeVar
 
 import click
 
+from proxies.core.errors import InputError
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class RequestError(ValueError):
+class RequestError(InputError):
     """A call with arguments that the command line would refuse as a usage error."""
 
 

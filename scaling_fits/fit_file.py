@@ -15,6 +15,7 @@ import numpy as np
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.plain_files import read_plain
 from scaling_fits.allocation.shapes import Template
 from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
@@ -40,12 +41,14 @@ _WRITE_ONE = "`forerun fit RUNS --out fit.json` writes one, from a table of runs
 Fit = FittedRuns | ComputeFit | HyperparameterFit
 
 
-class FitFileError(ValueError):
+class FitFileError(InputError):
     """A file that is no fit, or one of another version."""
 
 
-class FitTamperedError(ValueError):
+class FitTamperedError(InputError):
     """A fit whose content is not the one its digest names."""
+
+    exit_code = ExitCode.CORRUPT
 
 
 def write(path: Path, fit: dict[str, Json]) -> None:

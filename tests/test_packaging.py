@@ -36,14 +36,21 @@ def sources():
     return {path.relative_to(ROOT).as_posix() for path in paths if "__pycache__" not in path.parts}
 
 
+def list_copied_files():
+    """Return the files and folders that the Dockerfile copies into its image, from which it installs forerun."""
+    copies = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.M)
+    return {name for line in copies for name in line.split()}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Wheel and source archive, built from a copy with what the build reads, and a test that neither may hold."""
+    """Return a wheel and a source archive, built from the files that the Dockerfile copies and a planted test."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+    for name in list_copied_files():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, tree)
     (tree / "tests").mkdir()
     (tree / "tests" / "test_packaging.py").touch()
     subprocess.run([sys.executable, "-c", BUILD, out], cwd=tree, check=True, capture_output=True, timeout=120)

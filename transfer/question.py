@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from proxies.core.checks import Checks
+from proxies.core.errors import InputError
 from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
 
 Axis = Literal["width", "depth", "batch", "duration", "params"]
@@ -26,7 +27,7 @@ _SIZE = {
 }  # fmt: skip
 
 
-class TransferError(ValueError):
+class TransferError(InputError):
     """Input no verdict can be made from. `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[str]) -> None:

@@ -7,10 +7,12 @@ import contextlib
 import inspect
 import io
 import json
+import re
 
 import click
 
 from launcher.cli import cli
+from proxies.core.errors import ExitCode
 from reference_pages.source import trees
 
 _HEAD = """# Commands
@@ -107,14 +109,17 @@ def commands_page() -> str:
     return _HEAD + "\n".join(_verb(name, command) for name, command in commands().items())
 
 
-def _errors() -> dict[str, str]:
-    """First sentences of the rooms' own error classes, by name."""
-    found = {}
-    for _, tree in trees(rf"(?m)^class ({'|'.join(cli._EXIT_CODES)})\b"):
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and node.name in cli._EXIT_CODES:
-                found[node.name] = (ast.get_docstring(node) or "").split("\n\n")[0]
-    return found
+def _list_errors() -> dict[str, dict[str, str]]:
+    """Return the first sentence of every error class that declares an exit code, by code and class."""
+    sentences: dict[str, dict[str, str]] = {}
+    for _, tree in trees(r"(?m)^    exit_code = ExitCode\."):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and (
+                declared := re.search(r"exit_code = ExitCode\.(\w+)", ast.unparse(node))
+            ):
+                sentence = (ast.get_docstring(node) or "").split("\n\n")[0]
+                sentences.setdefault(declared[1], {})[node.name] = sentence
+    return sentences
 
 
 def _error_as_json() -> str:
@@ -127,11 +132,10 @@ def _error_as_json() -> str:
 
 def exit_codes_page() -> str:
     """exit-codes.md."""
-    said, lines = _errors(), []
-    for code, meaning in cli.EXIT_CODES.items():
-        names = [name for name, its in cli._EXIT_CODES.items() if its == code]
-        told = "<br>".join(f"`{name}`: {cell(said[name])}" for name in names)
-        lines.append(f"| {code} | {meaning} | {told} |")
+    errors, lines = _list_errors(), []
+    for code in ExitCode:
+        names = "<br>".join(f"`{name}`: {cell(text)}" for name, text in errors.get(code.name, {}).items())
+        lines.append(f"| {code} | {code.meaning} | {names} |")
     after = "\n\n## An error as JSON\n\nWith `--json` an error is one object too, "
     after += "`forerun note --study no/such/study --json` for one:\n\n"
     return _EXITS + "\n".join(lines) + after + f"```json\n{_error_as_json()}\n```\n"

@@ -10,10 +10,11 @@ import difflib
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from proxies.core.errors import InputError
 from proxies.core.shape import Shape
 
 
-class UnknownNameError(ValueError):
+class UnknownNameError(InputError):
     """No accelerator or model of the reference table has this name."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 
 LATEST = "latest"
@@ -19,7 +20,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 
 
-class StudyNameError(ValueError):
+class StudyNameError(InputError):
     """A name that fits no frozen config, or several."""
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.base.signals import make_child_die_with_us
+from proxies.core.errors import ForerunError
 from proxies.core.notation import format_duration
 
 WANDB_DIR = "wandb"
@@ -45,7 +46,7 @@ _POLL_SECONDS, _LAST_SECONDS = 0.1, 1.0
 """Between two looks whether it has ended, for wandb's own service may hold its pipe; for its last output."""
 
 
-class DashboardError(Exception):
+class DashboardError(ForerunError):
     """The study could not be logged; the study itself is untouched."""
 
 

@@ -25,6 +25,7 @@ from launcher.plan.calibration_records import (
 from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.errors import ForerunError
 from proxies.core.failures import Cause
 from proxies.core.notation import counted, format_duration
 from proxies.core.shape import Shape
@@ -50,7 +51,7 @@ SILENT_SECONDS = 300.0
 MEMORY_SHARE = 0.9
 
 
-class UnmeasurableError(Exception):
+class UnmeasurableError(ForerunError):
     """One run alone, its batches whole, is too much for every worker: of memory, or of time."""
 
 

@@ -20,49 +20,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from launcher.base.terminal import drop_stream, lay_out, print_answer, shown
+from proxies.core.errors import ExitCode, ForerunError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-EXIT_BUG, EXIT_INPUT, EXIT_GATE, EXIT_CANNOT_TELL, EXIT_CORRUPT = 1, 2, 3, 4, 5
-EXIT_HELD, EXIT_INTERRUPTED = 75, 130
-EXIT_CODES = {
-    0: "done",
-    EXIT_BUG: "a bug in forerun",
-    EXIT_INPUT: "bad input",
-    EXIT_GATE: "a gate failed",
-    EXIT_CANNOT_TELL: "cannot tell",
-    EXIT_CORRUPT: "corrupt or tampered",
-    EXIT_HELD: "another driver holds the study",
-    EXIT_INTERRUPTED: "interrupted (resumable)",
-}
 
 _LINK_LOOP = "Symlink loop from "
 LEAVE_SECONDS = 4.0
 """Time after SIGTERM until a verb is ended, unless it handles the signal itself."""
 
-# Errors of the packages are bad input (2) unless named here.
-_EXIT_CODES = {
-    "GateError": EXIT_GATE,
-    "CannotTellError": EXIT_CANNOT_TELL,
-    "UnseenError": EXIT_CANNOT_TELL,
-    "NoFinishedTrialError": EXIT_CANNOT_TELL,
-    "BudgetSpent": EXIT_CANNOT_TELL,
-    "LedgerCorrupt": EXIT_CORRUPT,
-    "LedgerLost": EXIT_CORRUPT,
-    "CurveCorrupt": EXIT_CORRUPT,
-    "TamperedError": EXIT_CORRUPT,
-    "FitTamperedError": EXIT_CORRUPT,
-    "CorruptError": EXIT_CORRUPT,
-    "IndexRefusedError": EXIT_CORRUPT,
-    "StudyHeld": EXIT_HELD,
-    "StaleDriver": EXIT_HELD,
-    "InterruptedStudyError": EXIT_INTERRUPTED,
-    "CorruptCorpusError": EXIT_CORRUPT,
-    "SourceStuck": EXIT_BUG,
-    "DuplicateRecord": EXIT_BUG,
-}
-_OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
 _BUG_ERRNOS = {errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTSOCK}
 """Error numbers that mean a bug of forerun if the error names no file."""
 _OS_ADVICE = {
@@ -172,7 +138,7 @@ class _Verbs(click.Group):
 
 @click.command(
     cls=_Verbs,
-    epilog=f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
+    epilog=f"Exit codes: {', '.join(f'{code} {code.meaning}' for code in ExitCode)}.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="forerun", prog_name="forerun")
@@ -183,17 +149,14 @@ def cli() -> None:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of an error."""
+    """Return the exit code of the command that an error ends."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     if isinstance(error, click.ClickException):
-        return EXIT_INPUT
-    if _is_ours(error):
-        code = getattr(error, "exit_code", None)  # of a command that the demo ran
-        if isinstance(code, int):
-            return code
-        return _EXIT_CODES.get(type(error).__name__, EXIT_INPUT)
-    return EXIT_BUG if _surroundings_text(error) is None else EXIT_INPUT
+        return ExitCode.INPUT
+    if isinstance(error, ForerunError):
+        return error.exit_code
+    return ExitCode.BUG if _surroundings_text(error) is None else ExitCode.INPUT
 
 
 def _surroundings_text(error: BaseException) -> str | None:
@@ -248,7 +211,7 @@ def message_of(error: BaseException) -> str:
         return "interrupted; finished work is recorded, the same command resumes or starts over"
     if isinstance(error, click.ClickException):
         return error.format_message()
-    if _is_ours(error) and type(error).__name__ not in _OUR_BUGS:
+    if isinstance(error, ForerunError) and error.exit_code != ExitCode.BUG:
         return str(error)
     if (text := _surroundings_text(error)) is not None:
         return text
@@ -256,12 +219,6 @@ def message_of(error: BaseException) -> str:
         f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in your input; no record is lost. "
         "FORERUN_TRACEBACK=1 shows where it happened."
     )
-
-
-def _is_ours(error: BaseException) -> bool:
-    from launcher.doctor.findings import PACKAGES
-
-    return type(error).__module__.split(".")[0] in (*PACKAGES, "forerun")
 
 
 def main(args: list[str] | None = None) -> NoReturn:
@@ -300,7 +257,7 @@ def _end_in_time() -> None:
                     time.sleep(LEAVE_SECONDS)
                     with contextlib.suppress(OSError):
                         os.write(2, b"forerun: interrupted; finished work is recorded\n")
-                    os._exit(EXIT_INTERRUPTED)
+                    os._exit(ExitCode.INTERRUPTED)
 
     threading.Thread(target=wait, name="forerun-signals", daemon=True).start()
 
@@ -367,21 +324,21 @@ def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException
         return str, NamesError(wrong)
     from proxies.core.redaction import redact_message, redacted
 
-    if not (_is_ours(error) or isinstance(error, click.ClickException)):
+    if not isinstance(error, ForerunError | click.ClickException):
         return redacted, error
     foreign, cause = list[str](), error.__cause__ or error.__context__
     while cause is not None:
-        foreign += [] if _is_ours(cause) else [str(cause)]
+        foreign += [] if isinstance(cause, ForerunError) else [str(cause)]
         cause = cause.__cause__ or cause.__context__
     return lambda text: redact_message(text, foreign), error
 
 
 def _complain(error: BaseException, typed: list[str]) -> int:
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else EXIT_BUG
+        return error.code if isinstance(error.code, int) else ExitCode.BUG
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
-        return EXIT_INPUT
+        return ExitCode.INPUT
     redacted, error = _redactor(error)
     code, message = exit_code_of(error), redacted(message_of(error))
     problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]

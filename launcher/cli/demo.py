@@ -26,6 +26,7 @@ from launcher.views.numbers import words
 from launcher.views.transfer import estimate
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import InputError
 from proxies.core.notation import (
     counted,
     format_count,
@@ -42,7 +43,7 @@ COLUMNS, LABEL_COLUMNS = 100, 20
 ACCEPT_REASON = "demo: to show the rest of the chain; a real study would run what the gate asks for"
 
 
-class DemoError(ValueError):
+class DemoError(InputError):
     """A step of the demo failed; its own message is above, its exit code the demo's."""
 
     def __init__(self, arguments: Sequence[str], exit_code: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from launcher.study.stages import Runner
@@ -57,4 +58,4 @@ def with_runner(
 def exit_by(outcome: str) -> None:
     """End with 3 if a gate failed, with 4 if it cannot tell."""
     if outcome != "passed":
-        raise SystemExit(3 if outcome == "failed" else 4)
+        raise SystemExit(ExitCode.GATE if outcome == "failed" else ExitCode.CANNOT_TELL)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from proxies.core.errors import InputError
+
 # Whether our packages' names lead to our own code: `sweeps` is also a package of W&B's, and any folder may shadow one.
 #
 # pip installs `wandb[sweeps]` over ours without a word, and uninstalling it deletes ours; under an editable install
@@ -19,7 +21,7 @@ HOME = Path(__file__).resolve().parents[2]
 _REINSTALL = "pip install --force-reinstall --no-deps forerun"
 
 
-class NamesError(ValueError):
+class NamesError(InputError):
     """Imports find another package under one of our names."""
 
     def __init__(self, wrong: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from launcher.frozen.frozen import Parallelism
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 from proxies.core.shape import Shape
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.plan.sections import LaunchSection
 
 
-class LayoutError(ValueError):
+class LayoutError(InputError):
     """Degrees that do not divide the shape or the batch; `problems` says all that do not."""
 
     def __init__(self, problems: list[str]) -> None:

@@ -33,6 +33,7 @@ from launcher.experiments.sweep_grids import (
 from launcher.experiments.wider import spike_words
 from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
+from proxies.core.errors import InputError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM, hyperparameter_named
 from proxies.core.notation import counted, format_factor
 from proxies.core.powers import Powers, Ratios
@@ -58,7 +59,7 @@ resumes where it stopped and runs what it would have run.
 """
 
 
-class StageMissingError(ValueError):
+class StageMissingError(InputError):
     """A decision needs a stage that has not run; the message names the command."""
 
 

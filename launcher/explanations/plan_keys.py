@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxies.core.canon import Json
+from proxies.core.errors import InputError
 
 MOST_BLOCKS = 3
 """Keys that are shown whole; more are a line each."""
@@ -26,7 +27,7 @@ _UNITS = {
 }  # fmt: skip
 
 
-class UnknownKeyError(ValueError):
+class UnknownKeyError(InputError):
     """No key of a plan has that name."""
 
 

@@ -14,6 +14,7 @@ from launcher.frozen.frozen import Decision, ParameterGroup, TamperedError
 from launcher.frozen.launch_file import path_of, read_attestation
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from transfer.question import Outcome
 
@@ -25,7 +26,7 @@ NAMED = ("groups", "transfer")
 """Lists of records that have names of their own."""
 
 
-class UnknownFieldError(ValueError):
+class UnknownFieldError(InputError):
     """No field of the config has that name."""
 
 
@@ -121,10 +122,10 @@ StrengthKind = Literal["measured", "assumed", "chosen", "exact"]
 no run can show to be wrong; exact: follows from other fields."""
 
 
-class NoProvenanceError(ValueError):
+class NoProvenanceError(InputError):
     """No record lies beside the config of where its fields came from."""
 
-    exit_code = 4
+    exit_code = ExitCode.CANNOT_TELL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

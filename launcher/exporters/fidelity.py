@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
 from proxies.core import canon
+from proxies.core.errors import InputError
 from proxies.core.optimizers import DEFAULT
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ MODULES = {
 """Trainers by the name that users type, and the module of `trainers` that writes their files."""
 
 
-class ExportError(ValueError):
+class ExportError(InputError):
     """A version nobody knows, or a decision the trainer cannot run. `problems` lists all of it."""
 
     def __init__(self, trainer: str, problems: list[str]) -> None:

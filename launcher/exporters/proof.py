@@ -21,6 +21,7 @@ from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
 from launcher.frozen.frozen import Decision
 from proxies.core import canon
+from proxies.core.errors import InputError
 from proxies.core.plain_files import read_plain
 from proxies.core.shape import Shape
 
@@ -33,7 +34,7 @@ INSTALLED = Path(".venv-trainers")
 _LINE_LENGTH = 400
 
 
-class ProofError(ValueError):
+class ProofError(InputError):
     """A trainer that could not be asked, or whose answer is none. `problems` lists all of it."""
 
     def __init__(self, trainer: str, problems: list[str]) -> None:

@@ -21,6 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from launcher.figures.svg import INK, finish, raised
 from launcher.views.numbers import Body
+from proxies.core.errors import InputError
 
 _STYLE: Any = {
     "svg.fonttype": "none", "font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
@@ -41,7 +42,7 @@ DASHED = (0, (4, 3))
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
-class MissingError(ValueError):
+class MissingError(InputError):
     """The report lacks what a figure draws: the stage has not ended, or there is no such test or arm."""
 
 

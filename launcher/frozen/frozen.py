@@ -17,6 +17,7 @@ from typing import Literal, cast
 from launcher.base.policy import AbortPolicy, Checkpointing, Monitoring, Recomputed, SpikePolicy
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.flops import count_params
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.notation import counted
@@ -37,7 +38,7 @@ _NUMBERS = (*GROUP_NUMBERS, "init_std")
 _PLAIN = r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*"
 
 
-class FrozenError(ValueError):
+class FrozenError(InputError):
     """A frozen file that is not one, or parameters its groups do not fit. `problems` lists all of it."""
 
     def __init__(self, what: str, problems: list[str]) -> None:
@@ -47,6 +48,8 @@ class FrozenError(ValueError):
 
 class TamperedError(FrozenError):
     """The content does not have the digest it claims."""
+
+    exit_code = ExitCode.CORRUPT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

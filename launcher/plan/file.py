@@ -17,6 +17,7 @@ from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
 from launcher.plan.search import WRITTEN_AS
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, read_plain
 from proxies.core.redaction import redacted, secret_in
@@ -32,7 +33,7 @@ _MOST_SHOWN = 80
 _LINE = re.compile(r"\s*(?:\[\s*(?P<section>[\w.]+)\s*\]|(?P<key>\w+)\s*=).*")
 
 
-class PlanError(ValueError):
+class PlanError(InputError):
     """A plan with problems: `problems` lists every one, and shows no secret."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:

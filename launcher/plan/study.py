@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from launcher.plan.calibration_records import ModeRequest, Part
 from launcher.plan.plan import Plan
 from proxies.core import canon
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.flops import count_params
 from proxies.core.hyperparameters import LEARNING_RATE, Hparams, warmup_of, with_warmup
 from proxies.core.programs import Factory
@@ -249,5 +250,7 @@ def moved(rate: float, ratio: float, power: float) -> float:
     return rate if power == 0 or ratio == 1 else float(f"{rate * ratio**power:.4g}")
 
 
-class NoFinishedTrialError(ValueError):
+class NoFinishedTrialError(InputError):
     """A search in which nothing finished."""
+
+    exit_code = ExitCode.CANNOT_TELL

@@ -10,6 +10,7 @@ from launcher.rehearsal.faults import Fault, FaultKind
 from launcher.rehearsal.registry import CUTS, PROXY_NATS, DrillResult, judged
 from launcher.rehearsal.stage import RehearsalFolder, checkpoint_folders, flip_a_bit
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode
 from proxies.core.notation import counted, format_loss, format_significant
 from proxies.data.tokens import TokenStore
 
@@ -17,7 +18,6 @@ CONTROLS: dict[FaultKind, str] = {
     "drop_moments": "moments dropped",
     "shift_batch": "data off by one batch",
 }
-EXIT_CORRUPT = 5
 
 
 def loss(stage: RehearsalFolder) -> DrillResult:
@@ -109,7 +109,7 @@ def corrupt_all(stage: RehearsalFolder) -> DrillResult:
     outcome = stage.run(run)
     kept = list((stage.path(run) / CHECKPOINTS).glob("*.corrupt*"))
     named = all(folder.name in outcome.reason for folder in folders)
-    refused = (outcome.event, outcome.exit_code) == ("refused", EXIT_CORRUPT)
+    refused = (outcome.event, outcome.exit_code) == ("refused", ExitCode.CORRUPT)
     return judged(
         "corrupt_all", refused and named and len(kept) == len(folders) and not stage.losses(run),
         f"one bit flipped in each of {counted(len(folders), 'checkpoint')}: {outcome.event}, exit {outcome.exit_code}, "

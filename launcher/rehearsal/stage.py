@@ -29,6 +29,7 @@ from launcher.rehearsal.scaled_config import ScaledConfig
 from launcher.supervisor.attempt import Signals
 from launcher.supervisor.launch import LaunchOutcome, launch
 from launcher.trainer import checkpoints
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 
 
@@ -93,7 +94,7 @@ class _CountedSignals(Signals):
         super().hear(number)
 
 
-class UnexpectedEndError(ValueError):
+class UnexpectedEndError(InputError):
     """A run without a fault that did not come to its end: there is nothing to compare the others with."""
 
 

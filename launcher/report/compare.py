@@ -14,6 +14,7 @@ from launcher.views.numbers import Body, words
 from launcher.views.transfer import hyperparameter_name, name_of, size_name
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import InputError
 from proxies.core.plain_files import read_plain
 from scaling_fits.forecast.conclusive import first_and_rest
 from transfer.question import Hyperparameter, from_log2
@@ -166,7 +167,7 @@ _OTHER_VALUES = {
 """By key of the proxy: learning rates are set at the base, under one parametrization."""
 
 
-class NotAReportError(ValueError):
+class NotAReportError(InputError):
     """What was given is neither a study nor a report; `problems` names each."""
 
     def __init__(self, problems: list[str]) -> None:

@@ -12,6 +12,7 @@ from launcher.plan.study import DEPTH, Study
 from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, RunReadings, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.failures import CAUSES
 from proxies.core.notation import counted
 from proxies.core.spec import RunSpec
@@ -21,8 +22,10 @@ from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import Ledger
 
 
-class UnseenError(ValueError):
+class UnseenError(InputError):
     """Nobody sees the activations of a trainer that is not ours."""
+
+    exit_code = ExitCode.CANNOT_TELL
 
 
 def checks_of(

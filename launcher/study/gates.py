@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from launcher.base.talk import say
 from launcher.frozen.launch_file import CheckOutcome
 from proxies.core import canon
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.notation import counted, format_count, format_factor, format_percent
 from proxies.core.spec import RunResult
 from scaling_fits.forecast.conclusive import fit_doubts, inconclusive, judge_backtest, reach_doubts
@@ -34,8 +35,10 @@ SHAPE_EXCESS = 0.01
 """The share of the predicted loss that rounding the size to a shape may cost."""
 
 
-class GateError(ValueError):
+class GateError(InputError):
     """A gate is closed: the message says which, why, and what to do."""
+
+    exit_code = ExitCode.GATE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from launcher.base.talk import say
 from launcher.calibration.procedure import COUNTED, calibrated
 from launcher.plan.study import Study
 from proxies.core.checks import SpecError
+from proxies.core.errors import InputError
 from proxies.core.hyperparameters import LEARNING_RATE, with_warmup
 from proxies.core.notation import format_count
 from proxies.core.redaction import LineRedactor
@@ -34,7 +35,7 @@ AGREE = 0.02
 _LAST_CHARACTERS = 500
 
 
-class DescribeError(ValueError):
+class DescribeError(InputError):
     """`proxy.describe` did not say how large the model is."""
 
 

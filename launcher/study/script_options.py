@@ -16,12 +16,13 @@ from pathlib import Path
 
 from launcher.plan.file import TODO
 from launcher.study.first_plan import FirstPlan
+from proxies.core.errors import InputError
 from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, WARMUP
 from proxies.core.plain_files import read_plain
 from proxies.core.programs import NEEDED
 
 
-class ScriptError(ValueError):
+class ScriptError(InputError):
     """A script from which no plan can be written. `problems` lists all of it."""
 
     def __init__(self, script: Path, problems: list[str]) -> None:

@@ -42,6 +42,7 @@ from launcher.study.search_runs import run_search
 from launcher.study.winner_reruns import replay_search
 from proxies.core import canon
 from proxies.core.branches import own_flops
+from proxies.core.errors import ExitCode, ForerunError
 from proxies.core.notation import counted, format_main_run_share
 from proxies.core.spec import RunResult, RunSpec
 from proxies.external.metric_files import UNIT_KEYS, units_agree
@@ -117,8 +118,10 @@ SPEND_ROUNDS = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class InterruptedStudyError(Exception):
+class InterruptedStudyError(ForerunError):
     """The user, or the system, asked to stop; everything finished is recorded."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 def bank_key(spec: RunSpec) -> str:

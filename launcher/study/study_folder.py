@@ -16,6 +16,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
 from proxies.core import canon
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
@@ -32,7 +33,7 @@ _NUM_NAMED = 8
 _LOOKED_INTO = (CURVES_DIR, CHECKPOINTS_DIR, "frozen", "wandb")
 
 
-class LinksOutError(ValueError):
+class LinksOutError(InputError):
     """A study's folder holds links that lead out of it."""
 
 

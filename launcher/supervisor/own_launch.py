@@ -18,6 +18,7 @@ from launcher.base.watchdog import START_SECONDS, STEP_FACTOR
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.supervisor.run_folder import RunFolder
 from proxies.core import canon
+from proxies.core.errors import InputError
 from proxies.core.notation import format_loss
 from proxies.core.redaction import LineRedactor
 from proxies.external.command import RUN_FILE, command_environment, filled, find_program
@@ -38,7 +39,7 @@ _NUM_TIMED = 64
 """Gaps between looks at which the log had moved, of which the median is taken."""
 
 
-class OwnLaunchError(ValueError):
+class OwnLaunchError(InputError):
     """A run that cannot be started as asked."""
 
 

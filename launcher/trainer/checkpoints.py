@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.base.run_files import RefusedCheckpoint, complete_folders, name_checkpoint
 from proxies.core import canon
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.plain_files import open_plain, read_plain
 
 # The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call
@@ -57,8 +58,10 @@ _NO_EFFECT = {"MEMOIZE", "FRAME", "PROTO"}
 _FROM_MEMO = {"GET", "BINGET", "LONG_BINGET"}
 
 
-class IndexRefusedError(ValueError):
+class IndexRefusedError(InputError):
     """A checkpoint's index that would call what no checkpoint needs."""
+
+    exit_code = ExitCode.CORRUPT
 
 
 def check_index(folder: Path) -> None:
@@ -131,12 +134,14 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """Checkpoints that this run must not resume from."""
 
 
 class CorruptError(CheckpointError):
     """There are checkpoints, and none of them is whole."""
+
+    exit_code = ExitCode.CORRUPT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

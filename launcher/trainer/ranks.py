@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.frozen.frozen import FrozenError, Parallelism, TamperedError
 from launcher.trainer.checkpoints import CheckpointError, CorruptError
+from proxies.core.errors import InputError
 from proxies.core.programs import FactoryChangedError, FactoryError
 from proxies.data.tokens import DataError
 
@@ -22,7 +23,7 @@ REFUSED = 2
 CORRUPT = 5
 
 
-class TrainerError(ValueError):
+class TrainerError(InputError):
     """A config that this trainer does not train, here. `problems` lists all of it."""
 
     def __init__(self, problems: list[str], exit_code: int = REFUSED) -> None:

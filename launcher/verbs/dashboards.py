@@ -10,12 +10,12 @@ import click
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, json_option
 from proxies.core import canon
+from proxies.core.errors import ExitCode
 from proxies.core.notation import counted
 
 if TYPE_CHECKING:
     from launcher.dashboards.wandb_writer import UploadState
 
-NOT_ARRIVED = 2
 """Exit code."""
 ABSENT = "no workspace: wandb-workspaces is not installed: pip install 'forerun[workspaces]'"
 
@@ -57,7 +57,7 @@ def dashboards(
     notes.append(f"workspace: {workspace_url or workspace}" if workspace else ABSENT)
     answer(as_json, body, "\n".join([*notes, "this copy can be made again; the study's ledger is the source of truth"]))
     if arrived is not None and arrived.lacking:
-        raise SystemExit(NOT_ARRIVED)
+        raise SystemExit(ExitCode.INPUT)
 
 
 def _arrived_lines(arrived: UploadState | None) -> list[str]:

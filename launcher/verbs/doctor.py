@@ -10,6 +10,7 @@ import click
 from launcher.base.terminal import print_answer, shown
 from launcher.cli.names import study_option
 from launcher.doctor.findings import body_of, line_of, worst
+from proxies.core.errors import ExitCode
 
 SHELLS = {
     "bash": 'eval "$(forerun completion bash)"    # in ~/.bashrc; bash 4.4 or newer',
@@ -42,7 +43,7 @@ def doctor(study_dir: Path, as_json: bool) -> None:
         after = "fix what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
         print_answer(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {after}")
     if outcome == "fail":
-        raise SystemExit(2)
+        raise SystemExit(ExitCode.INPUT)
 
 
 @click.command()

@@ -16,6 +16,7 @@ from launcher.exporters.fidelity import MODULES, ExportError, exporter
 from launcher.study.gates import GateError
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode
 from proxies.core.notation import counted
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def export(
             f"forerun: {name} cannot express {_some(lost)}. Set in the plan of a new study (--fork keeps what it can): "
             f"{remedies}; or add --allow-lossy to train with {name}'s own numbers"
         )
-        raise SystemExit(3)  # the answer is out already
+        raise SystemExit(ExitCode.GATE)  # the answer is out already
 
 
 def _weights(decision: Decision, folder: Path, place: Path, out: Path | None, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from launcher.base.talk import Heartbeat
 from launcher.cli.options import answer, column_option, json_option, table
 from launcher.views.aspect import term_text
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode
 from proxies.core.notation import NONE, counted, format_factor, format_percent, format_significant
 from proxies.core.plain_files import refuse_pipe
 from scaling_fits.forecast.conclusive import first_and_rest
@@ -74,7 +75,7 @@ def fit(
     after = "run what the warnings ask for, then fit again" if doubted else _next(form, out)
     answer(as_json, body, f"{body_text(body)}\nnext: {after}")
     if status == "unidentified":
-        raise SystemExit(4)
+        raise SystemExit(ExitCode.CANNOT_TELL)
 
 
 def _next(form: str, out: Path | None) -> str:

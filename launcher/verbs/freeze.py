@@ -15,6 +15,7 @@ from launcher.cli.options import answer, full_option, json_option
 from launcher.frozen.launch_file import format_accepted_gates
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
 from proxies.core.notation import counted, format_learning_rate, format_loss
 
@@ -28,8 +29,10 @@ MOST_REASON = 2000
 """Characters: a reason is shown in one piece wherever the config is."""
 
 
-class CannotTellError(ValueError):
+class CannotTellError(InputError):
     """A gate could not be decided, and nobody accepted that."""
+
+    exit_code = ExitCode.CANNOT_TELL
 
 
 @click.command()

@@ -15,6 +15,7 @@ from launcher.cli.options import AMOUNT, answer, json_option, table
 from launcher.verbs.fits import endnotes, number, span_text
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode
 from proxies.core.notation import format_count, format_factor, format_loss, format_percent
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def exit_if_inconclusive(body: dict[str, Json]) -> None:
     from scaling_fits.forecast.conclusive import first_and_rest
 
     if first_and_rest(body["warnings"])[0]:
-        raise SystemExit(4)
+        raise SystemExit(ExitCode.CANNOT_TELL)
 
 
 def predicted(found: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Json], str]:

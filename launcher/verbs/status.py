@@ -14,6 +14,7 @@ from launcher.base.talk import say
 from launcher.base.terminal import shown, terminal_columns, wrap
 from launcher.cli.names import study_argument
 from launcher.cli.options import answer, full_option, json_option, table
+from proxies.core.errors import ExitCode
 from proxies.core.notation import (
     counted,
     format_count,
@@ -27,7 +28,6 @@ from proxies.core.notation import (
 )
 
 FOLLOW_SECONDS = 2.0
-INTERRUPTED = 130
 IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most
 
 
@@ -54,7 +54,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, f
             _follow(study_dir)
         except KeyboardInterrupt:
             say("forerun: this view ended; nothing was stopped: a driver of the study continues")
-            raise SystemExit(INTERRUPTED) from None
+            raise SystemExit(ExitCode.INTERRUPTED) from None
         return
     if brief:
         from launcher.plan.study import PLAN_FILE

@@ -12,14 +12,15 @@ import click
 from launcher.cli.names import frozen_argument, study_of_line
 from launcher.cli.options import answer, json_option, sound_config
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
     from launcher.watch.follower import Follower, WatchStatus
     from launcher.watch.logs.readings import LogReader
 
-_EXITS = {"fine": 0, "alarm": 3, "cannot_tell": 4}
-LEAST_SECONDS, INTERRUPTED = 0.2, 130
+_EXITS = {"fine": ExitCode.DONE, "alarm": ExitCode.GATE, "cannot_tell": ExitCode.CANNOT_TELL}
+LEAST_SECONDS = 0.2
 
 
 @click.command()
@@ -121,7 +122,7 @@ def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | Non
                 return found, None
             time.sleep(every_seconds)
     except KeyboardInterrupt:
-        return found, INTERRUPTED
+        return found, ExitCode.INTERRUPTED
 
 
 def _conclude(

@@ -19,6 +19,7 @@ from launcher.study.history import ConcludedRun
 from launcher.watch.logs.readings import LogReading
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.notation import format_interval, format_loss, format_nats, format_percent
 from sweeps.store.ledger import Ledger
 
@@ -26,13 +27,13 @@ CONCLUSION = "conclusion"
 """Kind of the attestation."""
 
 
-class NotConcludedError(ValueError):
+class NotConcludedError(InputError):
     """A run whose forecast cannot be scored; says why, and what to do."""
 
-    exit_code = 4
+    exit_code = ExitCode.CANNOT_TELL
 
 
-class ConcludedOtherwiseError(ValueError):
+class ConcludedOtherwiseError(InputError):
     """This config was concluded before, with another outcome."""
 
 

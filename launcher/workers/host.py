@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import ForerunError
 from proxies.core.failures import classify
 from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
@@ -59,7 +60,7 @@ MOST_STEPS = sys.maxsize
 """Of one call: its time ends it."""
 
 
-class UserCodeError(Exception):
+class UserCodeError(ForerunError):
     """The user's own model fails while it trains; the message names the line of theirs it fails at."""
 
     cause = "user_code"

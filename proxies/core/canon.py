@@ -17,6 +17,7 @@ import types
 import typing
 from pathlib import Path
 
+from proxies.core.errors import InputError
 from proxies.core.notation import counted, with_article
 from proxies.core.plain_files import open_plain, open_to_append
 
@@ -31,7 +32,7 @@ _MOST_SHARED = 1000
 """The most such objects kept; beyond it, all are forgotten and decoded anew."""
 
 
-class CanonError(ValueError):
+class CanonError(InputError):
     """A value that has no canonical form, or a text that is not canonical."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from proxies.core.errors import InputError
 
-class SpecError(ValueError):
+
+class SpecError(InputError):
     """A record with invalid values. `problems` lists everything that is wrong with it."""
 
     def __init__(self, record: str, problems: list[str]) -> None:

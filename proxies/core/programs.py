@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.errors import InputError
 from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
 
 MetricsFormat = Literal["jsonl", "wandb", "tensorboard"]
@@ -47,7 +48,7 @@ class Factory:
         checks.done()
 
 
-class FactoryError(ValueError):
+class FactoryError(InputError):
     """A factory that cannot be used. `problems` lists all that is wrong with it."""
 
     cause, refuses_study = "user_code", True
@@ -61,7 +62,7 @@ class FactoryError(ValueError):
         return FactoryError, (self.target, self.problems)
 
 
-class FactoryChangedError(ValueError):
+class FactoryChangedError(InputError):
     """The factory's source is no longer what the run was named after."""
 
     cause, refuses_study = "user_code", True

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain, require_plain
 from proxies.data.mixture import Mixture, weight_problems
@@ -37,7 +38,7 @@ Dtype = Literal["uint16", "uint32"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """The corpus cannot be read, or is not what its manifest says. `problems` lists all that is wrong."""
 
     cause, refuses_study = "bad_data", True
@@ -49,6 +50,8 @@ class DataError(ValueError):
 
 class CorruptCorpusError(DataError):
     """Shards that are not what their manifest says."""
+
+    exit_code = ExitCode.CORRUPT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

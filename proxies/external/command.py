@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxies.core import canon, flops
+from proxies.core.errors import InputError
 from proxies.core.failures import Cause, signal_of
 from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
 from proxies.core.notation import format_loss
@@ -138,7 +139,7 @@ _READ_SECONDS = 2.0  # of metrics, at one go
 _GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
-class CommandError(ValueError):
+class CommandError(InputError):
     """A command that could not begin, or gave nothing to judge. The message says why, and where to look."""
 
     cause: Cause = "user_code"

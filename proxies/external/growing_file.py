@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from proxies.core.errors import InputError
 from proxies.core.plain_files import open_plain
 
 MAX_PENDING_BYTES = 64 * 2**20
@@ -14,7 +15,7 @@ MAX_NAMES = 40
 """So many of the names seen in a file are kept, for a message."""
 
 
-class MetricsError(ValueError):
+class MetricsError(InputError):
     """A trainer's metrics that cannot be read, or are not those of the run asked for."""
 
 

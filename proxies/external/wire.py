@@ -9,13 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
 
-class WireError(ValueError):
+class WireError(InputError):
     """Bytes that are no message."""
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxies.core.errors import InputError
 from proxies.core.numbers import ForwardNumbers
 from proxies.core.optimizers import DEFAULT, OptimizerName
 from proxies.core.schedule import lr_multiplier
@@ -45,7 +46,7 @@ NUM_WARMUPS = 3
 """Runs before the recording, in which libraries and the compiler make what they keep (torch's notes on CUDA graphs)."""
 
 
-class NoGpuError(ValueError):
+class NoGpuError(InputError):
     """Steps are to be recorded, and there is no GPU here: no further attempt of this study can help."""
 
     refuses_study = True

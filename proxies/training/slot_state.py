@@ -23,6 +23,7 @@ from torch import Tensor
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
+from proxies.core.errors import InputError
 from proxies.core.spec import RunSpec
 from proxies.training.outcome import RunProgress, environment
 
@@ -33,7 +34,7 @@ _ASIDE = ".aside"
 _LOSSES, _NORMS = "loss_nats", "grad_norm"
 
 
-class StateError(ValueError):
+class StateError(InputError):
     """A state that cannot be written, or that a run cannot resume from. The message says why."""
 
 

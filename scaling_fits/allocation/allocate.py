@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.errors import InputError
 from proxies.core.notation import format_flops, format_significant
 from scaling_fits.allocation import repeats
 from scaling_fits.allocation.repeats import DataLimit
@@ -51,7 +52,7 @@ _NO_SIZE = (
 )
 
 
-class NoRunError(ValueError):
+class NoRunError(InputError):
     """A budget that pays for no run: less than one parameter, or less than one token."""
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.errors import InputError
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.shape import Shape
 
@@ -50,7 +51,7 @@ _PER_ASPECT, _PER_GROUP = 0.2, 0.1
 MOST_PARAMS = 1e16
 
 
-class ShapeError(ValueError):
+class ShapeError(InputError):
     """No shape of this family is possible."""
 
 

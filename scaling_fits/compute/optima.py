@@ -16,6 +16,7 @@ from scipy.special import ndtri
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.errors import InputError
 from scaling_fits.compute.power_laws import Pair, PowerLaw, told
 from scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow
@@ -33,7 +34,7 @@ BEND_SD = 0.035
 of public isoFLOP families (`benchmarks/best_sizes.py`)."""
 
 
-class OptimaError(ValueError):
+class OptimaError(InputError):
     """A question that no fit here answers, or data without an optimum. `problems` lists everything that is wrong."""
 
     def __init__(self, problems: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from proxies.core.canon import Json
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 from scaling_fits.laws.law import exp_finite
 from scaling_fits.laws.solver import bisected
@@ -27,7 +28,7 @@ Pair = tuple[float, float]
 _LEAST_VARIANCE = 1e-16  # of a log: points known to 1e-8 are exact, and weights stay finite
 
 
-class PowerLawError(ValueError):
+class PowerLawError(InputError):
     """Points or inputs that no power law can take."""
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.notation import counted
 from scaling_fits.laws import search, solver
 from scaling_fits.laws.forms import MIN_POINTS, SHAPES, Form, FormShape
@@ -39,12 +40,14 @@ _SAME_LOSS = 1e-9  # spread of log losses that is rounding
 _LOOSE_SAID = "other parameters fit these runs as well: too few different sizes or token counts to tell the terms apart"
 
 
-class LawError(ValueError):
+class LawError(InputError):
     """A question that no law answers: an unknown form, or a size that is not positive."""
 
 
-class CannotTellError(ValueError):
+class CannotTellError(InputError):
     """The runs identify no law, so there is no number to give. `reasons` says why and what to run."""
+
+    exit_code = ExitCode.CANNOT_TELL
 
     def __init__(self, reasons: tuple[str, ...]) -> None:
         self.reasons = reasons

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from proxies.core.errors import InputError
 from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 
@@ -18,7 +19,7 @@ _SQLITE = b"SQLite format 3\0"
 _NUM_NAMED = 8
 
 
-class OptunaStorageError(ValueError):
+class OptunaStorageError(InputError):
     """A file that is no storage of Optuna's, or a study in it that has no best trial."""
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from proxies.core.errors import ExitCode, InputError
+
 _ADVICE = {
     errno.EACCES: "check the folder's permissions",
     errno.EPERM: "check the folder's permissions",
@@ -32,7 +34,7 @@ def advise(error: OSError) -> str:
     return _ADVICE.get(error.errno or 0, "name another folder")
 
 
-class SweepError(ValueError):
+class SweepError(InputError):
     """A sweep cannot continue, for a reason the user can act on. Nothing recorded is lost."""
 
 
@@ -42,6 +44,8 @@ class StudyMissing(SweepError):
 
 class LedgerCorrupt(SweepError):
     """The ledger's bytes are not what was written; refused as a whole, never guessed at."""
+
+    exit_code = ExitCode.CORRUPT
 
 
 class LedgerLost(LedgerCorrupt):
@@ -84,9 +88,13 @@ class ForkRefused(SweepError):
 class StudyHeld(SweepError):
     """Another driver, alive, holds the study."""
 
+    exit_code = ExitCode.HELD
+
 
 class StaleDriver(SweepError):
     """Another driver has taken the study over: this one's records are refused."""
+
+    exit_code = ExitCode.HELD
 
 
 class FolderRemoved(SweepError):
@@ -96,6 +104,8 @@ class FolderRemoved(SweepError):
 class DuplicateRecord(SweepError):
     """The ledger has this (kind, key) already; records are never replaced."""
 
+    exit_code = ExitCode.BUG
+
 
 class DiskFull(SweepError):
     """A write did not fit (or the disk failed); everything recorded before is kept."""
@@ -103,6 +113,8 @@ class DiskFull(SweepError):
 
 class CurveCorrupt(SweepError):
     """A curve file is missing, unreadable, or not the one its result names."""
+
+    exit_code = ExitCode.CORRUPT
 
 
 class PoolDead(SweepError):
@@ -116,9 +128,13 @@ class ClusterUnfit(SweepError):
 class BudgetSpent(SweepError):
     """A cap of the plan is reached. Everything finished is recorded, what was in flight is saved."""
 
+    exit_code = ExitCode.CANNOT_TELL
+
 
 class SourceStuck(SweepError):
     """The source waits for results although nothing is running or queued."""
+
+    exit_code = ExitCode.BUG
 
 
 class RunsFail(SweepError):

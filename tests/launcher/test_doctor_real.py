@@ -94,6 +94,15 @@ def test_another_verb_says_who_hides_ours(broken, tmp_path):
     assert f"`import sweeps` finds {broken / 'sweeps'}: run `forerun doctor`" in body["message"]
 
 
+def test_a_package_named_proxies_that_hides_ours_is_named(tmp_path):
+    (tmp_path / "proxies.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{findings.HOME}"}
+    command = [sys.executable, "-m", "launcher", "status"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, str(tmp_path / "proxies.py") in done.stderr) == (2, True)
+    assert "Traceback" not in done.stderr
+
+
 def test_what_crashes_hangs_or_exits_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
     texts = {"hangs": "import time; time.sleep(60)", "fine": "print('noise', flush=True)",
              "dies": "import os; os._exit(7)"}  # fmt: skip

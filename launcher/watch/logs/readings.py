@@ -28,6 +28,7 @@ from launcher.watch.logs.keys import (
 )
 from launcher.watch.logs.sources import Log, Row, RowSource
 from proxies.core import canon
+from proxies.core.errors import InputError
 from proxies.core.tables.numerals import to_number
 from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, units_agree
 
@@ -229,7 +230,7 @@ _SENTENCES = {
 """Notes by oddity, for one and for several."""
 
 
-class OtherRunError(ValueError):
+class OtherRunError(InputError):
     """A log that names another config: nothing in it is about this run."""
 
 

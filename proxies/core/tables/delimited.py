@@ -7,6 +7,8 @@ import csv
 import io
 from collections.abc import Iterator
 
+from proxies.core.errors import InputError
+
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _NUM_LINES_TRIED = 1000
 """Lines at the head of a table whose cells are counted to find the delimiter."""
@@ -19,7 +21,7 @@ _ENCODINGS = (
 )
 
 
-class DelimitedError(ValueError):
+class DelimitedError(InputError):
     """A text that is not a table, or whose delimiter cannot be determined."""
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from proxies.core.errors import InputError
 from proxies.core.notation import counted, with_article
 from proxies.core.plain_files import open_plain
 from proxies.core.tables.delimited import DelimitedError, decode_text, find_delimiter, split_rows
@@ -35,7 +36,7 @@ _PIPE_FOLDERS = ("/dev/fd", "/proc/self/fd")
 """Folders of the pipe that a shell opens for `<(command)`."""
 
 
-class TableError(ValueError):
+class TableError(InputError):
     """A table that cannot be used as it is."""
 
     def __init__(self, problems: Sequence[str], bad_cells: Sequence[str] = (), *, name: str = "") -> None:
