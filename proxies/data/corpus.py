@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxies.core.notation import counted
-from proxies.data.dataset_folder import describe_splits, split_by_name
+from proxies.data.dataset_folder import split_by_name
 from proxies.data.document_split import SplitJob, SplitProgress, write_source
 from proxies.data.documents import (
     RAW,
@@ -87,8 +87,9 @@ def tokenize(
     """
     named = _name_sources(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
-    listings = {name: _sort_out(find_files(paths, suffixes, excluded, out)) for name, paths in named.items()}
-    files = {name: _check_files(name, listing, suffixes, say) for name, listing in listings.items()}
+    found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
+    listings = {name: _sort_out(name, listing, suffixes, say) for name, listing in found.items()}
+    files = {name: listing.files for name, listing in listings.items()}
     every = [file for each in files.values() for file in each]
     options = ReaderOptions(text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype)
     with unfinished(out) as folder:
@@ -110,22 +111,27 @@ def _name_sources(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | s
     return {name: list(paths) for name, paths in by_name.items()}
 
 
-def _check_files(
-    name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]
-) -> list[SourceFile]:
-    """Say which files of a source are read and which are not, and return the former."""
-    files, num_bytes = listing.files, sum(file.num_bytes for file in listing.files)
-    say(f"{name}: {told(files)}; {counted(num_bytes, 'byte')}")
-    if listing.not_read:
-        say(f"{name}: not read: {describe_not_read(listing.not_read)}; --suffix adds suffixes to read")
-    if sentence := describe_splits(files):
+def _sort_out(name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]) -> FoundFiles:
+    """Assign the files of a source to splits by their names, and say which files are read and which are not.
+
+    Cards and test splits move to the files that are not read.
+    """
+    sorted_files, left = split_by_name(listing.files), Leftovers()
+    for kind, others in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
+        for file in others:
+            left.add(kind, file.relative_name, file.num_bytes)
+    files, not_read = sorted_files.files, (*left.to_records(), *listing.not_read)
+    say(f"{name}: {told(files)}; {counted(sum(file.num_bytes for file in files), 'byte')}")
+    if not_read:
+        say(f"{name}: not read: {describe_not_read(not_read)}; --suffix adds suffixes to read")
+    if sentence := sorted_files.describe():
         say(f"{name}: {sentence}")
     if not files:
         raise DataError(
             f"source {name!r}: 0 documents with text found: of folders, files ending in {', '.join(suffixes)} are "
             "read; --suffix names others, also .bin"
         )
-    return files
+    return FoundFiles(files, not_read)
 
 
 def describe_not_read(kinds: Sequence[NotRead]) -> str:
@@ -150,15 +156,6 @@ def _describe(kind: NotRead) -> str:
     more = ", ..." if kind.num_files > len(kind.examples) else ""
     names = f" ({', '.join(kind.examples)}{more})" if kind.examples else ""
     return f"{kind.num_files} {kind.suffix or 'without suffix'}{names}"
-
-
-def _sort_out(listing: FoundFiles) -> FoundFiles:
-    """Assign files to splits by their names, and move cards and test splits to the files that are not read."""
-    sorted_files, left = split_by_name(listing.files), Leftovers()
-    for kind, files in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
-        for file in files:
-            left.add(kind, file.relative_name, file.num_bytes)
-    return FoundFiles(sorted_files.files, (*left.to_records(), *listing.not_read))
 
 
 def _check(

@@ -313,8 +313,8 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         if by_name:
             empty = next(split for split, count in taken.num_documents.items() if not count)
             raise DataError(
-                f"source {name!r}: its files named for {empty} hold no new document with text: name other files, or "
-                "rename them all, and documents are split by content"
+                f"source {name!r}: the files that their names give to {empty} hold no new document with text: name "
+                "other files, or rename them all, and documents are split by content"
             )
         taken.remove()
     smallest, largest, few = taken.smallest, taken.largest, taken.num_documents["validation"] == 0
