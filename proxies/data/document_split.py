@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from proxies.core.canon import parse_deep
 from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, require_plain
 from proxies.data.documents import Document, ReaderOptions, SourceFile
@@ -77,7 +78,7 @@ def _character_end(text: bytes, end: int) -> int:
 def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """The strings under `reading.text_key`, one object per line; empty lines are passed over, null is an empty text.
 
-    What other keys hold is nobody's: NaN, numbers beyond a float, and doubled keys may stand there.
+    Other keys may hold NaN, numbers beyond a float, values of any depth, and doubled keys.
 
     Raises:
         DataError: the file cannot be read, or a line is too long, not JSON, not an object or without its text.
@@ -104,8 +105,8 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
     if len(line) > LINE_BYTES:
         raise DataError(f"{where} is longer than {LINE_BYTES:,} bytes: is it one object per line?")
     try:
-        value = decode(line.decode())
-    except (ValueError, RecursionError) as error:
+        value = parse_deep(line.decode(), decode)
+    except ValueError as error:
         if number == 1 and line.lstrip().startswith(b"["):
             raise _array_error(file, where) from error
         raise DataError(f"{where}: not JSON: {error} (each line must be one object)") from error

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxies.core.canon import parse_deep
 from proxies.core.notation import counted
 from proxies.core.plain_files import require_plain
 from proxies.core.programs import Command
@@ -69,12 +70,12 @@ class JsonLines(Rows):
 
 def _parsed(line: str) -> object:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_deep(line)
+    except ValueError:
         pass
     try:
-        return json.loads(_BARE.sub(lambda m: m[1].strip("+") + ("NaN" if m[2][0] in "nN" else "Infinity"), line))
-    except (ValueError, RecursionError):
+        return parse_deep(_BARE.sub(lambda m: m[1].strip("+") + ("NaN" if m[2][0] in "nN" else "Infinity"), line))
+    except ValueError:
         return None
 
 
