@@ -292,6 +292,11 @@ def _write_sources(job: SplitJob, listings: Mapping[str, FoundFiles], *, is_mixt
     """Write the shards of every source, unless `job.out` holds a corpus of other settings."""
     if job.published is not None:
         check_same_settings(job.out, job.published, _settings(job))
+        if job.published.source_bytes not in (0, job.total_bytes):
+            job.say(
+                f"{job.out} was made from {counted(job.published.source_bytes, 'byte')}, and the sources have "
+                f"{job.total_bytes:,}: a new document in them is refused when it is reached"
+            )
     return [
         write_source(job, name, listing.files, f"{name}-" if is_mixture else "") for name, listing in listings.items()
     ]
@@ -317,4 +322,7 @@ def _manifest(
         **_settings(job),
     )
     not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
-    return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)
+    num_bytes = sum(file.num_bytes for listing in listings.values() for file in listing.files)
+    return replace(
+        manifest.reweighted(shares if weights is None else weights), not_read=not_read, source_bytes=num_bytes
+    )

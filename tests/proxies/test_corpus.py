@@ -91,6 +91,10 @@ def test_other_text_is_refused_where_it_first_differs(tmp_path, monkeypatch):
     lines_said = []
     assert tokenize([source], out, validation_fraction=0.3, say=lines_said.append) == before
     assert TokenStore(out).manifest == before and "holds a corpus of 2,000 documents" in lines_said[0]
+    assert not any("was made from" in line for line in lines_said)
+    source.write_bytes(jsonl([*lines, lines[0]]))  # nothing new
+    assert tokenize([source], out, validation_fraction=0.3, say=lines_said.append).data_id == before.data_id
+    assert any(f"was made from {before.source_bytes:,} bytes" in line for line in lines_said)
 
 
 def test_few_texts_that_are_gone_through_twice_are_no_other_corpus(tmp_path):
