@@ -277,6 +277,17 @@ def test_a_cell_that_nobody_asks_for_does_not_matter(tmp_path):
             read_fit_table(path)
 
 
+def test_a_column_that_python_cannot_hold_matters_only_if_asked_for(tmp_path):
+    columns = {"params": [1e6, 2e6], "tokens": [2e7, 4e7], "loss": [3.1, 3.0]}
+    late = pa.array([2**40, 2**40], type=pa.int64()).cast(pa.timestamp("s"))
+    no_utf8 = pa.StringArray.from_buffers(2, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff"))
+    pq.write_table(pa.table({**columns, "date": late, "note": no_utf8}), tmp_path / "runs.parquet")
+    assert read_fit_table(tmp_path / "runs.parquet").num_runs == 2
+    assert read_fit_table(cells_of(pa.table({**columns, "date": late}))).num_runs == 2
+    with pytest.raises(TableError, match="row 2, column 'date': 'unreadable timestamp"):
+        read_fit_table(tmp_path / "runs.parquet", columns={"tokens": "date"})
+
+
 @pytest.mark.parametrize(
     ("column", "kept", "left_out", "unclear"),
     [

@@ -167,7 +167,7 @@ def cells_of(table: object) -> Cells:
     """
     given: Any = list(table) if isinstance(table, Iterator | tuple) else table
     if hasattr(given, "column_names") and hasattr(given, "columns"):  # pyarrow
-        names, columns = list(given.column_names), [column.to_pylist() for column in given.columns]
+        names, columns = list(given.column_names), [_list_cells(column) for column in given.columns]
     elif hasattr(given, "iloc") and hasattr(given, "columns"):  # pandas; by position, since a name may appear twice
         names, columns = [str(name) for name in given.columns], [list(given.iloc[:, i]) for i in range(given.shape[1])]
     elif isinstance(given, Mapping) and all(_is_column(column) for column in given.values()):
@@ -199,6 +199,14 @@ def _is_column(given: object) -> bool:
 def _to_plain(cell: Any) -> object:
     """Return a cell as a value of Python itself: `numpy.int64(3)` becomes 3."""
     return cell.item() if hasattr(cell, "item") and getattr(cell, "ndim", 0) == 0 else cell
+
+
+def _list_cells(column: Any) -> list[object]:
+    """Return the cells of a pyarrow column; texts in place of values that Python cannot hold, such as late dates."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, ArithmeticError, NotImplementedError):
+        return [f"unreadable {column.type}"] * len(column)
 
 
 def _read_delimited(text: str, delimiter: str, name: str) -> Cells:
@@ -280,7 +288,7 @@ def _read_parquet(path: Path, data: bytes, is_wanted: Callable[[str], bool] | No
             table = file.read(columns=None if is_wanted is None else list(filter(is_wanted, names)))
     except (pa.ArrowException, OverflowError, OSError) as error:
         raise FormatError(path, f"is not a Parquet file: {error}") from error
-    values = [column.to_pylist() for column in table.columns]  # by position: `to_pylist` refuses a repeated name
+    values = [_list_cells(column) for column in table.columns]  # by position: `to_pylist` refuses a repeated name
 
     rows = [
         (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))
