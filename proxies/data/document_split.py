@@ -78,7 +78,7 @@ def _character_end(text: bytes, end: int) -> int:
 def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """The strings under `reading.text_key`, one object per line; empty lines are passed over, null is an empty text.
 
-    Other keys may hold NaN, numbers beyond a float, values of any depth, and doubled keys.
+    Other keys may hold NaN, numbers beyond a float, bytes that are not UTF-8, values of any depth, and doubled keys.
 
     Raises:
         DataError: the file cannot be read, or a line is too long, not JSON, not an object or without its text.
@@ -105,7 +105,7 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
     if len(line) > LINE_BYTES:
         raise DataError(f"{where} is longer than {LINE_BYTES:,} bytes: is it one object per line?")
     try:
-        value = parse_deep(line.decode(), decode)
+        value = parse_deep(line.decode(errors="surrogateescape"), decode)
     except ValueError as error:
         if number == 1 and line.lstrip().startswith(b"["):
             raise _array_error(file, where) from error
@@ -113,7 +113,9 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
     if isinstance(value, list):
         raise _array_error(file, where)
     if not isinstance(value, _Object):
-        raise DataError(f"{where} is {line.strip().decode()[:40]}: must be an object with a string `{text_key}`")
+        raise DataError(
+            f"{where} is {line.strip().decode(errors='replace')[:40]}: must be an object with a string `{text_key}`"
+        )
     if value.is_doubled:
         raise DataError(f"{where}: the key `{text_key}` appears twice, so its text is not known: keep one of them")
     text = value.get(text_key, 0)
@@ -126,7 +128,7 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
     try:
         return (text or "").encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: `{text_key}` holds half a surrogate pair, which UTF-8 cannot encode") from None
+        raise DataError(f"{where}: `{text_key}` holds bytes that are not UTF-8, or half a surrogate pair") from None
 
 
 def _array_error(file: SourceFile, where: str) -> DataError:

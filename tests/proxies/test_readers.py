@@ -39,8 +39,10 @@ def test_jsonl_gives_a_document_per_line(tmp_path):
         ('[{"text": "a"}]', "line 3 begins a JSON array"),
         ("5", "line 3 is 5: must be an object"),
         ('{"text": 5}', "line 3: must be an object with a string"),
-        ('{"text": "\\ud83d"}', "line 3: `text` holds half a surrogate pair"),
-        (b'{"text": "\xff"}', "line 3: not JSON"),
+        ('{"text": "\\ud83d"}', "line 3: `text` holds bytes that are not UTF-8, or half a surrogate pair"),
+        (b'{"text": "\xff"}', "line 3: `text` holds bytes that are not UTF-8"),
+        (b'{"\xff": "a"}', "line 3: must be an object with a string `text` (strings are under"),
+        (b'"\xff"', "line 3 is"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
@@ -126,6 +128,8 @@ def test_what_nobody_asked_for_may_hold_what_json_has_not(tmp_path):
     members += ('"d": ' + 2000 * "[" + 2000 * "]", '"d": ' + 3000 * '{"]": [' + '"[["' + 3000 * "]}")
     path.write_text("".join(f'{{{member}, "text": "t{i}"}}\n' for i, member in enumerate(members)))
     assert contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4", b"t5", b"t6"]
+    path.write_bytes(b'{"text": "a", "note": "\xff"}\n')
+    assert contents(path) == [b"a"]
 
 
 @pytest.mark.parametrize(
