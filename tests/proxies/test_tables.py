@@ -240,6 +240,12 @@ def test_the_content_of_a_text_decides_what_separates_its_cells(tmp_path, form, 
     assert table.loss.tolist() == [3.25, 3.0]
 
 
+def test_text_before_a_markdown_table_is_refused_by_name(tmp_path):
+    (tmp_path / "runs.md").write_text("# My runs\n\n| params | tokens | loss |\n|---|---|---|\n| 1e6 | 2e7 | 3.1 |\n")
+    with pytest.raises(FormatError, match="Markdown table: keep the lines of the table"):
+        read_fit_table(tmp_path / "runs.md")
+
+
 def test_spaces_separate_cells_only_if_none_can_be_empty(tmp_path):
     path = tmp_path / "runs.txt"
     path.write_text("# params tokens loss\n1e6 2e7 3.1\n\n2e6 4e7 3.0\n")  # as NumPy writes it

@@ -13,6 +13,7 @@ SPACES = " "
 """Delimiter of a table whose cells are separated by one or more spaces or tabs."""
 _RULE_CELL = re.compile(r":?-[-+]*:?")
 """Cell of the line below the header of a Markdown table."""
+_RULE_LINE = re.compile(r"^[ \t]*\|?[ \t]*:?-+:?[ \t]*\|", re.MULTILINE)
 _NUM_LINES_TRIED = 1000
 """Lines at the head of a table whose cells are counted to find the delimiter."""
 _ENCODINGS = (
@@ -50,10 +51,13 @@ def find_delimiter(text: str) -> str:
     Spaces separate cells where no other delimiter does.
 
     Raises:
-        DelimitedError: Several delimiters fit, or none of several, or rows have different numbers of words.
+        DelimitedError: Several delimiters fit, or none of several, or rows have different numbers of words, or there
+            is text before a Markdown table.
     """
     widths = {delimiter: _count_cells(text, delimiter) for delimiter in DELIMITERS}
     in_header = [delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1]
+    if not in_header and _RULE_LINE.search(text):
+        raise DelimitedError("has other lines before its Markdown table: keep the lines of the table alone")
     if not in_header:
         return _check_words(text)
     if len(in_header) == 1:
