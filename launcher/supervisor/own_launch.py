@@ -143,7 +143,9 @@ def _attempts(
         if idle >= max_restarts:
             return outcome
         restarts, begun = restarts + 1, True
-        say(f"forerun: {outcome.reason}; restart {restarts} with {own.resume}")
+        log = places.run_dir / LOG_FILE
+        failure = outcome.reason.removesuffix(log_end(log))  # the last attempt's log is shown at the end
+        say(f"forerun: {failure}; restart {restarts} with {own.resume} (log: {log})")
 
 
 class _Silence:
