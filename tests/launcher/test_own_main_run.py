@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from tiny_study import COMMAND, ask, plan_with
+from tiny_study import COMMAND, ask, forerun, plan_with
 
-from launcher.frozen.launch_file import read_launch
+from launcher.frozen.launch_file import path_of, read_launch
 from launcher.supervisor import own_launch
 
 # A planted law with little noise. `--die N`: it dies after N steps; `--resume` goes on behind the last one logged.
@@ -110,8 +110,15 @@ def test_it_is_launched_watched_and_concluded(frozen):
     code, body = ask("launch", frozen)
     assert (code, body["event"], body["num_restarts"]) == (0, "finished", 0), body
     assert ask("watch", frozen, "--once")[1]["figures"]["step"] == body["step"]
+    study, loss = frozen.parent.parent, body["validation_loss_nats"]
+    shown = json.loads((study / "report.json").read_text())["main_run"]
+    assert shown == {"steps": [], "train_loss_nats": [], "validation_loss_nats": loss, "event": "finished"}
+    assert "Validation loss of the main run" in (study / "report.html").read_text()
+    assert forerun("status", study)[1].startswith("the main run has finished: validation loss")
     code, score = ask("watch", frozen, "--conclude")
-    assert code == 0 and score["actual_nats"] == body["validation_loss_nats"]
+    assert code == 0 and score["actual_nats"] == loss
+    path_of(frozen, "launch").unlink()  # as of a run that another trainer made
+    assert ask("report", study)[1]["main_run"] == shown
 
 
 def test_a_trainer_that_dies_goes_on_by_its_own_option(frozen, monkeypatch):
