@@ -1,4 +1,4 @@
-"""Notices metrics lines and checkpoints that are removed while a run trains."""
+"""Notices metrics and checkpoints that are removed while a run trains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from launcher.base.metrics import METRICS_FILE, RecordedSteps, read_recorded
 from launcher.base.run_files import CHECKPOINTS, complete_folders, name_checkpoint
 from launcher.base.talk import say
+from proxies.core.notation import counted
+from proxies.external.metric_files import MetricFiles
 
 
 class RunRecord:
@@ -81,11 +83,65 @@ class RunRecord:
 
     def _describe_gap(self, gap: range) -> str:
         steps = f"step {gap[0]}" if len(gap) == 1 else f"steps {gap[0]} to {gap[-1]}"
-        place = self._run_dir / METRICS_FILE
-        return f"{place} was removed, replaced or cut while the run trained: it lacks {steps}; restore it from a copy"
+        return _describe_lost_metrics(self._run_dir / METRICS_FILE, steps)
 
     def _describe_save(self, step: int) -> str:
         return f"{self._run_dir / CHECKPOINTS / name_checkpoint(step)} was removed while the run trained"
+
+
+class UserRunRecord:
+    """What a user's own trainer has logged must stay, from its first new step of an attempt to the attempt's end.
+
+    A trainer may log every tenth step, may write its log anew, and may cut it when it resumes. So a loss is a step that
+    the files held after the first new step, and lack at two checks in a row.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing lost."""
+        self._lost: set[int] = set()
+        self._held: set[int] = set()
+        self._missing: set[int] = set()
+        self._has_logged = False
+
+    def begin(self, *, is_resumed: bool) -> None:
+        """Begin an attempt; what a resumed trainer does to its log before its first new step is no loss."""
+        self._held, self._missing, self._has_logged = set(), set(), not is_resumed
+
+    def check(self, metrics: MetricFiles, *, is_over: bool = False) -> None:
+        """Warn of steps that were lost since the last check.
+
+        Args:
+            metrics: Files of this attempt, as read to their ends just now.
+            is_over: Whether the attempt has ended: what is missing now is lost.
+        """
+        held = metrics.held_steps()
+        if not self._has_logged:
+            self._has_logged = bool(self._held) and held > self._held
+            self._held = held
+            return
+        missing = self._held - held
+        lost = (missing if is_over else missing & self._missing) - self._lost
+        self._missing = missing
+        self._held |= held
+        if lost:
+            self._lost |= lost
+            say(f"warning: {_describe_lost_metrics(metrics.path, _describe_steps(lost))}")
+
+    def describe_losses(self, metrics: MetricFiles) -> str:
+        """Return a sentence on the steps that the logs lack; empty if nothing was lost, or all of it is back."""
+        lost = self._lost - metrics.held_steps()
+        return _describe_lost_metrics(metrics.path, _describe_steps(lost)) if lost else ""
+
+
+def _describe_steps(steps: set[int]) -> str:
+    """Return steps of a log that may not have all of them."""
+    if len(steps) == 1:
+        return f"step {min(steps)}"
+    return f"{counted(len(steps), 'logged step')} from {min(steps)} to {max(steps)}"
+
+
+def _describe_lost_metrics(place: Path, steps: str) -> str:
+    return f"{place} was removed, replaced or cut while the run trained: it lacks {steps}; restore it from a copy"
 
 
 def _is_within(gap: range, gaps: list[range]) -> bool:
