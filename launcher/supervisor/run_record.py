@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from launcher.base.metrics import METRICS_FILE, RecordedSteps, read_recorded
@@ -12,27 +13,31 @@ from proxies.external.metric_files import MetricFiles
 
 
 class RunRecord:
-    """What a run has recorded must stay: a line for each step in its metrics, and its newest checkpoint.
+    """What a run has recorded must stay: a line for each step in its metrics, and the checkpoints that it keeps.
 
     The trainer rewrites its metrics when it resumes and removes old checkpoints, so files are not compared with
-    themselves. A loss is a step without a line, or a reported save without its folder.
+    themselves. A loss is a step without a line, or a reported save that is kept and has no folder.
     """
 
-    def __init__(self, run_dir: Path, from_step: int) -> None:
-        """Take the steps that have no line now as lost before this launch.
+    def __init__(self, run_dir: Path, from_step: int, num_kept: int) -> None:
+        """Take the steps without a line and the saves without a folder as lost before this launch.
 
         Args:
             run_dir: Folder of the metrics and checkpoints.
             from_step: Step of the checkpoint that the run resumes from; 0 for the start.
+            num_kept: Number of the newest checkpoints that the run keeps at least.
         """
-        self._run_dir = run_dir
-        self._known_gaps = read_recorded(run_dir).find_gaps(from_step)
+        self._run_dir, self._num_kept = run_dir, max(num_kept, 1)
+        recorded = read_recorded(run_dir)
+        self._known_gaps = recorded.find_gaps(from_step)
         self._warned_gaps: list[range] = []
-        self._absent = (0, 0)
+        self._known_absent: list[int] = []
+        self._known_absent = self._find_absent_saves(recorded)
+        self._absent_since: dict[int, int] = {}  # step of a save -> last step recorded when it was first absent
         self._removed_saves: list[int] = []
 
     def check(self, recorded: RecordedSteps) -> None:
-        """Warn of what was lost since the last check; one system call while nothing was.
+        """Warn of what was lost since the last check; one system call a checkpoint while nothing was.
 
         Args:
             recorded: Steps and save that the metrics hold, as read just now.
@@ -43,15 +48,13 @@ class RunRecord:
                 say(f"warning: {self._describe_gap(gap)}")
                 self._warned_gaps.append(gap)
             self._warned_gaps += new_gaps
-        if not recorded.saved or recorded.saved in self._removed_saves or self._has(recorded.saved):
-            return
-        # A run that goes back removes checkpoints, then cuts its metrics. If it trains on instead, it lost this one.
-        saved, last = self._absent
-        if saved != recorded.saved:
-            self._absent = (recorded.saved, recorded.last)
-        elif recorded.last > last:
-            self._removed_saves.append(saved)
-            say(f"warning: {self._describe_save(saved)}")
+        # A run that goes back removes checkpoints, then cuts its metrics. If it trains on instead, it lost them.
+        absent = self._find_absent_saves(recorded)
+        self._absent_since = {step: self._absent_since.get(step, recorded.last) for step in absent}
+        for step, last in self._absent_since.items():
+            if recorded.last > last and step not in self._removed_saves:
+                self._removed_saves.append(step)
+                say(f"warning: {self._describe_save(step)}")
 
     def describe_losses(self, last_step: int) -> str:
         """Return sentences on what the ended run lacks; empty if nothing was lost while it trained.
@@ -61,9 +64,7 @@ class RunRecord:
         """
         recorded = read_recorded(self._run_dir)
         gaps = [gap for gap in recorded.find_gaps(last_step) if not _is_within(gap, self._known_gaps)]
-        removed = dict.fromkeys(self._removed_saves)
-        if recorded.saved and not self._has(recorded.saved):
-            removed[recorded.saved] = None
+        removed = sorted({*self._removed_saves, *self._find_absent_saves(recorded)})
         sentences = [self._describe_gap(gap) for gap in gaps] + [self._describe_save(step) for step in removed]
         if removed:
             newest = max(complete_folders(self._run_dir / CHECKPOINTS), default=0)
@@ -73,6 +74,18 @@ class RunRecord:
     def _find_new_gaps(self, recorded: RecordedSteps) -> list[range]:
         known = self._known_gaps + self._warned_gaps
         return [gap for gap in recorded.find_gaps() if not _is_within(gap, known)]
+
+    def _find_absent_saves(self, recorded: RecordedSteps) -> list[int]:
+        """Return the reported saves that the run keeps and that have no folder, oldest first."""
+        absent = [step for step in recorded.saves[-self._num_kept :] if not self._has(step)]
+        if not absent:
+            return []
+        with contextlib.suppress(OSError):
+            # A save that is not reported yet may have taken the place of the oldest one.
+            folders = complete_folders(self._run_dir / CHECKPOINTS)
+            kept = sorted({*recorded.saves, *folders})[-self._num_kept :]
+            return sorted({step for step in absent if step in kept} - {*self._known_absent})
+        return []
 
     def _has(self, step: int) -> bool:
         """Return whether a complete checkpoint is there; true if the disk cannot answer now."""

@@ -11,8 +11,9 @@ from proxies.core.notation import format_interval, format_loss
 def measured_loss(body: Body) -> float | None:
     """Return the final validation loss of a main run that has finished, in nats per token; None before."""
     run = body.get("main_run")
-    finished = run is not None and run["event"] == "finished"
-    return cast(float | None, run["validation_loss_nats"]) if finished else None
+    if run is None or run["event"] != "finished":
+        return None
+    return cast(float | None, run["validation_loss_nats"])
 
 
 def describe_outcome(body: Body) -> str:
