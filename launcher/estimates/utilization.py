@@ -32,7 +32,7 @@ MIN_PUBLISHED_GPUS = 8
 MAX_PUBLISHED_GPUS = 16_384
 """Ends of the published numbers of accelerators: beyond them the middle stays, and the interval widens."""
 MAX_PUBLISHED_SHARE = 0.75
-"""Highest share that a published run reached: no estimate's middle is above it."""
+"""Highest share that a published run reached: no estimate is above it."""
 SMALLEST_PUBLISHED = 5e7
 """Parameters: below, no run's hours are published, and the share is what is assumed of proxies."""
 PROXY_MFU = Span(
@@ -87,7 +87,7 @@ class UtilizationLine:
         return Span(
             value=math.exp(middle),
             low=math.exp(middle - half),
-            high=min(1.0, math.exp(middle + half)),
+            high=min(MAX_PUBLISHED_SHARE, math.exp(middle + half)),
             source=source,
         )
 
