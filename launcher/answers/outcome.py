@@ -27,8 +27,12 @@ from proxies.core.notation import (
     format_learning_rate,
     format_loss,
     format_rough_duration,
+    format_significant,
     format_usd,
 )
+
+MAX_TIMES_SPENT = 2.0
+"""Cost of further runs, over what the study has spent, above which the line that proposes them says so."""
 
 
 def outcome_line(body: Any, after: Any) -> str:
@@ -89,6 +93,8 @@ def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
     costs = [f"+{counted(after['num_runs'], 'run')}{least}"]
     costs += [f"about {format_rough_duration(after['seconds'])[0]} here"] if after["seconds"] else []
     costs += [format_usd(after["usd"])] if after["usd"] is not None else []
+    if after["times_spent"] and after["times_spent"] > MAX_TIMES_SPENT:
+        costs.append(f"{format_significant(after['times_spent'])} times what the study has spent")
     return f"to decide{which}: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
 
 
