@@ -68,6 +68,9 @@ LATE_SHARE, LATE_DRIFT_OCTAVES = 0.1, 0.5
 """Share of grids whose optimum begins to drift at the largest width, and its drift per doubling."""
 RATIOS = ((1.0, 1.5), (1.5, 2.0), (2.0, 3.0), (3.0, 4.0))
 """Bins of the target over the largest width."""
+MARGIN_NATS = Question(target_size=2, base_size=1).margin_nats
+CHANCES = ((0.0, 0.1), (0.1, 0.4), (0.4, 0.7), (0.7, 1.01))
+"""Bins of the stated probability that a round decides; below 0.1 none is stated."""
 NUM_GRIDS = 500
 NUM_BOOTSTRAP = 2000
 
@@ -203,6 +206,17 @@ class Row:
     """Of the round, in multiples of what was spent; None without a round."""
     outcome_after: str | None = None
     false_after: bool | None = None
+    true_nats: float | None = None
+    """True regret at the target, of the value that the last verdict would transfer; None without one."""
+
+    @property
+    def cause(self) -> str:
+        """Why the grid cannot be told at first: the first of several that applies."""
+        if any(status != "ok" for status in self.statuses):
+            return "a size without an optimum"
+        if self.true_nats is not None and MARGIN_NATS / 2 < self.true_nats < 2 * MARGIN_NATS:
+            return "true regret within a factor of 2 of the margin"
+        return "target beyond twice the largest width" if self.ratio > 2 else "noise or coarse rates"
 
 
 def is_false(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
@@ -250,17 +264,20 @@ def measure(grid: MixGrid, draws: int, with_round: bool) -> Row:
         else regret.low - 1e-12 <= min(true, regret.most) <= regret.high,
         "statuses": tuple(optimum.status for optimum in verdict.optima),
         "upper_nats": regret.high if regret else None,
-        "largest_ratio": getattr(verdict, "largest_ratio", None),
+        "largest_ratio": verdict.largest_ratio,
+        "true_nats": true,
     }
     if with_round and verdict.outcome == "cannot_tell" and verdict.what_to_run:
         spent = sum((point.size / grid.sizes[0]) ** 2 for point in points)
         after = judge(add_runs(grid, points, verdict.what_to_run), grid.question, draws=draws)
+        false_after, true_after = is_false(grid, after)
         row |= {
+            "true_nats": true if true_after is None else true_after,
             "asked_runs": sum(s.num_seeds for s in verdict.what_to_run),
             "cost": sum(s.relative_cost for s in verdict.what_to_run) / spent,
             "probability": stated_probability(verdict),
             "outcome_after": after.outcome,
-            "false_after": is_false(grid, after)[0],
+            "false_after": false_after,
         }
     return Row(**row)
 
@@ -317,13 +334,28 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             "over_100_runs": sum(row.asked_runs > 100 for row in open_rows),
             "false_after": share_with_interval([bool(r.false_after) for r in open_rows if r.outcome_after]),
             "decided_by_kind": {
-                kind: share_with_interval(
-                    [row.outcome_after in ("holds", "drifts") for row in open_rows if row.kind == kind]
-                )
+                kind: share_decided([row for row in open_rows if row.kind == kind])
                 for kind in ("plain", "edge", "spike")
+            },
+            "decided_by_cause": {
+                cause: share_decided([row for row in open_rows if row.cause == cause])
+                for cause in sorted({row.cause for row in open_rows})
+            },
+            "decided_by_chance": {
+                f"{low:g} to {min(high, 1):g}": share_decided(
+                    [row for row in open_rows if row.cost is not None and low <= (row.probability or 0) < high]
+                )
+                for low, high in CHANCES
             },
         },
     }
+
+
+def share_decided(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the share that one round decides, with the mean of the probability that was stated."""
+    stated = [row.probability or 0.0 for row in rows]
+    decided = share_with_interval([row.outcome_after in ("holds", "drifts") for row in rows])
+    return {**decided, "stated": statistics.fmean(stated) if stated else None}
 
 
 def main() -> None:
