@@ -203,9 +203,7 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
     if optimum.status == "too_few" and len(rates) >= MIN_RATES:
         why = "the loss changes too much between the values run to place the optimum"
         beyond = [*(below if best == rates[0] else ()), *(above if best == rates[-1] else ())]
-        return [
-            _run(q, size, x, seeds, why) for x in sorted([*(best + k * step for k in HALVES_AND_QUARTERS), *beyond])
-        ]
+        return [_run(q, size, x, seeds, why) for x in sorted([*(best + k * step for k in STEPS_BETWEEN), *beyond])]
     if optimum.status == "too_few":
         near = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
         new = [x for x in near if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
@@ -215,7 +213,7 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
     return [_run(q, size, x, seeds, why) for x in (above if end.name == "upper" else below)]
 
 
-HALVES_AND_QUARTERS = (-0.5, -0.25, 0.25, 0.5)
+STEPS_BETWEEN = (-0.5, -0.25, 0.25, 0.5)
 """New values about the best one where the others lose too much, in steps of the grid."""
 
 
@@ -250,7 +248,11 @@ def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str,
 
 
 def plan_round(
-    points: Sequence[Point], found: Optima, q: Question, first: Sequence[Suggestion] = ()
+    points: Sequence[Point],
+    found: Optima,
+    q: Question,
+    first: Sequence[Suggestion] = (),
+    repeats: Sequence[Suggestion] = (),
 ) -> tuple[list[Suggestion], str | None]:
     """Choose the runs that would likely decide, by what each of many proposals would decide per cost.
 
@@ -261,7 +263,8 @@ def plan_round(
         points: All runs of the condition.
         found: Their optima.
         q: What is asked; the target's own size is never suggested.
-        first: Runs without which there is no verdict; they are part of the round.
+        first: Runs that mend unusable optima; others take their place if these decide more.
+        repeats: Runs that check a suspicious one; they are part of the round in any case.
 
     Returns:
         The runs, cheapest first, and a sentence on their cost and what they would decide; None where nothing is known.
@@ -274,31 +277,21 @@ def plan_round(
     ]
     prospects = look_ahead(points, found, q, larger, np.random.default_rng(0))
     if prospects is None:
-        return list(first), None
-    fixed = [
-        Proposal(
-            size=s.size,
-            values=(s.log2_value,),
-            num_seeds=s.num_seeds,
-            cost=s.relative_cost,
-            reason=s.reason,
-        )
-        for s in first
-        if s.size in prospects.sizes
-    ]
+        return [*repeats, *first], None
+    fixed, again_fixed = (_propose(runs, prospects) for runs in ([*repeats, *first], repeats))
     options, is_known = _options(points, found, q, prospects), noise_is_known(points)
     # A guess of the noise that must be mended first justifies no expensive round
     most = (1.0 if first and not is_known else MOST_SPENT) * spent
     chosen = choose_round(prospects, options, fixed, spent=spent, most=most)
-    runs, mended = list(first), set[int]()
-    if fixed and len(fixed) == len(first) and is_known:
-        # Other runs may place an unusable optimum as well, and decide more
-        freely = choose_round(prospects, options, [], spent=spent, most=most)
-        if freely.value > chosen.value:
-            chosen, runs, fixed = freely, [], []
-            mended = {optimum.size for optimum in found.optima if optimum.status != "ok"}
+    runs, unusable = [*repeats, *first], set[int]()
+    if first and len(fixed) == len(runs) and is_known:
+        # Other runs may place an unusable optimum too, and decide more
+        alternative = choose_round(prospects, options, again_fixed, spent=spent, most=most)
+        if alternative.value > chosen.value:
+            chosen, runs, fixed = alternative, list(repeats), again_fixed
+            unusable = {optimum.size for optimum in found.optima if optimum.status != "ok"}
     for proposal in chosen.proposals[len(fixed) :]:
-        mends, count = proposal.size in mended, proposal.num_seeds
+        mends, count = proposal.size in unusable, proposal.num_seeds
         runs += [_run(q, proposal.size, x, count, proposal.reason, mends=mends) for x in proposal.values]
     runs = _merge(runs)
     cost = sum(run.relative_cost for run in runs) / spent
@@ -307,6 +300,21 @@ def plan_round(
         chance = "bring a verdict nearer, but one round may not decide"
     note = f"the runs to decide cost {format_factor(cost, 2)} times what was spent and {chance}"
     return sorted(runs, key=lambda run: (run.relative_cost, run.size, run.log2_value)), note if runs else None
+
+
+def _propose(runs: Sequence[Suggestion], prospects: Prospects) -> list[Proposal]:
+    """Return runs as proposals, where the posterior has their size."""
+    return [
+        Proposal(
+            size=run.size,
+            values=(run.log2_value,),
+            num_seeds=run.num_seeds,
+            cost=run.relative_cost,
+            reason=run.reason,
+        )
+        for run in runs
+        if run.size in prospects.sizes
+    ]
 
 
 def _merge(runs: Sequence[Suggestion]) -> list[Suggestion]:
