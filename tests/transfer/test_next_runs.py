@@ -182,3 +182,16 @@ def test_each_run_is_asked_for_once_at_sizes_that_a_study_can_have():
     assert all(s.size % 64 == 0 and s.size < 900 for s in asked_runs)
     assert _larger(96, dataclasses.replace(q, base_size=64)) == [192, 384, 768]
     assert _larger(256, q) == [384, 512, 768]
+
+
+def test_useless_mends_give_way_to_what_decides_and_repeats_stay():
+    _, runs, q = rates(0.005, 0.0, 0, off=2.5, target=256)
+    found, _ = _optima(tuple(runs), q.level, 600, 0)
+    assert any(optimum.status == "edge" for optimum in found.optima)
+    largest = [p for p in runs if p.size == 128]
+    useless = dataclasses.replace(again(largest[0], q), log2_value=6.0, reason="far above all optima")
+    repeat = again(largest[-1], q)
+    chosen, _ = plan_round(runs, found, q, [useless], [repeat])
+    assert any((s.size, s.log2_value) == (128, repeat.log2_value) and s.mends for s in chosen)
+    assert all(s.log2_value < 6.0 for s in chosen)
+    assert any(s.log2_value < min(p.log2_value for p in runs) and s.mends for s in chosen)
