@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,8 @@ class MixGrid:
     target_optimum: float
     late: bool
     """Whether a drift begins at the largest size."""
+    late_octaves: float
+    """Part of the target's optimum that this drift makes."""
     spike: tuple[int, float, int, float] | None
     """Size, rate, seed and nats of one run's spike."""
 
@@ -150,8 +152,8 @@ def draw_grid(number: int) -> MixGrid:
     at_base = float(rng.uniform(-8, -5))
     doublings = np.log2([*sizes, target]) - math.log2(sizes[0])
     optima = at_base + drift * doublings + scatter * rng.standard_normal(num_sizes + 1)
-    if late:
-        optima[-1] += rng.choice([-1, 1]) * LATE_DRIFT_OCTAVES * math.log2(target / sizes[-1])
+    late_octaves = float(rng.choice([-1, 1]) * LATE_DRIFT_OCTAVES * math.log2(target / sizes[-1])) if late else 0.0
+    optima[-1] += late_octaves
     # A user centers the grid near the optimum that is known, and one in five is off by two steps more.
     center = at_base + drift * doublings[:-1].mean() + rng.uniform(-1, 1) * step
     center += 2 * step * rng.choice([-1, 1]) if rng.random() < 0.2 else 0.0
@@ -179,6 +181,7 @@ def draw_grid(number: int) -> MixGrid:
         target_size=target,
         target_optimum=float(optima[-1]),
         late=late,
+        late_octaves=late_octaves,
         spike=spike,
     )
 
@@ -204,6 +207,8 @@ class Row:
     """Of a verdict after the round, as the first verdict says."""
     cost: float | None = None
     """Of the round, in multiples of what was spent; None without a round."""
+    expected_false: float | None = None
+    """Probability that this *holds* is false (`expect_false_hold`); None for other verdicts."""
     outcome_after: str | None = None
     false_after: bool | None = None
     true_nats: float | None = None
@@ -226,6 +231,20 @@ def is_false(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
     true = grid.regret(grid.target_size, verdict.transferred_log2)
     above = true > grid.question.margin_nats
     return (verdict.outcome == "holds" and above) or (verdict.outcome == "drifts" and not above), true
+
+
+def expect_false_hold(grid: MixGrid, log2_value: float) -> float:
+    """Return the probability that a *holds* is false, over whether a drift begins late and its direction.
+
+    No run depends on that, and so no verdict: this is the share of false *holds* without the luck of which grids drift.
+    """
+    plain = grid.target_optimum - grid.late_octaves
+    late = LATE_DRIFT_OCTAVES * math.log2(grid.ratio)
+    false = []
+    for octaves in (0.0, -late, late):
+        moved = replace(grid, target_optimum=plain + octaves)
+        false.append(moved.regret(grid.target_size, log2_value) > MARGIN_NATS)
+    return (1 - LATE_SHARE) * false[0] + LATE_SHARE * (false[1] + false[2]) / 2
 
 
 def add_runs(grid: MixGrid, points: Sequence[Point], suggestions: Sequence[Suggestion]) -> list[Point]:
@@ -267,6 +286,8 @@ def measure(grid: MixGrid, draws: int, with_round: bool) -> Row:
         "largest_ratio": verdict.largest_ratio,
         "true_nats": true,
     }
+    if verdict.outcome == "holds" and verdict.transferred_log2 is not None:
+        row["expected_false"] = expect_false_hold(grid, verdict.transferred_log2)
     if with_round and verdict.outcome == "cannot_tell" and verdict.what_to_run:
         spent = sum((point.size / grid.sizes[0]) ** 2 for point in points)
         after = judge(add_runs(grid, points, verdict.what_to_run), grid.question, draws=draws)
@@ -298,6 +319,13 @@ def share_with_interval(flags: Sequence[bool]) -> dict[str, Any]:
     return {"value": float(np.mean(flags)), "interval": [low, high], "num": len(flags), "count": int(np.sum(flags))}
 
 
+def mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
+    """Return a mean with its 90 % bootstrap interval over grids."""
+    drawn = np.random.default_rng(0).choice(np.array(values), size=(NUM_BOOTSTRAP, len(values)))
+    low, high = np.quantile(drawn.mean(axis=1), [0.05, 0.95]).tolist()
+    return {"value": statistics.fmean(values), "interval": [low, high], "num": len(values)}
+
+
 def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
     """Return a median with its 90 % bootstrap interval over grids."""
     if not values:
@@ -317,9 +345,14 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "num_grids": len(rows),
         "false_holds": share_with_interval([row.false for row in holds]),
+        "expected_false_holds": mean_with_interval([row.expected_false or 0.0 for row in holds]),
+        "num_late": sum(row.late for row in rows),
         "by_ratio": {
             name: {
                 "false_holds": share_with_interval([row.false for row in group if row.outcome == "holds"]),
+                "expected_false_holds": mean_with_interval(
+                    [row.expected_false or 0.0 for row in group if row.outcome == "holds"] or [0.0]
+                ),
                 "cannot_tell": share_with_interval([row.outcome == "cannot_tell" for row in group]),
                 "covered": share_with_interval([row.covered for row in group if row.covered is not None]),
             }
